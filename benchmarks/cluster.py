@@ -23,13 +23,13 @@ import numpy as np
 from distributed.deploy.subprocess import SubprocessCluster
 from onnx import TensorProto, helper
 
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.kinds import request_for
-from onnxq.evidence.observing import Observers
-from onnxq.execution.cluster import Cluster
-from onnxq.execution.runner import collect
-from onnxq.samples.inputs import Sample
-from onnxq.samples.stretches import Stretch
+from onnxq.calibration.cluster import Cluster
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.kinds import request_for
+from onnxq.calibration.observing import Observers
+from onnxq.calibration.runner import collect
+from onnxq.data.inputs import Sample
+from onnxq.data.stretches import Stretch
 
 SAMPLE_BYTES = 5 * 10**6
 CLIENT_BYTES = 500 * 10**6
@@ -99,7 +99,7 @@ def simulate(tensors: int, seconds: float) -> None:
     """Let this process take so long for each sample, and give all samples evidence of one size."""
     import sys as system
 
-    import onnxq.execution.leases
+    import onnxq.calibration.leases
 
     # What a worker unpickles of this script is named after the main module.
     system.modules["__main__"].__dict__.setdefault("numbers", numbers)
@@ -122,7 +122,7 @@ def simulate(tensors: int, seconds: float) -> None:
     observers.add("t0", values)
     one = Evidence((), observers.statistics())
     # The very name that leases look up.
-    vars(onnxq.execution.leases)["observe_shard"] = observed
+    vars(onnxq.calibration.leases)["observe_shard"] = observed
 
 
 def sent(dask_worker: Any) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.modelfile.versions import NEWEST_IR_VERSION, NEWEST_OPSET
+from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET
 
 # Anything that imports onnxruntime is imported in the children only: its threads do not survive a fork.
 
@@ -307,7 +307,7 @@ def judge(case: Case, scheme: str) -> Result:
 
 def _outputs(path: Path, samples: Sequence[Values]) -> list[Any] | None:
     """Return all outputs of all samples, sequences flattened, or None when onnxruntime refuses."""
-    from onnxq.runtime import open_session, run
+    from onnxq.runtime.sessions import open_session, run
 
     try:
         session = open_session(path)

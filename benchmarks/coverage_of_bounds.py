@@ -28,20 +28,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data import Data
-from onnxq.encoding.recipe import Recipe
-from onnxq.judging.agreement import agreement_of
-from onnxq.judging.bounds import lower_bound
-from onnxq.judging.trust import trust
+from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.data import Data
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.evaluation.agreement import agreement_of
+from onnxq.evaluation.bounds import lower_bound
+from onnxq.evaluation.trust import trust
+from onnxq.ir import load
 from onnxq.lowering import Emit
-from onnxq.modelfile import load
 from onnxq.planning.plan import Demotion
-from onnxq.presets import PRESETS
-from onnxq.progress import silent
-from onnxq.scheme import Mode
-from onnxq.targets import DEFAULT_TARGET, target_named
-from onnxq.trials import Trials
-from onnxq.workbench import open_workbench
+from onnxq.runtime.targets import DEFAULT_TARGET, target_named
+from onnxq.search.trials import Trials
+from onnxq.search.workbench import open_workbench
+from onnxq.system.progress import silent
 
 Floats: TypeAlias = NDArray[np.float64]
 Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], tuple[Floats, Floats]]

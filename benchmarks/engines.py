@@ -38,14 +38,14 @@ import onnx
 from processes import keep_bytecode
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
-from onnxq.engines.engine import Engine
-from onnxq.engines.table import open_engine
+from onnxq.data.data import evenly, open_samples
+from onnxq.data.inputs import Sample, model_inputs
 from onnxq.errors import OnnxqError
-from onnxq.judging.agreement import agreement_of
-from onnxq.judging.latency import Latency, measure_latencies
-from onnxq.samples.data import evenly, open_samples
-from onnxq.samples.inputs import Sample, model_inputs
-from onnxq.targets import DEFAULT_TARGET
+from onnxq.evaluation.agreement import agreement_of
+from onnxq.evaluation.latency import Latency, measure_latencies
+from onnxq.runtime.engine import Engine
+from onnxq.runtime.table import open_engine
+from onnxq.runtime.targets import DEFAULT_TARGET
 
 ENGINES = {"openvino": "openvino-f32", "onnxruntime-node": "onnxruntime-node", "onnxruntime-web": "onnxruntime-web"}
 ALLOWED, AGREEING = 3.0, 50.0
@@ -208,7 +208,7 @@ def main() -> None:
         print(*table(given.into), "", *(wrong := list(faults(given.into))), sep="\n")
         sys.exit(int(bool(wrong)))
     if given.what == "make":
-        keep_bytecode(given.into, "onnxq.searching.attempts")
+        keep_bytecode(given.into, "onnxq.search.attempts")
     for model in given.models:
         data = Path(given.data.format(model.stem))
         if given.what == "presets":

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from onnxq import PRESETS, quantize
-from onnxq.budget import Budget
-from onnxq.judging.agreement import Agreement, agreement_of
-from onnxq.judging.goal import Goal
+from onnxq.evaluation.agreement import Agreement, agreement_of
+from onnxq.evaluation.goal import Goal
 from onnxq.report import Report
-from onnxq.runtime import Array, open_session, output_names, run
+from onnxq.runtime.sessions import Array, open_session, output_names, run
+from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parent.parent / "models"
 BATCH = 500

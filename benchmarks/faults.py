@@ -33,7 +33,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from onnxq.publish import remove_abandoned
+from onnxq.system.publish import remove_abandoned
 
 MODELS = Path(__file__).parents[1] / "models"
 SAMPLES = 8

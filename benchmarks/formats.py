@@ -26,18 +26,18 @@ import numpy as np
 import onnx
 
 from onnxq import dequantize, quantize
-from onnxq.budget import Budget
-from onnxq.data import Data
-from onnxq.judging.agreement import compare_files
-from onnxq.judging.goal import Goal
-from onnxq.judging.verify import measure_latency
-from onnxq.modelfile import load
-from onnxq.onnx_tools import skeleton
-from onnxq.presets import PRESETS
-from onnxq.runtime import open_session, run
-from onnxq.samples.data import evenly, open_samples
-from onnxq.samples.inputs import Sample, model_inputs
-from onnxq.scheme import Mode
+from onnxq.calibration.data import Data
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.data.data import evenly, open_samples
+from onnxq.data.inputs import Sample, model_inputs
+from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.verify import measure_latency
+from onnxq.ir import load
+from onnxq.onnx_api import skeleton
+from onnxq.runtime.sessions import open_session, run
+from onnxq.steps.budget import Budget
 
 TIMED_SAMPLES = 4
 COMPARED_SAMPLES = 2

@@ -113,7 +113,7 @@ def read_damaged(folder: Path, kept: Path, executions: int, seed: int) -> None:
 
     with atheris.instrument_imports(include=["onnxq"]):
         from onnxq.errors import OnnxqError
-        from onnxq.modelfile import load, to_model
+        from onnxq.ir import load, to_model
 
     counts: Counter[str] = Counter()
     path = folder / "model.onnx"

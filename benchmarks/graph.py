@@ -213,7 +213,7 @@ def quantize(*arguments: str) -> None:
 
 def load_and_save(source: str, target: str) -> None:
     """Load a model, save it and print the peak memory of this process."""
-    from onnxq.modelfile import load, save
+    from onnxq.ir import load, save
 
     save(load(source), target)
     _print_peak()

@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 import click
 
 import onnxq
-from onnxq.judging.verify import Timer, verify
-from onnxq.modelfile import load
-from onnxq.onnx_tools import skeleton
-from onnxq.samples.data import evenly, model_inputs, open_samples
+from onnxq.data.data import evenly, model_inputs, open_samples
+from onnxq.evaluation.verify import Timer, verify
+from onnxq.ir import load
+from onnxq.onnx_api import skeleton
 
 MODELS = Path(__file__).parents[1] / "models"
 

@@ -25,11 +25,11 @@ MOST_TIMES, MOST_BESIDE = 2.5, 500
 RUN = """
 import sys
 from pathlib import Path
-from onnxq.modelfile import load
-from onnxq.onnx_tools import skeleton
-from onnxq.runtime import open_session, run
-from onnxq.samples.data import model_inputs, open_samples
-from onnxq.samples.inputs import sample_bytes
+from onnxq.ir import load
+from onnxq.onnx_api import skeleton
+from onnxq.runtime.sessions import open_session, run
+from onnxq.data.data import model_inputs, open_samples
+from onnxq.data.inputs import sample_bytes
 model = Path(sys.argv[1])
 samples = open_samples(sys.argv[2], model_inputs(skeleton(load(model))))
 run(open_session(model), max(samples, key=sample_bytes))

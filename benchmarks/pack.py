@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.encoding.encoders import encode_array
-from onnxq.numbers.formats import FORMATS, Format
-from onnxq.numbers.kernel_blobs import pack_matmul_nbits
-from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.packing import pack
-from onnxq.numbers.spec import Spec
+from onnxq.algorithms.encoders import encode_array
+from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.kernel_blobs import pack_matmul_nbits
+from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.packing import pack
+from onnxq.numerics.spec import Spec
 
 Weight = npt.NDArray[np.float32]
 Work = Callable[[], object]

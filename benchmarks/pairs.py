@@ -19,16 +19,16 @@ from pathlib import Path
 import onnxruntime
 
 from onnxq import PRESETS, Budget, Goal, quantize
-from onnxq.evidence.provenance import instruction_set
-from onnxq.judging.agreement import agreement_of
-from onnxq.modelfile import load
-from onnxq.numbers.pairs import Pairs
-from onnxq.onnx_tools import skeleton
+from onnxq.calibration.provenance import instruction_set
+from onnxq.config.scheme import Granularity, Scheme, Spec
+from onnxq.data.data import open_samples
+from onnxq.data.inputs import model_inputs
+from onnxq.evaluation.agreement import agreement_of
+from onnxq.ir import load
+from onnxq.numerics.pairs import Pairs
+from onnxq.onnx_api import skeleton
 from onnxq.planning.plan import Plan
-from onnxq.runtime import open_session, run
-from onnxq.samples.data import open_samples
-from onnxq.samples.inputs import model_inputs
-from onnxq.scheme import Granularity, Scheme, Spec
+from onnxq.runtime.sessions import open_session, run
 
 INT8 = PRESETS["int8"]
 SEVEN = replace(INT8, rules=tuple(replace(one, weight=Spec("int8-7bit", Granularity.CHANNEL)) for one in INT8.rules))

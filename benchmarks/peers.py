@@ -28,13 +28,13 @@ from pathlib import Path
 import onnxruntime
 from processes import keep_bytecode
 
+from onnxq.data.data import evenly, open_samples
+from onnxq.data.inputs import model_inputs
 from onnxq.errors import OnnxqError
-from onnxq.judging.agreement import compare_files
-from onnxq.judging.verify import measure_latency
-from onnxq.modelfile import load
-from onnxq.onnx_tools import skeleton
-from onnxq.samples.data import evenly, open_samples
-from onnxq.samples.inputs import model_inputs
+from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.verify import measure_latency
+from onnxq.ir import load
+from onnxq.onnx_api import skeleton
 
 PACKAGES = (f"onnxruntime=={onnxruntime.__version__}", "onnx", "sympy", "nncf")
 CACHE = Path.home() / ".cache" / "onnxq-benchmarks" / "quantizers"
@@ -132,7 +132,7 @@ def main() -> None:
     python = environment(options.peers.absolute())
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.searching.attempts")
+        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
         for model, data in cases:
             for tool, command in commands(python, model, data / "calib"):
                 rows.append(judge(tool, command, model, data / "eval", options))

@@ -17,22 +17,22 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.encoding.recipe import USUAL
+from onnxq.algorithms.recipe import USUAL
+from onnxq.config.presets import preset_named
+from onnxq.config.scheme import Mode
+from onnxq.data.data import evenly, open_samples
+from onnxq.data.inputs import model_inputs
+from onnxq.ir import load
 from onnxq.lowering import Emit
-from onnxq.modelfile import load
-from onnxq.numbers.ratios import decibels
-from onnxq.onnx_tools import skeleton
+from onnxq.numerics.ratios import decibels
+from onnxq.onnx_api import skeleton
 from onnxq.planning.plan import Demotion
-from onnxq.presets import preset_named
-from onnxq.progress import silent
-from onnxq.samples.data import evenly, open_samples
-from onnxq.samples.inputs import model_inputs
-from onnxq.scheme import Mode
-from onnxq.searching.noises import likely_shares, measure_noises, worst
-from onnxq.switchboard import Switchboard
-from onnxq.targets import target_named
-from onnxq.trials import Trials
-from onnxq.workbench import open_workbench
+from onnxq.runtime.targets import target_named
+from onnxq.search.noises import likely_shares, measure_noises, worst
+from onnxq.search.switchboard import Switchboard
+from onnxq.search.trials import Trials
+from onnxq.search.workbench import open_workbench
+from onnxq.system.progress import silent
 
 SAMPLES = 16
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 PLUGIN = """
-from onnxq.evidence.value_range import Range
+from onnxq.calibration.value_range import Range
 
 
 class Thirds:

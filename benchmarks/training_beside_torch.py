@@ -25,7 +25,7 @@ from torch.ao import quantization
 
 import onnxq
 from onnxq import Budget, Goal, quantize
-from onnxq.runtime import Array
+from onnxq.runtime.sessions import Array
 from onnxq.training import convert, prepare
 
 BATCH = 32

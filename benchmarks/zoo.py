@@ -27,13 +27,12 @@ from typing import Any
 from onnx import TensorProto
 from processes import inference_seconds, keep_bytecode
 
-from onnxq.graph import constants, onnx_dtype
-from onnxq.judging.agreement import compare_files
-from onnxq.judging.verify import measure_latency
-from onnxq.modelfile import load
-from onnxq.onnx_tools import skeleton
-from onnxq.samples.data import evenly, open_samples
-from onnxq.samples.inputs import model_inputs
+from onnxq.data.data import evenly, open_samples
+from onnxq.data.inputs import model_inputs
+from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.verify import measure_latency
+from onnxq.ir import constants, load, onnx_dtype
+from onnxq.onnx_api import skeleton
 
 TIMED_SAMPLES = 4
 PLAIN = {"static": "int8", "dynamic": "int8-dynamic"}
@@ -91,7 +90,7 @@ def main() -> None:
     print("|" + "---|" * len(header))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.searching.attempts")
+        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
         for path in models:
             data = _samples(options.data, path.stem)
             row = judge(path, data, threads, options.seconds, further)

@@ -12,57 +12,51 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     __version__: str
 
-    from onnxq.budget import Budget
-    from onnxq.calibrating import calibrate
+    from onnxq.calibration.data import Data
+    from onnxq.calibration.entropy import Entropy
+    from onnxq.calibration.evidence import Evidence
+    from onnxq.calibration.histogram_search import HistogramSearch
+    from onnxq.calibration.range_table import Auto
+    from onnxq.calibration.ranges import Fixed, MinMax, MovingAverage, Percentile
+    from onnxq.calibration.resume import Collection
+    from onnxq.calibration.squared_error import MeanSquaredError
+    from onnxq.calibration.storage import load_statistics, save_statistics
+    from onnxq.calibration.workers import Processes
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.data import Data
-    from onnxq.dequantization import dequantize
-    from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, OutputError, PassError, SchemeError
-    from onnxq.evidence.entropy import Entropy
-    from onnxq.evidence.evidence import Evidence
-    from onnxq.evidence.histogram_search import HistogramSearch
-    from onnxq.evidence.range_table import Auto
-    from onnxq.evidence.ranges import Fixed, MinMax, MovingAverage, Percentile
-    from onnxq.evidence.squared_error import MeanSquaredError
-    from onnxq.evidence.storage import load_statistics, save_statistics
-    from onnxq.execution.resume import Collection
-    from onnxq.execution.workers import Processes
-    from onnxq.graph import (
-        Call,
-        Changes,
-        Graph,
-        Match,
-        New,
-        Operators,
-        Pass,
-        Pipeline,
-        RewriteRule,
-        RewriteRules,
-        remove_nodes,
-        replace_uses,
-        scopes,
+    from onnxq.commands.dequantization import dequantize
+    from onnxq.commands.optimization import Optimized, optimize
+    from onnxq.config.presets import PRESETS
+    from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+    from onnxq.config.scheme_file import load_scheme
+    from onnxq.data.images import ImageOptions
+    from onnxq.data.sources.audio import Audio
+    from onnxq.data.sources.source import Source
+    from onnxq.data.sources.text import Text
+    from onnxq.errors import (
+        DataError,
+        EngineError,
+        ModelError,
+        OnnxqError,
+        OutputError,
+        PassError,
+        SchemeError,
     )
-    from onnxq.judging.agreement import compare_files
-    from onnxq.judging.goal import Goal
-    from onnxq.judging.latency_comparison import bench
-    from onnxq.judging.layers import compare_layers
-    from onnxq.judging.metrics import Metric, load_metric
-    from onnxq.modelfile import load, save
-    from onnxq.optimization import Optimized, optimize
+    from onnxq.evaluation.agreement import compare_files
+    from onnxq.evaluation.goal import Goal
+    from onnxq.evaluation.latency_comparison import bench
+    from onnxq.evaluation.layers import compare_layers
+    from onnxq.evaluation.metrics import Metric, load_metric
+    from onnxq.ir import Graph, load, remove_nodes, replace_uses, save, scopes
     from onnxq.pipeline import Quantized, plan, quantize, sensitivity
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
-    from onnxq.preparation import prepare
-    from onnxq.presets import PRESETS
+    from onnxq.preparing.preparation import prepare
+    from onnxq.preparing.rewriting import Verify, run_passes
     from onnxq.report import FidelityError, Report, load_report
-    from onnxq.rewriting import Verify, run_passes
-    from onnxq.samples.images import ImageOptions
-    from onnxq.samples.sources.audio import Audio
-    from onnxq.samples.sources.source import Source
-    from onnxq.samples.sources.text import Text
-    from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
-    from onnxq.scheme_file import load_scheme
-    from onnxq.searching.sensitivity import Sensitivity
+    from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, Pipeline, RewriteRule, RewriteRules
+    from onnxq.search.sensitivity import Sensitivity
+    from onnxq.steps.budget import Budget
+    from onnxq.steps.calibrating import calibrate
     from onnxq.training.pipeline import train
 
 __all__ = [
@@ -143,11 +137,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "onnxq.budget": ("Budget",),
-    "onnxq.calibrating": ("calibrate",),
+    "onnxq.steps.budget": ("Budget",),
+    "onnxq.steps.calibrating": ("calibrate",),
     "onnxq.cli.progress_bars": ("progress_bars",),
-    "onnxq.data": ("Data",),
-    "onnxq.dequantization": ("dequantize",),
+    "onnxq.calibration.data": ("Data",),
+    "onnxq.commands.dequantization": ("dequantize",),
     "onnxq.errors": (
         "DataError",
         "EngineError",
@@ -157,27 +151,26 @@ _HOMES = {
         "PassError",
         "SchemeError",
     ),
-    "onnxq.evidence.entropy": ("Entropy",),
-    "onnxq.evidence.evidence": ("Evidence",),
-    "onnxq.evidence.histogram_search": ("HistogramSearch",),
-    "onnxq.evidence.range_table": ("Auto",),
-    "onnxq.evidence.ranges": (
+    "onnxq.calibration.entropy": ("Entropy",),
+    "onnxq.calibration.evidence": ("Evidence",),
+    "onnxq.calibration.histogram_search": ("HistogramSearch",),
+    "onnxq.calibration.range_table": ("Auto",),
+    "onnxq.calibration.ranges": (
         "Fixed",
         "MinMax",
         "MovingAverage",
         "Percentile",
     ),
-    "onnxq.evidence.squared_error": ("MeanSquaredError",),
-    "onnxq.evidence.storage": (
+    "onnxq.calibration.squared_error": ("MeanSquaredError",),
+    "onnxq.calibration.storage": (
         "load_statistics",
         "save_statistics",
     ),
-    "onnxq.execution.resume": ("Collection",),
-    "onnxq.execution.workers": ("Processes",),
-    "onnxq.graph": (
+    "onnxq.calibration.resume": ("Collection",),
+    "onnxq.calibration.workers": ("Processes",),
+    "onnxq.rewrite": (
         "Call",
         "Changes",
-        "Graph",
         "Match",
         "New",
         "Operators",
@@ -185,23 +178,24 @@ _HOMES = {
         "Pipeline",
         "RewriteRule",
         "RewriteRules",
-        "remove_nodes",
-        "replace_uses",
-        "scopes",
     ),
-    "onnxq.judging.agreement": ("compare_files",),
-    "onnxq.judging.goal": ("Goal",),
-    "onnxq.judging.latency_comparison": ("bench",),
-    "onnxq.judging.layers": ("compare_layers",),
-    "onnxq.judging.metrics": (
+    "onnxq.evaluation.agreement": ("compare_files",),
+    "onnxq.evaluation.goal": ("Goal",),
+    "onnxq.evaluation.latency_comparison": ("bench",),
+    "onnxq.evaluation.layers": ("compare_layers",),
+    "onnxq.evaluation.metrics": (
         "Metric",
         "load_metric",
     ),
-    "onnxq.modelfile": (
+    "onnxq.ir": (
+        "Graph",
         "load",
+        "remove_nodes",
+        "replace_uses",
         "save",
+        "scopes",
     ),
-    "onnxq.optimization": (
+    "onnxq.commands.optimization": (
         "Optimized",
         "optimize",
     ),
@@ -216,30 +210,30 @@ _HOMES = {
         "load_plan",
         "save_plan",
     ),
-    "onnxq.preparation": ("prepare",),
-    "onnxq.presets": ("PRESETS",),
+    "onnxq.preparing.preparation": ("prepare",),
+    "onnxq.config.presets": ("PRESETS",),
     "onnxq.report": (
         "FidelityError",
         "Report",
         "load_report",
     ),
-    "onnxq.rewriting": (
+    "onnxq.preparing.rewriting": (
         "Verify",
         "run_passes",
     ),
-    "onnxq.samples.images": ("ImageOptions",),
-    "onnxq.samples.sources.audio": ("Audio",),
-    "onnxq.samples.sources.source": ("Source",),
-    "onnxq.samples.sources.text": ("Text",),
-    "onnxq.scheme": (
+    "onnxq.data.images": ("ImageOptions",),
+    "onnxq.data.sources.audio": ("Audio",),
+    "onnxq.data.sources.source": ("Source",),
+    "onnxq.data.sources.text": ("Text",),
+    "onnxq.config.scheme": (
         "Granularity",
         "Mode",
         "Rule",
         "Scheme",
         "Spec",
     ),
-    "onnxq.scheme_file": ("load_scheme",),
-    "onnxq.searching.sensitivity": ("Sensitivity",),
+    "onnxq.config.scheme_file": ("load_scheme",),
+    "onnxq.search.sensitivity": ("Sensitivity",),
     "onnxq.training.pipeline": ("train",),
 }
 

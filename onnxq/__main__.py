@@ -10,7 +10,7 @@ def main() -> None:
     # Products of Gram matrices are many, small, and asked for by several threads at once, where threads that each
     # starts of its own keep others waiting: three times the processor time. It has to be said before numpy is there.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from onnxq.isolation import run_isolated
+    from onnxq.system.isolation import run_isolated
 
     run_isolated(_command_line)
 

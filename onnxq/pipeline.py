@@ -9,26 +9,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxq.budget import Budget
-from onnxq.data import Data, SamplesLike
-from onnxq.deadline import Deadline
-from onnxq.engines.measuring import engine_of
+from onnxq.calibration.data import Data, SamplesLike
+from onnxq.config.scheme import Scheme
 from onnxq.errors import OnnxqError, SchemeError
+from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.failures import collected_failures, note_failure, tolerated
-from onnxq.forms import hopeless_forms, slowed_by_forms
-from onnxq.graph import Graph
-from onnxq.isolation import allow_another_try, earlier_crashes
-from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.named_passes import Step
-from onnxq.opening import Model, checked_output, opened, rewritten
+from onnxq.ir import Graph
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_plan
-from onnxq.publish import staging
+from onnxq.preparing.named_passes import Step
+from onnxq.preparing.preparation import check_plan
 from onnxq.report import Report, check_fidelity, check_gain, check_speed
 from onnxq.report.machine import Stopwatch
-from onnxq.reporting import reported
-from onnxq.scheme import Scheme
-from onnxq.steps import (
+from onnxq.runtime.measuring import engine_of
+from onnxq.runtime.targets import DEFAULT_TARGET, target_named
+from onnxq.search.workbench import Workbench
+from onnxq.steps.budget import Budget
+from onnxq.steps.forms import hopeless_forms, slowed_by_forms
+from onnxq.steps.opening import Model, checked_output, opened, rewritten
+from onnxq.steps.reporting import reported
+from onnxq.steps.steps import (
     Evidenced,
     Prepared,
     Settled,
@@ -43,13 +42,14 @@ from onnxq.steps import (
     steps_to_leave_out,
     tried,
 )
-from onnxq.targets import DEFAULT_TARGET, target_named
-from onnxq.wanted import Wanted
-from onnxq.workbench import Workbench
+from onnxq.steps.wanted import Wanted
+from onnxq.system.deadline import Deadline
+from onnxq.system.isolation import allow_another_try, earlier_crashes
+from onnxq.system.publish import staging
 
 if TYPE_CHECKING:
-    from onnxq.explanation import Explanation
-    from onnxq.searching.sensitivity import Sensitivity
+    from onnxq.report.explanation import Explanation
+    from onnxq.search.sensitivity import Sensitivity
 
 _LOG = logging.getLogger(__name__)
 # The first crash leaves out the search, and the second the prepared graph.
@@ -188,7 +188,7 @@ def carried_out(
     searched = budget.effort is not None and wanted.replay is None
     with engine or nullcontext(), staging(output) as folder, collected_failures() as failures:
         if goal.prefers_size:
-            from onnxq.searching.coarser import COARSER_OPSET
+            from onnxq.search.coarser import COARSER_OPSET
 
             wanted = replace(wanted, least=COARSER_OPSET)
         ready = prepared(model, wanted, folder, output, budget, engine)
@@ -320,7 +320,7 @@ def sensitivity(
         EngineError: the engine that was asked for is not installed, or fails.
         PassError: one of your passes fails.
     """
-    from onnxq.searching.sensitivity import measure_sensitivity
+    from onnxq.search.sensitivity import measure_sensitivity
 
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     if budget.effort is None:
@@ -384,7 +384,7 @@ def explain(
     Raises:
         ModelError: there is no such node; the message suggests the nearest one.
     """
-    from onnxq.explanation import explain_plan
+    from onnxq.report.explanation import explain_plan
 
     with _planned(model, Wanted.of(scheme, target, prepare)) as (bench, found):
         became = (name for name, origins in bench.making.origins.items() if node in dict(origins))

@@ -15,9 +15,9 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
 
-from onnxq.graph import Pass
+from onnxq.rewrite import Pass
 
-FOLDERS = ("canonical", "prepare", "place", "dequantize")
+FOLDERS = ("canonical", "prepare", "quantize", "dequantize")
 """Where passes stand."""
 
 

@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.graph import Graph, Node, Variable, constant
-from onnxq.modelfile import to_model
-from onnxq.runtime import open_session, run
+from onnxq.ir import Graph, Node, Variable, constant, to_model
+from onnxq.runtime.sessions import open_session, run
 
 Array = NDArray[Any]
 

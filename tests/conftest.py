@@ -14,19 +14,18 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper, parser
 
-from onnxq.budget import Budget
-from onnxq.evidence.ranges import MinMax
-from onnxq.graph import Graph
-from onnxq.judging.goal import Goal
-from onnxq.modelfile import read_model
+from onnxq.calibration.ranges import MinMax
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Scheme
+from onnxq.evaluation.goal import Goal
+from onnxq.ir import Graph, read_model
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.runtime import open_session
-from onnxq.scheme import Scheme
-from onnxq.targets import TARGETS
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.sessions import open_session
+from onnxq.runtime.targets import TARGETS
+from onnxq.steps.budget import Budget
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)
@@ -215,7 +214,7 @@ def looping(build: Callable[..., ModelProto]) -> ModelProto:
 @pytest.fixture
 def large(perceptron: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a model whose external data counts as large."""
-    monkeypatch.setattr("onnxq.large_models._LARGE", 2000)
+    monkeypatch.setattr("onnxq.ir.large_models._LARGE", 2000)
     copy = onnx.ModelProto()
     copy.CopyFrom(perceptron)
     onnx.save(copy, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Plan
-from onnxq.scheme import Mode
 
 KERNEL = (8, 8, 3, 3)
 PADS = "<pads = [1,1,1,1]>"

@@ -14,10 +14,10 @@ from onnxruntime.quantization import (
     CalibrationDataReader,
 )
 
-from onnxq.dequantization import dequantize
-from onnxq.graph import Graph, constants, scopes
-from onnxq.operators import ALREADY_QUANTIZED
-from onnxq.runtime import open_session, run
+from onnxq.commands.dequantization import dequantize
+from onnxq.ir import Graph, constants, scopes
+from onnxq.ops import ALREADY_QUANTIZED
+from onnxq.runtime.sessions import open_session, run
 
 Array = NDArray[Any]
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.graph import Changes, Graph, Node, Pass, scopes
-from onnxq.modelfile import as_graph, to_model
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import Graph, Node, as_graph, scopes, to_model
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import NameNodes
-from onnxq.runtime import open_session, run
+from onnxq.rewrite import Changes, Pass
+from onnxq.runtime.sessions import open_session, run
 
 Array = npt.NDArray[Any]
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxq.config.scheme import Mode
 from onnxq.report import Report
-from onnxq.scheme import Mode
 
 STATIC, STORAGE = Mode.STATIC, Mode.STORAGE
 IDLE = "computes in float from int8-narrow weights: its body did not run on any sample"

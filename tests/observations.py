@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.evidence.evidence import Evidence, TensorEvidence
-from onnxq.evidence.histogram import HISTOGRAM_ELEMENTS
-from onnxq.evidence.observing import Observers, observe
-from onnxq.evidence.requests import Option, Request
-from onnxq.evidence.statistic import Statistic
-from onnxq.numbers.spec import Spec
+from onnxq.calibration.evidence import Evidence, TensorEvidence
+from onnxq.calibration.histogram import HISTOGRAM_ELEMENTS
+from onnxq.calibration.observing import Observers, observe
+from onnxq.calibration.requests import Option, Request
+from onnxq.calibration.statistic import Statistic
+from onnxq.numerics.spec import Spec
 
 AFFINE = Spec("uint8", symmetric=False)
 """What data gets by default."""

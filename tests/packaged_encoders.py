@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from onnxq import extensions
-from onnxq.encoding.compensating import Sums, Terms, sums_of
-from onnxq.encoding.encoders import ENCODERS, Encoder
-from onnxq.graph import Node
-from onnxq.numbers.numerics import Parameters, QTensor
+from onnxq.algorithms.compensating import Sums, Terms, sums_of
+from onnxq.algorithms.encoders import ENCODERS, Encoder
+from onnxq.config.scheme import ENTRY_POINTS, packaged_encoder
+from onnxq.ir import Node
+from onnxq.numerics.numerics import Parameters, QTensor
 from onnxq.planning.plan import Weight
-from onnxq.scheme import ENTRY_POINTS, packaged_encoder
+from onnxq.system import extensions
 
 NEAREST, CANCELLING = ENCODERS["minmax"], ENCODERS["compensated"]
 

@@ -16,7 +16,7 @@ needs_locks = pytest.mark.skipif(not hasattr(os, "fork"), reason="folders cannot
 WRITE = """
     import os, sys
     from pathlib import Path
-    from onnxq.publish import data_file, publish, staging
+    from onnxq.system.publish import data_file, publish, staging
 
     def write(output, text):
         with staging(output) as folder:

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from onnxq.accuracy.refining import Gain
-from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.gate import Judged
-from onnxq.judging.layers import Layer, Layers, SampleNoise
-from onnxq.judging.verify import Kernels, Latency
-from onnxq.judging.worst_places import Place, WorstPlace
+from onnxq.config.scheme import Mode, Spec
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
+from onnxq.evaluation.gate import Judged
+from onnxq.evaluation.layers import Layer, Layers, SampleNoise
+from onnxq.evaluation.verify import Kernels, Latency
+from onnxq.evaluation.worst_places import Place, WorstPlace
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report
 from onnxq.report.machine import Machine, Stage
 from onnxq.report.observed import TensorValues, WeightChannels
 from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
-from onnxq.scheme import Mode, Spec
-from onnxq.searching.regions import NodeTime, Region
-from onnxq.searching.search import NodeNoise, Point
+from onnxq.search.refining import Gain
+from onnxq.search.regions import NodeTime, Region
+from onnxq.search.search import NodeNoise, Point
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
 REPORT = Report(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from onnxq.encoding.codes import encode
-from onnxq.encoding.recipe import Recipe
-from onnxq.encoding.sequential_bias import rounded_by
-from onnxq.evidence.evidence import Evidence
-from onnxq.execution.stage import stages
+from onnxq.algorithms.codes import encode
+from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.sequential_bias import rounded_by
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.stage import stages
+from onnxq.data.inputs import Sample
 from onnxq.planning.plan import Plan
-from onnxq.runtime import Array, open_session, run
-from onnxq.samples.inputs import Sample
-from onnxq.workbench import Workbench
+from onnxq.runtime.sessions import Array, open_session, run
+from onnxq.search.workbench import Workbench
 
 
 def both_outputs(

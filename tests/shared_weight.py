@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.graph import Graph
-from onnxq.modelfile import as_graph
-from onnxq.numbers.numerics import Parameters
+from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.ir import Graph, as_graph
+from onnxq.numerics.numerics import Parameters
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
-from onnxq.scheme import Granularity, Mode, Spec
 
 Build = Callable[..., ModelProto]
 CHANNELS = Spec("int8-narrow", Granularity.CHANNEL)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, parser
 
-from onnxq.graph import Graph
-from onnxq.modelfile import read_model
+from onnxq.ir import Graph, read_model
 
 BRANCHING = """g (float[4] x, bool c) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {
   [scale] h = Mul(x, w)

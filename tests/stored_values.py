@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from onnxq.graph.data_types import is_known
+from onnxq.ir.data_types import is_known
 
 NUMBERS = [
     value for name, value in TensorProto.DataType.items() if name not in ("UNDEFINED", "STRING") and is_known(value)

@@ -11,16 +11,16 @@ import pytest
 from models_with_bodies import BRANCHES, IDLE, IMAGE, KERNEL, PADS, STATIC, STORAGE, checked, varied
 from onnx import parser
 
-from onnxq.budget import Budget
-from onnxq.calibrating import calibrate
-from onnxq.data import Data
+from onnxq.calibration.data import Data
+from onnxq.calibration.storage import load_statistics, save_statistics
+from onnxq.calibration.value_range import Range
+from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
-from onnxq.evidence.storage import load_statistics, save_statistics
-from onnxq.evidence.value_range import Range
 from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.runtime import open_session
-from onnxq.scheme import Mode
+from onnxq.runtime.sessions import open_session
+from onnxq.steps.budget import Budget
+from onnxq.steps.calibrating import calibrate
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from quantized_at_random import float_model, quantized_at_random, samples_of
 
-from onnxq.dequantization import dequantize
-from onnxq.operators import ALREADY_QUANTIZED
-from onnxq.runtime import open_session, run
+from onnxq.commands.dequantization import dequantize
+from onnxq.ops import ALREADY_QUANTIZED
+from onnxq.runtime.sessions import open_session, run
 
 WITHIN = {8: 0.2, 16: 0.01}
 """Rounding of the five to twelve activations of a model, by the bits that they have, relative to the largest answer."""

@@ -22,15 +22,15 @@ from recipe_models import put_recipes
 from reports import FULL
 
 import onnxq
+from onnxq.calibration.kinds import ENTRY_POINTS as STATISTICS
+from onnxq.calibration.range_table import ENTRY_POINTS as RANGES
 from onnxq.cli.main import cli
-from onnxq.engines.table import ENTRY_POINTS as ENGINES
-from onnxq.evidence.kinds import ENTRY_POINTS as STATISTICS
-from onnxq.evidence.range_table import ENTRY_POINTS as RANGES
-from onnxq.named_passes import ENTRY_POINTS as PASSES
-from onnxq.samples.sources.table import ENTRY_POINTS as SOURCES
-from onnxq.scheme import ENTRY_POINTS as ENCODERS
-from onnxq.scheme import packaged_encoder
-from onnxq.scheme_file import load_scheme
+from onnxq.config.scheme import ENTRY_POINTS as ENCODERS
+from onnxq.config.scheme import packaged_encoder
+from onnxq.config.scheme_file import load_scheme
+from onnxq.data.sources.table import ENTRY_POINTS as SOURCES
+from onnxq.preparing.named_passes import ENTRY_POINTS as PASSES
+from onnxq.runtime.table import ENTRY_POINTS as ENGINES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -148,7 +148,7 @@ def package_of(document: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def installed(**wanted: str) -> EntryPoints:
         return EntryPoints(one for one in entries if hasattr(package, one.attr)).select(**wanted)
 
-    monkeypatch.setattr("onnxq.extensions.entry_points", installed)
+    monkeypatch.setattr("onnxq.system.extensions.entry_points", installed)
     packaged_encoder.cache_clear()
     return package
 

@@ -20,12 +20,12 @@ from onnxq import (
     load_statistics,
     save_plan,
 )
+from onnxq.calibration.ranges import Fixed, Percentile
+from onnxq.calibration.workers import Processes
+from onnxq.data.inputs import Input, check_signature
 from onnxq.errors import DataError, SchemeError
-from onnxq.evidence.ranges import Fixed, Percentile
-from onnxq.execution.workers import Processes
-from onnxq.named_passes import as_passes
-from onnxq.numbers.spec import Spec
-from onnxq.samples.inputs import Input, check_signature
+from onnxq.numerics.spec import Spec
+from onnxq.preparing.named_passes import as_passes
 
 
 @pytest.mark.parametrize("name", ["DataError", "ModelError", "OutputError", "SchemeError"])

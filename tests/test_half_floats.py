@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxq.budget import Budget
+from onnxq.config.scheme import Mode
 from onnxq.pipeline import plan
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.scheme import Mode
+from onnxq.steps.budget import Budget
 
 CNN = """(float16[1,3,16,16] x) => (float16[1,10] y) {
     a = Conv <pads = [1,1,1,1]> (x, w0, b0) b = BatchNormalization(a, scale, shift, mean, variance) c = Relu(b)
@@ -95,7 +95,7 @@ def test_the_search_is_judged_by_the_model_of_the_user(cnn: ModelProto, quantize
 
 
 def test_what_stays_float_takes_16_bits(transformer: ModelProto, quantize_to, tmp_path: Path) -> None:
-    from onnxq.presets import PRESETS
+    from onnxq.config.presets import PRESETS
 
     scheme = PRESETS["int8"].excluding("re:MatMul_[uz]", "re:Gather.*")
     report = quantize_to(transformer, tmp_path / "m", scheme=scheme, samples=sentences()).report

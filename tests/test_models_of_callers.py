@@ -13,8 +13,8 @@ from conftest import Build
 from onnx import ModelProto
 
 import onnxq
-from onnxq.graph import Changes, Graph, Pass, scopes
-from onnxq.modelfile import read_model, to_model
+from onnxq.ir import Graph, read_model, scopes, to_model
+from onnxq.rewrite import Changes, Pass
 
 MODEL = """(float[N,16] x, bool c) => (float[N,16] y) {
     one = Constant <value = float {2}> ()

@@ -29,13 +29,13 @@ from odd_models import (
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from onnxq import quantize
-from onnxq.budget import Budget
+from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.judging.agreement import compare
-from onnxq.judging.reference import Reference
-from onnxq.judging.views import Views
+from onnxq.evaluation.agreement import compare
+from onnxq.evaluation.reference import Reference
+from onnxq.evaluation.views import Views
 from onnxq.planning.plan import Plan
-from onnxq.scheme import Mode
+from onnxq.steps.budget import Budget
 
 Case = Callable[[], ModelProto]
 

@@ -12,19 +12,19 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from searching.timed_models import let_integers_be_fast
+from search.timed_models import let_integers_be_fast
 
-from onnxq.budget import Budget
-from onnxq.data import Data
+from onnxq.calibration.data import Data
+from onnxq.calibration.ranges import MinMax
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError
-from onnxq.evidence.ranges import MinMax
-from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.judging.latency import Latency
+from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
+from onnxq.evaluation.latency import Latency
 from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan import METADATA_KEY
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode
-from onnxq.steps import Settled, settled
+from onnxq.steps.budget import Budget
+from onnxq.steps.steps import Settled, settled
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -34,7 +34,7 @@ NAMES = ("gru", "mobilenet", "resnet", "vit")
 
 def accuracy(path: Path) -> float:
     """Share of the labelled test images that a model classifies rightly."""
-    from onnxq.runtime import open_session, run
+    from onnxq.runtime.sessions import open_session, run
 
     images = np.load(MODELS / "data" / "test.npz")["image"]
     labels = np.load(MODELS / "data" / "test-labels.npy")
@@ -186,7 +186,7 @@ def test_the_opset_is_left_alone_when_only_weights_are_stored(tmp_path: Path) ->
 
 
 def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq.judging import latency
+    from onnxq.evaluation import latency
 
     let_integers_be_fast(monkeypatch)
     # Whatever was measured in the end counts as slower, also after the search has left some nodes out.

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq.budget import Budget
-from onnxq.calibrating import calibrate
-from onnxq.data import Data
-from onnxq.evidence.value_range import Range
-from onnxq.graph import Changes, Graph, Pass
-from onnxq.judging.goal import Goal
+from onnxq.calibration.data import Data
+from onnxq.calibration.value_range import Range
+from onnxq.evaluation.goal import Goal
+from onnxq.ir import Graph
 from onnxq.pipeline import plan, quantize
 from onnxq.report import FidelityError
+from onnxq.rewrite import Changes, Pass
+from onnxq.steps.budget import Budget
+from onnxq.steps.calibrating import calibrate
 
 UNSEARCHED = Budget(search="off", latency=0)
 

@@ -10,15 +10,15 @@ import pytest
 from conftest import Build
 from onnx import ModelProto, TensorProto, helper
 
-from onnxq.budget import Budget
-from onnxq.data import Data
+from onnxq.calibration.data import Data
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.errors import DataError, ModelError, OutputError, SchemeError
-from onnxq.judging.goal import Goal
+from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import plan, quantize
-from onnxq.presets import PRESETS
 from onnxq.report import FidelityError
-from onnxq.scheme import Mode, Rule, Scheme
-from onnxq.workbench import Workbench
+from onnxq.search.workbench import Workbench
+from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"

@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from stored_values import initializers
 
-from onnxq.runtime import open_session, run
-from onnxq.scheme import Mode
+from onnxq.config.scheme import Mode
+from onnxq.runtime.sessions import open_session, run
 
 PADS = "<pads = [1,1,1,1]>"
 KERNEL = (8, 8, 3, 3)

@@ -13,12 +13,12 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.budget import Budget
 from onnxq.errors import ModelError
-from onnxq.modelfile import load, read_model
+from onnxq.ir import load, read_model
 from onnxq.pipeline import plan, quantize
-from onnxq.preparation import prepare
-from onnxq.runtime import open_session, run
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.sessions import open_session, run
+from onnxq.steps.budget import Budget
 
 # --- models that are quantized already, options, files ---------------------------------------------------------------
 
@@ -105,7 +105,7 @@ def test_a_model_in_memory_is_not_changed(residual: ModelProto, samples_for) -> 
 
 
 def test_preparing_twice_changes_nothing_more(residual: ModelProto) -> None:
-    from onnxq.modelfile import to_model
+    from onnxq.ir import to_model
 
     once = to_model(prepare(read_model(residual)))
     assert to_model(prepare(read_model(once))).SerializeToString(deterministic=True) == once.SerializeToString(

@@ -12,14 +12,14 @@ import pytest
 from observations import AFFINE, wanted
 from stored_values import initializers
 
-from onnxq.budget import Budget
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.calibration.runner import collect
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.ranges import MinMax, Percentile
-from onnxq.execution.runner import collect
 from onnxq.pipeline import quantize
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode
+from onnxq.steps.budget import Budget
 
 PADS = "<pads = [1,1,1,1]>"
 KERNEL = (8, 8, 3, 3)

@@ -9,8 +9,8 @@ import pytest
 from node_packages import PLACE
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
-from onnxq.engines.table import open_engine
 from onnxq.errors import EngineError, SchemeError
+from onnxq.runtime.table import open_engine
 
 MODELS = Path(__file__).parents[1] / "models"
 CALIB = MODELS / "data" / "calib.npz"

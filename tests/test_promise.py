@@ -18,17 +18,16 @@ import pytest
 from onnx import ModelProto
 
 from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, quantize
-from onnxq.accuracy import choosers
+from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, RunError, SchemeError
+from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.verify import Timer
 from onnxq.failures import collected_failures, tolerated
-from onnxq.graph import Tensor
-from onnxq.judging.latency import Latency
-from onnxq.judging.verify import Timer
+from onnxq.ir import Tensor
 from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.report import FidelityError, Report
-from onnxq.scheme import Mode
-from onnxq.searching import attempts
-from onnxq.trials import Trials
+from onnxq.search import attempts, choosers
+from onnxq.search.trials import Trials
 
 Quick = Callable[..., Report]
 
@@ -63,11 +62,11 @@ def test_outside_of_a_run_errors_are_raised() -> None:
 @pytest.mark.parametrize(
     ("place", "part"),
     [
-        ("onnxq.searching.frontier.find_fastest", "the search for the fastest plan"),
-        ("onnxq.steps.units", "the look at unused units"),
-        ("onnxq.reporting._ran", "the look at kernels"),
-        ("onnxq.searching.choosing.Chooser.affordable", "the search for factors of channels that cost no time"),
-        ("onnxq.accuracy.choosers.CHOOSERS", "accuracy method 'bias'"),
+        ("onnxq.search.frontier.find_fastest", "the search for the fastest plan"),
+        ("onnxq.steps.steps.units", "the look at unused units"),
+        ("onnxq.steps.reporting._ran", "the look at kernels"),
+        ("onnxq.search.choosing.Chooser.affordable", "the search for factors of channels that cost no time"),
+        ("onnxq.search.choosers.CHOOSERS", "accuracy method 'bias'"),
     ],
 )
 def test_a_part_that_fails_is_left_out_and_reported(
@@ -149,7 +148,7 @@ class NegateRelu(RewriteRule):
 
 
 def test_a_rule_that_changes_outputs_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq import preparation
+    from onnxq.preparing import preparation
 
     known = preparation.passes_of
     monkeypatch.setattr(preparation, "passes_of", lambda name: {**known(name), "NegateRelu": NegateRelu})
@@ -169,7 +168,7 @@ class RaiseAtRelu(NegateRelu):
 
 
 def test_a_rule_that_raises_is_skipped_and_reported(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq import preparation
+    from onnxq.preparing import preparation
 
     known = preparation.passes_of
     monkeypatch.setattr(preparation, "passes_of", lambda name: {**known(name), "RaiseAtRelu": RaiseAtRelu})
@@ -198,11 +197,11 @@ def test_a_model_that_misses_its_goal_is_refused_for_that_alone(
 
 _CRASHING = """
 import os
-from onnxq.isolation import run_isolated
+from onnxq.system.isolation import run_isolated
 
 def program():
     from onnxq.cli.main import main
-    from onnxq.searching import attempts
+    from onnxq.search import attempts
     choose = attempts.choose
     attempts.choose = lambda *given, is_stored=False: choose(*given, is_stored=True) if is_stored else os.abort()
     main()

@@ -16,8 +16,7 @@ from onnx import ModelProto
 
 import onnxq
 from onnxq.cli.main import cli
-from onnxq.graph import Graph, scopes
-from onnxq.modelfile import load
+from onnxq.ir import Graph, load, scopes
 
 STRANGERS = '''
 import numpy as np

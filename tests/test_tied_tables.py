@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from onnxq.dequantization import dequantize
-from onnxq.graph import constants
-from onnxq.optimization import optimize
+from onnxq.commands.dequantization import dequantize
+from onnxq.commands.optimization import optimize
+from onnxq.config.scheme import Mode
+from onnxq.ir import constants
 from onnxq.planning.plan import Plan
-from onnxq.runtime import open_session, run
-from onnxq.scheme import Mode
+from onnxq.runtime.sessions import open_session, run
 
 ROWS, WIDTH = 2000, 128
 HEADS = {

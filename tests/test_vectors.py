@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 from torch_kernels import dynamic_parameters
 
-from onnxq.encoding.encoders import encode_array
-from onnxq.numbers import burn
-from onnxq.numbers.formats import FORMATS
-from onnxq.numbers.numerics import Parameters, QTensor, quantize
-from onnxq.numbers.packing import pack_words
-from onnxq.numbers.scale_formats import SCALE_FORMATS
-from onnxq.numbers.scales import block_range
-from onnxq.numbers.spec import Method, Rounding, Spec
-from onnxq.numbers.torch_observers import Observer
+from onnxq.algorithms.encoders import encode_array
+from onnxq.numerics import burn
+from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.numerics import Parameters, QTensor, quantize
+from onnxq.numerics.packing import pack_words
+from onnxq.numerics.scale_formats import SCALE_FORMATS
+from onnxq.numerics.scales import block_range
+from onnxq.numerics.spec import Method, Rounding, Spec
+from onnxq.numerics.torch_observers import Observer
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text(encoding="utf-8"))
 ELEMENTS = {

@@ -13,7 +13,7 @@ from onnxq.cli.groups import GroupedCommand
 from onnxq.cli.options import READING_EXIT_CODES, time_to_spend, two_models
 
 if TYPE_CHECKING:
-    from onnxq.data import Data
+    from onnxq.calibration.data import Data
 
 
 @click.command(
@@ -33,8 +33,8 @@ def bench(
 ) -> None:
     """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
     from onnxq.cli import tables
-    from onnxq.engines.table import open_engine
-    from onnxq.judging import latency_comparison
+    from onnxq.evaluation import latency_comparison
+    from onnxq.runtime.table import open_engine
 
     with open_engine(engine) as runtime:
         found = latency_comparison.bench(reference, candidate, data, threads=threads, seconds=seconds, engine=runtime)

@@ -12,7 +12,7 @@ from onnxq.cli.groups import FIDELITY, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import BELOW_FIDELITY, COMPARING_EXIT_CODES, FILE, two_models
 
 if TYPE_CHECKING:
-    from onnxq.data import Data
+    from onnxq.calibration.data import Data
 
 
 @click.command(cls=GroupedCommand, short_help="Say how well two models agree on samples.", epilog=COMPARING_EXIT_CODES)
@@ -58,15 +58,15 @@ def compare(
     what lies between such tensors is fed with those of REFERENCE, and accumulated, as CANDIDATE runs.
     """
     from onnxq.cli import tables
-    from onnxq.engines.measuring import DEFAULT_ENGINE
-    from onnxq.engines.table import open_engine
-    from onnxq.judging.agreement import compare_files
-    from onnxq.judging.gate import lack
-    from onnxq.judging.goal import Goal
-    from onnxq.judging.layers import compare_layers
-    from onnxq.publish import check_output
+    from onnxq.evaluation.agreement import compare_files
+    from onnxq.evaluation.gate import lack
+    from onnxq.evaluation.goal import Goal
+    from onnxq.evaluation.layers import compare_layers
     from onnxq.report import load_report
     from onnxq.report.comparison import Comparison
+    from onnxq.runtime.measuring import DEFAULT_ENGINE
+    from onnxq.runtime.table import open_engine
+    from onnxq.system.publish import check_output
 
     if html is not None:
         check_output(html, reference)

@@ -22,7 +22,7 @@ def dequantize(model: Path, output: Path | None) -> None:
 
     Weights become exactly what their codes mean. Prints the name of the written file on stdout.
     """
-    from onnxq import dequantization
+    from onnxq.commands import dequantization
 
     chosen = output or Path(f"{model.stem}.float.onnx")
     dequantization.dequantize(model, chosen)

@@ -17,9 +17,9 @@ from onnxq.cli.quantize import quantized
 from onnxq.cli.wanted import Asked, data_options, scheme_options
 
 if TYPE_CHECKING:
-    from onnxq.budget import Budget
-    from onnxq.data import Data
-    from onnxq.judging.goal import Goal
+    from onnxq.calibration.data import Data
+    from onnxq.evaluation.goal import Goal
+    from onnxq.steps.budget import Budget
 
 
 @click.command(cls=GroupedCommand, short_help="Tell what became of one node, and why.", epilog=EXIT_CODES)
@@ -51,12 +51,12 @@ def explain(
     Of a quantized MODEL, from its --report. Of a float one, what quantize would do with these options, which takes as
     long as quantize; without --calib only what it would try first.
     """
-    from onnxq import explanation, pipeline
+    from onnxq import pipeline
     from onnxq.cli import tables
-    from onnxq.modelfile import load
+    from onnxq.ir import load
     from onnxq.planning.plan import METADATA_KEY
-    from onnxq.publish import staging
-    from onnxq.report import load_report
+    from onnxq.report import explanation, load_report
+    from onnxq.system.publish import staging
 
     if report is not None and data is not None:
         raise click.UsageError("--report is of a quantized model and --calib for a float one; leave one of them out")

@@ -41,8 +41,8 @@ def goal_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_goal(*args: Any, **kwargs: Any) -> None:
-        from onnxq.judging.goal import Goal
-        from onnxq.judging.metrics import load_metric
+        from onnxq.evaluation.goal import Goal
+        from onnxq.evaluation.metrics import load_metric
 
         names = ("min_sqnr", "metric", "max_drop", "force", "exact", "prefer")
         min_sqnr, metric, max_drop, *others = (kwargs.pop(name) for name in names)
@@ -113,7 +113,7 @@ def speed_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_budget(*args: Any, **kwargs: Any) -> None:
-        from onnxq.budget import Budget
+        from onnxq.steps.budget import Budget
 
         latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
         measurements = kwargs.pop("measurements", None) or math.inf

@@ -154,8 +154,7 @@ class NodeName(click.ParamType[str]):
     def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the nodes of the model that begin so; none where it cannot be read."""
         from onnxq.errors import OnnxqError
-        from onnxq.graph import nodes
-        from onnxq.modelfile import load
+        from onnxq.ir import load, nodes
 
         try:
             found = [node for _, node in nodes(load(context.params["model"]))]
@@ -165,38 +164,38 @@ class NodeName(click.ParamType[str]):
 
 
 def _presets() -> Iterable[tuple[str, str]]:
-    from onnxq.presets import DESCRIPTIONS
+    from onnxq.config.presets import DESCRIPTIONS
 
     return DESCRIPTIONS.items()
 
 
 def _targets() -> Iterable[tuple[str, str]]:
-    from onnxq.targets import TARGETS
+    from onnxq.runtime.targets import TARGETS
 
     return ((name, "") for name in TARGETS)
 
 
 def _ranges() -> Iterable[tuple[str, str]]:
-    from onnxq.evidence.range_table import ENTRY_POINTS, RANGES
-    from onnxq.extensions import registered_names
+    from onnxq.calibration.range_table import ENTRY_POINTS, RANGES
+    from onnxq.system.extensions import registered_names
 
     return ((name, "") for name in (*RANGES, *registered_names(ENTRY_POINTS)))
 
 
 def _efforts() -> Iterable[tuple[str, str]]:
-    from onnxq.accuracy.effort import ACCURACIES, METHODS
+    from onnxq.search.effort import ACCURACIES, METHODS
 
     return ((name, "") for name in (*ACCURACIES, *METHODS))
 
 
 def _engines() -> Iterable[tuple[str, str]]:
-    from onnxq.engines.table import engine_names
+    from onnxq.runtime.table import engine_names
 
     return ((name, "") for name in engine_names())
 
 
 def _passes() -> Iterable[tuple[str, str]]:
-    from onnxq.named_passes import passes_by_name
+    from onnxq.preparing.named_passes import passes_by_name
 
     return ((name, (inspect.getdoc(step) or "").partition("\n")[0]) for name, step in passes_by_name().items())
 

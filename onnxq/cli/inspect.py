@@ -16,7 +16,7 @@ from onnxq.cli.options import FILE, READING_EXIT_CODES, json_option
 def inspect(model: Path, as_json: bool) -> None:
     """Show what is in MODEL: operators, types, sizes, and what is quantized and how."""
     from onnxq.cli import terminal
-    from onnxq.inspection import inspect_model
+    from onnxq.commands.inspection import inspect_model
 
     found = inspect_model(model)
     if as_json:

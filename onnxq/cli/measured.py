@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from rich.table import Table
 
+from onnxq.config.scheme import Mode
 from onnxq.report import Report
 from onnxq.report.figures import decibels, milliseconds, shortened
-from onnxq.scheme import Mode
 
 _SHOWN_NODES = 10
 # Names of places at which a method found something; a report file has them all.

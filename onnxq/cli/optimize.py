@@ -13,7 +13,7 @@ from onnxq.cli.options import FILE, WRITING_EXIT_CODES, image_options, limit_opt
 from onnxq.cli.rewriting import changes_option, compared_option, tolerance_option
 
 if TYPE_CHECKING:
-    from onnxq.samples.images import ImageOptions
+    from onnxq.data.images import ImageOptions
 
 
 @click.command(cls=GroupedCommand, short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
@@ -51,11 +51,11 @@ def optimize(
     A rule that changes an output is left out; where the result is larger or slower, MODEL is written as it was.
     Prints the name of the written file on stdout; what every rule did goes to stderr.
     """
-    from onnxq import optimization
     from onnxq.cli import terminal
-    from onnxq.modelfile.replacing import write_text
-    from onnxq.publish import check_output, data_file
-    from onnxq.rewriting import Verify
+    from onnxq.commands import optimization
+    from onnxq.ir.replacing import write_text
+    from onnxq.preparing.rewriting import Verify
+    from onnxq.system.publish import check_output, data_file
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")
     if report is not None:

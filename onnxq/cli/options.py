@@ -26,7 +26,7 @@ from onnxq.cli.groups import (
     option,
     with_options,
 )
-from onnxq.option_values import size_of
+from onnxq.system.option_values import size_of
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -121,7 +121,7 @@ def two_models(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_data(*args: Any, **kwargs: Any) -> None:
-        from onnxq.data import Data
+        from onnxq.calibration.data import Data
 
         samples, limit, images, chain, source, rows = (
             kwargs.pop(name) for name in ("data", "limit", "images", "chain", "source", "rows")
@@ -155,7 +155,7 @@ def image_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_images(*args: Any, **kwargs: Any) -> None:
-        from onnxq.samples.images import IMAGE_PRESETS, ImageOptions
+        from onnxq.data.images import IMAGE_PRESETS, ImageOptions
 
         given = {name: kwargs.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -234,8 +234,8 @@ def collection_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_collection(*args: Any, **kwargs: Any) -> None:
-        from onnxq.execution.resume import Collection
-        from onnxq.execution.workers import workers_for
+        from onnxq.calibration.resume import Collection
+        from onnxq.calibration.workers import workers_for
 
         stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
         workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)

@@ -144,7 +144,7 @@ def output_options(default: str) -> Callable[[Command], Command]:
 
 def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None], read: tuple[object, ...]) -> None:
     """Refuse files of one name before anything runs."""
-    from onnxq.publish import check_output, data_file
+    from onnxq.system.publish import check_output, data_file
 
     check_output(output, model, read)
     written = {output.resolve(): "the output", data_file(output).resolve(): "the data of the output"}

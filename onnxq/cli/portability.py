@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxq.cli.groups import DATA, ENGINE, SPEED, GroupedCommand, option
-from onnxq.cli.options import FILE, READING_EXIT_CODES, image_options, json_option, limit_option, time_to_spend
+from onnxq.cli.options import (
+    FILE,
+    READING_EXIT_CODES,
+    image_options,
+    json_option,
+    limit_option,
+    time_to_spend,
+)
 
 if TYPE_CHECKING:
-    from onnxq.samples.images import ImageOptions
+    from onnxq.data.images import ImageOptions
 
 
 @click.command(
@@ -49,8 +56,8 @@ def portability(
     Where it does not agree, the first node is named whose output differs.
     """
     from onnxq.cli import tables
-    from onnxq.engines.table import installed_engines, open_engine
-    from onnxq.judging.portability import portability as ported
+    from onnxq.evaluation.portability import portability as ported
+    from onnxq.runtime.table import installed_engines, open_engine
 
     chosen = map(open_engine, engines) if engines else installed_engines()
     found = ported(model, chosen, data, reference=reference, seconds=seconds, images=images, limit=limit)

@@ -18,11 +18,11 @@ from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
 if TYPE_CHECKING:
-    from onnxq.budget import Budget
-    from onnxq.data import Data
-    from onnxq.judging.goal import Goal
+    from onnxq.calibration.data import Data
+    from onnxq.evaluation.goal import Goal
     from onnxq.pipeline import Quantized
     from onnxq.planning.plan import Decision, Plan
+    from onnxq.steps.budget import Budget
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
@@ -167,9 +167,9 @@ def with_training(
     """Run quantize_and_train() with bars that tell of its progress."""
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.cli.train import note
+    from onnxq.steps.wanted import Wanted
     from onnxq.training.pipeline import quantize_and_train
     from onnxq.training.settings import Training
-    from onnxq.wanted import Wanted
 
     notes: dict[str, str] = {}
     with progress_bars(notes=notes, quiet=quiet) as told:

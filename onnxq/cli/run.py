@@ -14,14 +14,14 @@ from onnxq.cli.options import FILE, WRITING_EXIT_CODES, image_options, limit_opt
 from onnxq.cli.rewriting import changes_option, compared_option, tolerance_option
 
 if TYPE_CHECKING:
-    from onnxq.samples.images import ImageOptions
+    from onnxq.data.images import ImageOptions
 
 
 def _list_passes(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     """Print every pass with its options and their defaults, as --pass takes them, and what it does."""
     if not wanted or context.resilient_parsing:
         return
-    from onnxq.named_passes import option_texts, passes_by_name
+    from onnxq.preparing.named_passes import option_texts, passes_by_name
 
     for name, step in passes_by_name().items():
         text = ":".join((name, *(f"{option}={value}" for option, value in option_texts(step).items())))
@@ -68,11 +68,11 @@ def run(
 
     Prints the name of the written file on stdout; what every pass did goes to stderr.
     """
-    from onnxq import rewriting
     from onnxq.cli import terminal
-    from onnxq.modelfile.replacing import write_text
-    from onnxq.publish import check_output, data_file
-    from onnxq.samples.images import ImageOptions
+    from onnxq.data.images import ImageOptions
+    from onnxq.ir.replacing import write_text
+    from onnxq.preparing import rewriting
+    from onnxq.system.publish import check_output, data_file
 
     if not passes:
         raise click.UsageError("give at least one --pass; --list shows what there is")

@@ -15,8 +15,8 @@ from onnxq.cli.options import FILE, WRITING_EXIT_CODES, batch_option, collection
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 
 if TYPE_CHECKING:
-    from onnxq.budget import Budget
-    from onnxq.data import Data
+    from onnxq.calibration.data import Data
+    from onnxq.steps.budget import Budget
 
 
 @click.command(
@@ -60,8 +60,8 @@ def sensitivity(
     from onnxq import pipeline
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.modelfile.replacing import write_text
-    from onnxq.publish import check_output
+    from onnxq.ir.replacing import write_text
+    from onnxq.system.publish import check_output
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 import click
 
 from onnxq.cli import terminal
-from onnxq.explanation import Explanation
-from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.latency import Latency
-from onnxq.judging.latency_comparison import Bench
-from onnxq.judging.layers import Layers
-from onnxq.judging.portability import Port
+from onnxq.commands.web_folder import Written
+from onnxq.config.scheme import Granularity, Spec
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
+from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.latency_comparison import Bench
+from onnxq.evaluation.layers import Layers
+from onnxq.evaluation.portability import Port
 from onnxq.planning.plan import Activation
+from onnxq.report.explanation import Explanation
 from onnxq.report.figures import counted, decibels, duration, milliseconds, threads
 from onnxq.report.observed import TensorValues
-from onnxq.scheme import Granularity, Spec
-from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost
-from onnxq.web_folder import Written
+from onnxq.search.sensitivity import NodeCost, Sensitivity, TensorCost
 
 
 def print_agreement(agreement: Agreement) -> None:

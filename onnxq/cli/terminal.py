@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Column, Table
 
-from onnxq.accuracy.refining import TRAINING
 from onnxq.cli.console import open_console
 from onnxq.cli.measured import measured
-from onnxq.graph import Applied
-from onnxq.judging.agreement import OutputAgreement
-from onnxq.judging.gate import Judged
+from onnxq.config.scheme import Mode
+from onnxq.evaluation.agreement import OutputAgreement
+from onnxq.evaluation.gate import Judged
 from onnxq.passes.prepare.fix_initializers import FixInitializers
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
+from onnxq.preparing.rewriting import Rewritten
 from onnxq.report import Report
 from onnxq.report.figures import counted, decibels, duration, shortened, size, threads
 from onnxq.report.suggestions import suggestions
 from onnxq.report.verdict import speed, which
-from onnxq.rewriting import Rewritten
-from onnxq.scheme import Mode
+from onnxq.rewrite import Applied
+from onnxq.search.refining import TRAINING
 
 if TYPE_CHECKING:
-    from onnxq.inspection import Inspection
-    from onnxq.optimization import Optimized
+    from onnxq.commands.inspection import Inspection
+    from onnxq.commands.optimization import Optimized
 
 _SHOWN_REASONS = 5
 # What an output is called has so much of the terminal beside its figures, and no less than this.

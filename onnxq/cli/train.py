@@ -19,11 +19,11 @@ from onnxq.errors import OnnxqError
 from onnxq.training.settings import BATCH_NORM, BLOCKS, Standing, Training
 
 if TYPE_CHECKING:
-    from onnxq.budget import Budget
-    from onnxq.data import Data
-    from onnxq.execution.resume import Collection
-    from onnxq.judging.goal import Goal
+    from onnxq.calibration.data import Data
+    from onnxq.calibration.resume import Collection
+    from onnxq.evaluation.goal import Goal
     from onnxq.pipeline import Quantized
+    from onnxq.steps.budget import Budget
 
 
 def training_options(command: Command) -> Command:
@@ -178,7 +178,7 @@ def train(
 
     Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
-    from onnxq.budget import Budget
+    from onnxq.steps.budget import Budget
     from onnxq.training import require_torch
 
     require_torch()
@@ -198,9 +198,9 @@ def trained(
 ) -> Quantized:
     """Run train() with bars that tell of its progress."""
     from onnxq.cli.progress_bars import progress_bars
+    from onnxq.steps.wanted import Wanted
     from onnxq.training.pipeline import state_folder
     from onnxq.training.pipeline import train as train_model
-    from onnxq.wanted import Wanted
 
     wanted = Wanted.of(asked.scheme, asked.target, asked.prepare)
     notes: dict[str, str] = {}
@@ -224,7 +224,7 @@ def note(notes: dict[str, str], standing: Standing) -> None:
     >>> notes
     {'train': 'loss 0.0123, 20.0 dB'}
     """
-    from onnxq.numbers.ratios import decibels
+    from onnxq.numerics.ratios import decibels
 
     told = f"loss {standing.loss:.3g}, {decibels(standing.noise):.1f} dB"
     notes["blocks" if standing.block else "train"] = told

@@ -14,8 +14,8 @@ from onnxq.cli.groups import DATA, ONCE, PASS, PRESET, RANGE, TARGET, WHAT, Comm
 from onnxq.cli.options import FILE, chain_option, image_options, most_samples, source_option
 
 if TYPE_CHECKING:
+    from onnxq.config.scheme import Scheme
     from onnxq.planning.plan import Plan
-    from onnxq.scheme import Scheme
 
 NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
 
@@ -68,7 +68,7 @@ class Asked:
     @property
     def rules(self) -> Scheme:
         """The scheme, where there is no plan to carry out."""
-        from onnxq.scheme import Scheme
+        from onnxq.config.scheme import Scheme
 
         assert isinstance(self.scheme, Scheme)
         return self.scheme
@@ -110,8 +110,8 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
         UsageError: Both are given.
         SchemeError: There is no such preset, or the file is wrong.
     """
-    from onnxq.presets import preset_named
-    from onnxq.scheme_file import load_scheme
+    from onnxq.config.presets import preset_named
+    from onnxq.config.scheme_file import load_scheme
 
     if preset is not None and scheme_file is not None:
         raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
@@ -126,7 +126,7 @@ def data_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_data(*args: Any, **kwargs: Any) -> None:
-        from onnxq.data import Data
+        from onnxq.calibration.data import Data
 
         names = ("calib", "validation", "limit", "images", "chain", "source")
         calib, validation, limit, images, chain, source = (kwargs.pop(name) for name in names)

@@ -52,8 +52,8 @@ def web_folder(
     running one behind the other, are too noisy is refused as a whole, and the others are written.
     """
     from onnxq.cli import tables
-    from onnxq.records import plain
-    from onnxq.web_folder import DTYPES, write_web_folder
+    from onnxq.commands.web_folder import DTYPES, write_web_folder
+    from onnxq.system.records import plain
 
     chosen = dtypes or tuple(DTYPES)
     found = list(write_web_folder(folder, calib, dtypes=chosen, target=target, goal=min_sqnr, budget=search))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxq.graph import Tensor, Variable
+from onnxq.ir import Tensor, Variable
 from onnxq.lowering.emit import Emit
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import stored_scale
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.kernel_blobs import Blobs, pack_gather_blocks, pack_matmul_nbits
-from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.spec import Spec, Storage
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.kernel_blobs import Blobs, pack_gather_blocks, pack_matmul_nbits
+from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.spec import Spec, Storage
 
 DOMAIN: Final = "com.microsoft"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from onnx import TensorProto
 
-from onnxq.graph import Tensor, Variable, onnx_dtype
+from onnxq.ir import Tensor, Variable, onnx_dtype
 from onnxq.lowering import native, words
 from onnxq.lowering.layout import Layout
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
-from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.spec import Spec, Storage
+from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.spec import Spec, Storage
 
 
 def decode_folded(

@@ -6,8 +6,8 @@ from onnxq.lowering.blobs import takes_blob
 from onnxq.lowering.emit import Emit
 from onnxq.lowering.native import stored_format
 from onnxq.lowering.rows import is_packed
-from onnxq.numbers.formats import Format, format_named
-from onnxq.numbers.spec import Spec, Storage
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.spec import Spec, Storage
 
 # Mul broadcasts by itself since the first; Pad takes its extents as an input; words need BitwiseAnd.
 _MUL, _PAD, _WORDS = 7, 11, 18

@@ -8,10 +8,20 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Names, Node, Origins, PackedPayload, Payload, Tensor, Variable, constant
-from onnxq.numbers.formats import Format
-from onnxq.numbers.numerics import Array
-from onnxq.numbers.packing import pack
+from onnxq.ir import (
+    Constant,
+    Names,
+    Node,
+    Origins,
+    PackedPayload,
+    Payload,
+    Tensor,
+    Variable,
+    constant,
+)
+from onnxq.numerics.formats import Format
+from onnxq.numerics.numerics import Array
+from onnxq.numerics.packing import pack
 
 
 class Chain:

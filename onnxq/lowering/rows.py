@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Tensor, Variable
+from onnxq.ir import Tensor, Variable
 from onnxq.lowering import native, words
 from onnxq.lowering.layout import Layout
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, zero_point_numbers
-from onnxq.numbers.formats import Format
-from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.spec import Spec, Storage
+from onnxq.numerics.formats import Format
+from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.spec import Spec, Storage
 
 
 def decode_rows(chain: Chain, quantized: QTensor, spec: Spec, indices: Tensor, rank: int, dtype: int) -> Variable:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Tensor, onnx_dtype
+from onnxq.ir import Tensor, onnx_dtype
 from onnxq.lowering.node_chain import Chain
-from onnxq.numbers.numerics import Array, QTensor
-from onnxq.numbers.scale_formats import scale_format_named
-from onnxq.numbers.spec import Spec
+from onnxq.numerics.numerics import Array, QTensor
+from onnxq.numerics.scale_formats import scale_format_named
+from onnxq.numerics.spec import Spec
 
 
 def scale_tensor(chain: Chain, quantized: QTensor, spec: Spec, shape: Sequence[int], dtype: int) -> Tensor:

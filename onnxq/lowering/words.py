@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Constant, Tensor, Variable
+from onnxq.ir import Constant, Tensor, Variable
 from onnxq.lowering.native import look_up
 from onnxq.lowering.node_chain import Chain
-from onnxq.numbers.formats import Format
-from onnxq.numbers.numerics import Array
-from onnxq.numbers.packing import pack_rows, pack_words
+from onnxq.numerics.formats import Format
+from onnxq.numerics.numerics import Array
+from onnxq.numerics.packing import pack_rows, pack_words
 
 _WORD = np.dtype(np.uint32)
 _BYTE = np.dtype(np.uint8)

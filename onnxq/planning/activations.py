@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from onnxq.config.scheme import Granularity, Method, Spec
 from onnxq.errors import SchemeError
-from onnxq.graph import Constant, Graph, Node, Tensor, Variable, owner_graphs, producer
-from onnxq.operators import operator_of
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, owner_graphs, producer
+from onnxq.ops import operator_of
 from onnxq.planning.groups import Groups
 from onnxq.planning.islands import UNLIMITED, Limits, clamp_limits, quantized_outputs
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation
-from onnxq.scheme import Granularity, Method, Spec
-from onnxq.targets import Target
+from onnxq.runtime.targets import Target
 
 # Nodes that onnxruntime moves a DequantizeLinear behind.
 _MOVED_BEHIND = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from onnxq.calibration.body_taps import CARRYING
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.value_range import Range
+from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.value_range import Range
-from onnxq.execution.body_taps import CARRYING
-from onnxq.graph import Graph, Node, scopes
+from onnxq.ir import Graph, Node, scopes
 from onnxq.planning.plan import Demotion, Plan
-from onnxq.scheme import Mode
-from onnxq.targets import Target
+from onnxq.runtime.targets import Target
 
 _IDLE = "its body did not run on any sample"
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Node, Variable, is_fixed, onnx_dtype, operator_key, optional
-from onnxq.operators import OPERATORS, operator_of
+from onnxq.ir import Graph, Node, Variable, is_fixed, onnx_dtype, operator_key, optional
+from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Mean
 
@@ -48,7 +48,7 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
     It is the bias of a Gemm, or of a convolution, which may still lack it, or what an Add behind a MatMul adds to each
     of its columns.
 
-    >>> from onnxq.graph import constant
+    >>> from onnxq.ir import constant
     >>> import numpy as np
     >>> weight, bias = constant("w", np.ones((2, 3), np.float32)), constant("b", np.ones(3, np.float32))
     >>> data = Variable("x", np.dtype(np.float32), [1, 2])

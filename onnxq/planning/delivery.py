@@ -6,15 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxq.graph import Graph, Node, nodes
+from onnxq.config.scheme import Method, Mode, Rule, Scheme
+from onnxq.ir import Graph, Node, nodes
 from onnxq.lowering import Emit
-from onnxq.numbers.formats import format_named
+from onnxq.numerics.formats import format_named
 from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Plan
 from onnxq.planning.weight_plan import weight_spec
-from onnxq.scheme import Method, Mode, Rule, Scheme
-from onnxq.targets import Target
+from onnxq.runtime.targets import Target
 
 _SHOWN = 2
 

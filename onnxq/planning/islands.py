@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from onnxq.graph import (
+from onnxq.config.scheme import Spec
+from onnxq.ir import (
     Constant,
     Graph,
     Node,
@@ -17,10 +18,9 @@ from onnxq.graph import (
     producer,
     scopes,
 )
-from onnxq.operators import OPERATORS, Role, operator_of
+from onnxq.ops import OPERATORS, Role, operator_of
 from onnxq.planning.obstacles import data_inputs
-from onnxq.scheme import Spec
-from onnxq.targets import Target
+from onnxq.runtime.targets import Target
 
 Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)

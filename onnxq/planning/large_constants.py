@@ -10,14 +10,14 @@ from typing import TypeGuard
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, Tensor, is_fixed, onnx_dtype, operator_key, optional
-from onnxq.numbers.blocks import block_shape, grid_shape
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.scale_formats import scale_format_named
-from onnxq.operators import OPERATORS, operator_of
+from onnxq.config.scheme import Granularity, Spec
+from onnxq.ir import Constant, Node, Tensor, is_fixed, onnx_dtype, operator_key, optional
+from onnxq.numerics.blocks import block_shape, grid_shape
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.scale_formats import scale_format_named
+from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.obstacles import volume
 from onnxq.planning.plan import Weight
-from onnxq.scheme import Granularity, Spec
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 

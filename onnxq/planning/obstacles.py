@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Node, Variable, is_fixed, onnx_dtype, optional
+from onnxq.ir import Constant, Node, Variable, is_fixed, onnx_dtype, optional
 from onnxq.lowering import Emit
-from onnxq.numbers.spec import Spec
-from onnxq.operators import Operator, Role, operator_of
-from onnxq.targets import Target
+from onnxq.numerics.spec import Spec
+from onnxq.ops import Operator, Role, operator_of
+from onnxq.runtime.targets import Target
 
 # 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
 _LONGEST_SUM = 33_000

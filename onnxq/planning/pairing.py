@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.graph import Node
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.pairs import Pairs, may_be_paired
+from onnxq.config.scheme import Mode, Spec
+from onnxq.ir import Node
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.pairs import Pairs, may_be_paired
 from onnxq.planning.plan import Decision, Weight
-from onnxq.scheme import Mode, Spec
-from onnxq.targets import Target
+from onnxq.runtime.targets import Target
 
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # Of the weights of convolutions over lines and images.

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from onnxq.evidence.kinds import request_for
-from onnxq.evidence.requests import Request
-from onnxq.html_tables import html_table
+from onnxq.calibration.kinds import request_for
+from onnxq.calibration.requests import Request
+from onnxq.config.scheme import Mode, Spec
 from onnxq.lowering import Emit
-from onnxq.numbers.pairs import Pairs
-from onnxq.scheme import Mode, Spec
+from onnxq.numerics.pairs import Pairs
+from onnxq.system.html_tables import html_table
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
 """Modes in which codes are worked on in each run, unlike those that compute as the float model does."""
 
-METADATA_KEY = "onnxq.scheme"
+METADATA_KEY = "onnxq.config.scheme"
 """Entry of a quantized model's metadata_props that names the scheme of its plan."""
 
 EXCLUDED = "it is excluded"

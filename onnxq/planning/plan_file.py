@@ -9,13 +9,13 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxq.config.scheme import Granularity, Spec
 from onnxq.errors import SchemeError, check_name, check_path, check_type, nearest
+from onnxq.ir.replacing import write_text
 from onnxq.lowering import Emit
-from onnxq.modelfile.replacing import write_text
 from onnxq.planning.plan import NOTED_METHODS, Activation, Damping, Decision, Plan, Preparation, Scaling
-from onnxq.records import Named, RecordError, record, value
-from onnxq.scheme import Granularity, Spec
-from onnxq.targets import target_named
+from onnxq.runtime.targets import target_named
+from onnxq.system.records import Named, RecordError, record, value
 
 _COMMENT = """\
 # A plan of onnxq: what happens to every node of a model, and which tensors get a scale.

@@ -9,18 +9,18 @@ from itertools import chain
 
 from onnx import TensorProto
 
+from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError, nearest
-from onnxq.graph import Constant, Graph, Node, is_fixed, nodes, onnx_dtype, operator_key, scopes
+from onnxq.ir import Constant, Graph, Node, is_fixed, nodes, onnx_dtype, operator_key, scopes
 from onnxq.lowering import Emit
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.pairs import Pairs, may_be_paired
-from onnxq.operators import OPERATORS, operator_of
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.pairs import Pairs, may_be_paired
+from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.activations import check_activation_spec
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan, Preparation
 from onnxq.planning.weight_plan import check_weight_spec
-from onnxq.scheme import Mode
-from onnxq.targets import Target, target_named
+from onnxq.runtime.targets import Target, target_named
 from onnxq.version import VERSION
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from onnxq.graph import Graph, Node, nodes, operator_key, optional, producer
+from onnxq.config.scheme import Mode, Rule, Scheme, Spec
+from onnxq.ir import Graph, Node, nodes, operator_key, optional, producer
 from onnxq.lowering import Emit
-from onnxq.numbers.formats import format_named
-from onnxq.operators import OPERATORS, Role
+from onnxq.numerics.formats import format_named
+from onnxq.ops import OPERATORS, Role
 from onnxq.planning.activations import check_activation_spec, plan_activations
 from onnxq.planning.bodies import body_obstacles
 from onnxq.planning.corrections import bias_of, with_corrections
@@ -25,9 +26,14 @@ from onnxq.planning.obstacles import codes_obstacle, dynamic_obstacle, obstacle
 from onnxq.planning.pairing import with_pairs
 from onnxq.planning.plan import EXCLUDED, Activation, Decision, Demotion, Plan, Weight
 from onnxq.planning.second_layouts import with_second_layouts
-from onnxq.planning.weight_plan import check_weight_spec, decide_weights, is_large_product, is_large_table, weight_spec
-from onnxq.scheme import Mode, Rule, Scheme, Spec
-from onnxq.targets import Target
+from onnxq.planning.weight_plan import (
+    check_weight_spec,
+    decide_weights,
+    is_large_product,
+    is_large_table,
+    weight_spec,
+)
+from onnxq.runtime.targets import Target
 
 
 def make_plan(

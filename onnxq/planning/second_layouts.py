@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from onnxq.graph import Constant, Node
+from onnxq.config.scheme import Granularity
+from onnxq.ir import Constant, Node
 from onnxq.planning.plan import Decision, Weight
-from onnxq.scheme import Granularity
 
 # A second copy of fewer values is nothing to tell.
 _LARGE: Final = 1 << 14

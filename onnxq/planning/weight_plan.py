@@ -7,18 +7,18 @@ from typing import Final
 
 from onnx import TensorProto
 
+from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage, check_method
 from onnxq.errors import SchemeError
-from onnxq.graph import Constant, Node, onnx_dtype, optional
+from onnxq.ir import Constant, Node, onnx_dtype, optional
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block, takes_blob
-from onnxq.numbers.burn import check as check_burn
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.kernel_blobs import unfilled_rows
-from onnxq.operators import operator_of
+from onnxq.numerics.burn import check as check_burn
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.kernel_blobs import unfilled_rows
+from onnxq.ops import operator_of
 from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
-from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage, check_method
-from onnxq.targets import LARGE_WEIGHT, Target, target_named
+from onnxq.runtime.targets import LARGE_WEIGHT, Target, target_named
 
 # The nodes that look up and decode rows take as much as this saves.
 _SMALLEST_TABLE = 1024

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxq.judging.layers import Layer
+from onnxq.evaluation.layers import Layer
 from onnxq.report.figures import decibels
 from onnxq.report.views import Depth
-from onnxq.searching.search import Point
+from onnxq.search.search import Point
 
 WIDTH, HEIGHT = 720, 300
 # On the left there is room for the larger letters of narrow screens.

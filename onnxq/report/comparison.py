@@ -8,9 +8,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from onnxq.judging.agreement import Agreement
-from onnxq.judging.layers import Layers
-from onnxq.modelfile.replacing import write_text
+from onnxq.evaluation.agreement import Agreement
+from onnxq.evaluation.layers import Layers
+from onnxq.ir.replacing import write_text
 from onnxq.report.charts import layer_chart
 from onnxq.report.figures import counted, decibels
 from onnxq.report.page import environment, resource

@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from onnxq.errors import OutputError
-from onnxq.modelfile.replacing import write_text
+from onnxq.ir.replacing import write_text
 from onnxq.report.charts import Chart, frontier_chart, noise_chart
 from onnxq.report.page import environment
 from onnxq.report.report import Report

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from onnxq.cores import available_cores
 from onnxq.report.figures import size
+from onnxq.system.cores import available_cores
 from onnxq.version import VERSION
 
 _LOG = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.histogram import Histogram
-from onnxq.graph import Graph, nodes
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.histogram import Histogram
+from onnxq.ir import Graph, nodes
 from onnxq.planning.plan import Plan
 
 _BARS = 48

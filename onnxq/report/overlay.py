@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnxq.modelfile.replacing import write_text
+from onnxq.config.scheme import Mode
+from onnxq.ir.replacing import write_text
 from onnxq.report.report import Report
 from onnxq.report.views import NodeView, node_views
-from onnxq.scheme import Mode
 
 COLOURS: Mapping[Mode, str] = {
     Mode.STATIC: "#2b66c4",

@@ -17,8 +17,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from onnxq.accuracy.refining import Gain
-from onnxq.modelfile.replacing import write_text
+from onnxq.config.scheme import Mode
+from onnxq.ir.replacing import write_text
 from onnxq.planning.delivery import missing
 from onnxq.report.charts import frontier_chart, layer_chart, noise_chart
 from onnxq.report.figures import decibels, duration, milliseconds, size, threads, visible
@@ -26,7 +26,7 @@ from onnxq.report.report import Report
 from onnxq.report.suggestions import suggestions
 from onnxq.report.verdict import speed, which
 from onnxq.report.views import Link, NodeView, causes, chain, node_rows, node_views, noise_along, shared_words
-from onnxq.scheme import Mode
+from onnxq.search.refining import Gain
 
 # Characters that end a script element or a line of JavaScript, whatever string they stand in.
 _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u2028\u2029"})

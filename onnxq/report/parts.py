@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxq.accuracy.refining import Gain
-from onnxq.graph import Applied, Pass
-from onnxq.judging.agreement import Agreement
-from onnxq.judging.gate import Judged
-from onnxq.judging.layers import Layers
-from onnxq.judging.scoring import Scores
-from onnxq.judging.verify import Elsewhere, Kernels, Latency
+from onnxq.evaluation.agreement import Agreement
+from onnxq.evaluation.gate import Judged
+from onnxq.evaluation.layers import Layers
+from onnxq.evaluation.scoring import Scores
+from onnxq.evaluation.verify import Elsewhere, Kernels, Latency
 from onnxq.planning.delivery import Delivery
-from onnxq.records import record
 from onnxq.report.machine import Machine, Stage
 from onnxq.report.observed import TensorValues, WeightChannels
-from onnxq.searching.regions import NodeTime, Region
-from onnxq.searching.search import NodeNoise, Point
+from onnxq.rewrite import Applied, Pass
+from onnxq.search.refining import Gain
+from onnxq.search.regions import NodeTime, Region
+from onnxq.search.search import NodeNoise, Point
+from onnxq.system.records import record
 
 
 @dataclass(frozen=True)

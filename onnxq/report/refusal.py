@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import islice
 
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.judging.agreement import OutputAgreement
-from onnxq.judging.gate import fault, lost_score, shortfall, worst_output
-from onnxq.judging.goal import Goal
+from onnxq.evaluation.agreement import OutputAgreement
+from onnxq.evaluation.gate import fault, lost_score, shortfall, worst_output
+from onnxq.evaluation.goal import Goal
 from onnxq.planning.delivery import missing
 from onnxq.report.report import Report
 from onnxq.report.verdict import speed
-from onnxq.targets import DEFAULT_TARGET
+from onnxq.runtime.targets import DEFAULT_TARGET
 
 # Of a smaller model names and scales take more than codes save, and nobody counts its bytes.
 _COUNTED_BYTES = 1 << 16

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError, check_path
-from onnxq.html_tables import html_table
-from onnxq.judging.agreement import Agreement
-from onnxq.judging.latency import Latency
-from onnxq.modelfile.replacing import write_text
+from onnxq.evaluation.agreement import Agreement
+from onnxq.evaluation.latency import Latency
+from onnxq.ir.replacing import write_text
 from onnxq.planning.plan import Plan
-from onnxq.records import RecordError, plain, record
 from onnxq.report.figures import decibels, share
 from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
 from onnxq.report.verdict import judges, verdict
+from onnxq.system.html_tables import html_table
+from onnxq.system.records import RecordError, plain, record
 
 VERSION = 1
 """Of the JSON; a report of another version is refused."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnxq.judging.agreement import Agreement
-from onnxq.judging.gate import Judged, worst_output
-from onnxq.judging.goal import Goal
-from onnxq.judging.latency import NOT_SLOWER, Latency
+from onnxq.evaluation.agreement import Agreement
+from onnxq.evaluation.gate import Judged, worst_output
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.latency import NOT_SLOWER, Latency
 from onnxq.report.figures import counted, places
 from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
+from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.planning.plan import Activation, Decision
 from onnxq.report.figures import decibels, milliseconds
 from onnxq.report.report import Report
-from onnxq.scheme import Granularity, Mode, Spec
 
 # Of a page's chain: more could not be told apart, nor hit with a finger.
 _MOST_LINKS = 120

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.graph import Graph, is_fixed, nodes
+from onnxq.ir import Graph, is_fixed, nodes
 from onnxq.planning.plan import Plan
 
 _WEIGHT = 1

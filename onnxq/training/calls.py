@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onnxq.graph import Constant, Node
+from onnxq.ir import Constant, Node
 
 
 @dataclass(frozen=True, eq=False)

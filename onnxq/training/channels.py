@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onnxq.encoding.codes import Codes
-from onnxq.encoding.migration import Factors, read_factors, weighted_maker
-from onnxq.encoding.sites import sites
-from onnxq.graph import Constant, Graph, Node, nodes
+from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.migration import Factors, read_factors, weighted_maker
+from onnxq.algorithms.sites import sites
+from onnxq.config.scheme import Mode
+from onnxq.ir import Constant, Graph, Node, nodes
 from onnxq.planning.plan import Decision, Plan
-from onnxq.scheme import Mode
 from onnxq.training.factors import Own, Shared, Times
 from onnxq.training.quantizers import FakeQuantize
 

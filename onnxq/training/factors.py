@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onnxq.encoding.migration import Around, Factors
-from onnxq.graph import Node
+from onnxq.algorithms.migration import Around, Factors
+from onnxq.ir import Node
 
 
 class Shared(nn.Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxq.budget import Budget
-from onnxq.judging.goal import Goal
-from onnxq.searching.choosing import Chosen
-from onnxq.steps import Evidenced, Prepared, Settled, settled
+from onnxq.evaluation.goal import Goal
+from onnxq.search.choosing import Chosen
+from onnxq.steps.budget import Budget
+from onnxq.steps.steps import Evidenced, Prepared, Settled, settled
 from onnxq.training.settings import Training
 from onnxq.training.step import trained
 

@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from onnxq.accuracy.refining import TRAINING, Gain
-from onnxq.encoding.codes import Codes
+from onnxq.algorithms.codes import Codes
+from onnxq.data.inputs import SampleSource
+from onnxq.data.selection import split
 from onnxq.errors import DataError, ModelError, SchemeError
-from onnxq.graph import Graph
-from onnxq.modelfile import load
-from onnxq.numbers.ratios import decibels
+from onnxq.ir import Graph, load
+from onnxq.numerics.ratios import decibels
 from onnxq.planning.plan import Plan
-from onnxq.progress import Progress
-from onnxq.samples.inputs import SampleSource
-from onnxq.samples.selection import split
+from onnxq.search.refining import TRAINING, Gain
+from onnxq.system.progress import Progress
 from onnxq.training.batch_norms import folded_factors
 from onnxq.training.checkpoints import Checkpoint, key_of
 from onnxq.training.learning import learn

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onnxq.calibration.spool import Activations
+from onnxq.data.arrays import npy_array
+from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.selection import Selection
 from onnxq.errors import DataError, OnnxqError
-from onnxq.execution.spool import Activations
-from onnxq.runtime import open_session, output_names, run
-from onnxq.samples.arrays import npy_array
-from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.selection import Selection
+from onnxq.runtime.sessions import open_session, output_names, run
 from onnxq.training.module import FakeQuantized
 from onnxq.training.settings import MEMORY
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from onnxq.errors import DataError, SchemeError, nearest
-from onnxq.extensions import imported
-from onnxq.judging.probabilities import are_probabilities
+from onnxq.evaluation.probabilities import are_probabilities
+from onnxq.system.extensions import imported
 from onnxq.training.blocks import Block
 from onnxq.training.lessons import Batch, Lessons
 from onnxq.training.module import FakeQuantized

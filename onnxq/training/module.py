@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxq.encoding.codes import Codes
-from onnxq.encoding.migration import Around
-from onnxq.encoding.node_codes import Bias
+from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.migration import Around
+from onnxq.algorithms.node_codes import Bias
+from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError
-from onnxq.graph import (
+from onnxq.ir import (
     Constant,
     Graph,
     Names,
@@ -29,14 +30,13 @@ from onnxq.graph import (
     optional,
     producer,
 )
-from onnxq.numbers.formats import FORMATS, format_named
-from onnxq.numbers.numerics import QTensor, quantize
-from onnxq.operators import operator_of
+from onnxq.numerics.formats import FORMATS, format_named
+from onnxq.numerics.numerics import QTensor, quantize
+from onnxq.ops import operator_of
 from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
-from onnxq.scheme import Mode
-from onnxq.targets import target_named
+from onnxq.runtime.targets import target_named
 from onnxq.training.batch_norms import Factors
 from onnxq.training.channels import Channels
 from onnxq.training.parts import Part, parts

@@ -24,7 +24,7 @@ TORCH: Mapping[str, Callable[[Call], Any]] = MappingProxyType({**ELEMENTWISE, **
 def function_of(call: Call) -> Callable[[Call], Any] | None:
     """Return what computes a call in torch, or None where only onnxruntime can.
 
-    >>> from onnxq.graph import Node
+    >>> from onnxq.ir import Node
     >>> function_of(Call(Node("NonMaxSuppression"), (), 17)) is None
     True
     """

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from onnxq.graph import Graph, Node, Tensor, Variable
-from onnxq.graph.order import tensors_read
+from onnxq.ir import Graph, Node, Tensor, Variable
+from onnxq.ir.order import tensors_read
 
 # As many products as the blocks of residual networks and of transformers have.
 _MOST_WEIGHTS = 4

@@ -7,20 +7,20 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.budget import Budget
-from onnxq.data import Data, SamplesLike
+from onnxq.calibration.data import Data, SamplesLike
+from onnxq.config.scheme import Scheme
+from onnxq.data.arrays import npy_array
 from onnxq.errors import SchemeError
-from onnxq.judging.goal import MINIMUM_SQNR, Goal
-from onnxq.opening import Model, checked_output
+from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.pipeline import Quantized, carried_out
 from onnxq.planning.plan import Plan
-from onnxq.samples.arrays import npy_array
-from onnxq.scheme import Scheme
-from onnxq.steps import Evidenced, Prepared, Settled
-from onnxq.targets import DEFAULT_TARGET
+from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.steps.budget import Budget
+from onnxq.steps.opening import Model, checked_output
+from onnxq.steps.steps import Evidenced, Prepared, Settled
+from onnxq.steps.wanted import Wanted
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
-from onnxq.wanted import Wanted
 
 
 def train(

@@ -9,22 +9,21 @@ import numpy as np
 import onnx
 from torch import nn
 
-from onnxq.encoding.codes import encode
-from onnxq.encoding.noting import recipe_of
+from onnxq.algorithms.codes import encode
+from onnxq.algorithms.noting import recipe_of
 from onnxq.errors import SchemeError, check_type
-from onnxq.graph import Graph, constants
+from onnxq.ir import Graph, as_graph, constants
 from onnxq.lowering import emit_named
-from onnxq.modelfile import as_graph
 from onnxq.planning.plan import Plan
-from onnxq.preparation import check_float_model, check_plan
-from onnxq.publish import staging
-from onnxq.targets import target_named
+from onnxq.preparing.preparation import check_float_model, check_plan
+from onnxq.runtime.targets import target_named
+from onnxq.search.workbench import Workbench, open_workbench
+from onnxq.steps.wanted import Wanted
+from onnxq.system.publish import staging
 from onnxq.training.batch_norms import folded_factors
 from onnxq.training.module import FakeQuantized
 from onnxq.training.quantizers import FakeQuantize
 from onnxq.training.settings import check_batch_norm
-from onnxq.wanted import Wanted
-from onnxq.workbench import Workbench, open_workbench
 
 
 class Prepared(FakeQuantized):

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from onnxq.errors import DataError, ModelError, OnnxqError
-from onnxq.graph import Constant, Graph, Node, Variable
-from onnxq.modelfile import to_model
-from onnxq.runtime import Session, open_session, run
+from onnxq.ir import Constant, Graph, Node, Variable, to_model
+from onnxq.runtime.sessions import Session, open_session, run
 from onnxq.training.calls import Call
 from onnxq.training.operators import function_of
 from onnxq.training.parts import Part

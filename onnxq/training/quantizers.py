@@ -10,15 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxq.encoding.encoders import paired
-from onnxq.encoding.migration import Around
-from onnxq.numbers.blocks import block_shape
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.numerics import LARGEST_SCALE, SMALLEST_SCALE, Parameters, QTensor, parameters_from_range, quantize
-from onnxq.numbers.pairs import scales_for_pairs
-from onnxq.numbers.scales import block_range, spec_parameters
-from onnxq.numbers.spec import Spec
-from onnxq.numbers.weights import quantize_bias
+from onnxq.algorithms.encoders import paired
+from onnxq.algorithms.migration import Around
+from onnxq.numerics.blocks import block_shape
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.numerics import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    Parameters,
+    QTensor,
+    parameters_from_range,
+    quantize,
+)
+from onnxq.numerics.pairs import scales_for_pairs
+from onnxq.numerics.scales import block_range, spec_parameters
+from onnxq.numerics.spec import Spec
+from onnxq.numerics.weights import quantize_bias
 from onnxq.planning.plan import Weight
 from onnxq.training.factors import Own, Times
 from onnxq.training.rounding import fake_quantized, fitted_values, spread, straight_through

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxq.graph import Node
-from onnxq.numbers.numerics import Parameters
+from onnxq.ir import Node
+from onnxq.numerics.numerics import Parameters
 from onnxq.training.factors import Shared
 from onnxq.training.lessons import Batch
 from onnxq.training.losses import Task

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxq.numbers.formats import Format
-from onnxq.numbers.pairs import MOST, Pairs, kernel_order, row_shape
+from onnxq.numerics.formats import Format
+from onnxq.numerics.pairs import MOST, Pairs, kernel_order, row_shape
 
 
 class _FakeQuantized(torch.autograd.Function):
@@ -79,7 +79,7 @@ def fake_quantized(values: Tensor, scale: Tensor, zero_point: Tensor, format: Fo
         zero_point: float32 that holds whole numbers, likewise; 0 where the format has none.
         format: the codes'.
 
-    >>> from onnxq.numbers.formats import FORMATS
+    >>> from onnxq.numerics.formats import FORMATS
     >>> fake_quantized(torch.tensor([0.24, 9.0]), torch.tensor(0.1), torch.tensor(0.0), FORMATS["uint4"])
     tensor([0.2000, 1.5000])
     """
@@ -88,7 +88,7 @@ def fake_quantized(values: Tensor, scale: Tensor, zero_point: Tensor, format: Fo
 
 
 def fitted_values(values: Tensor, scale: Tensor, pairs: Pairs, axis: int, reduction_axis: int) -> Tensor:
-    """Return values whose codes fit in pairs, as `onnxq.numbers.pairs.fitted` has it, with gradients of both.
+    """Return values whose codes fit in pairs, as `onnxq.numerics.pairs.fitted` has it, with gradients of both.
 
     Args:
         values: float32, of two axes or more where there are pairs.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from onnxq.calibration.spool import Activations
 from onnxq.errors import DataError
-from onnxq.execution.spool import Activations
-from onnxq.progress import Progress, silent
+from onnxq.system.progress import Progress, silent
 from onnxq.training.blocks import Block, Flow, blocks
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.learning import learn

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.accuracy.refining import Gain
-from onnxq.budget import Budget
-from onnxq.encoding.migration import Migration
-from onnxq.judging.goal import Goal
-from onnxq.judging.judge import Judge
-from onnxq.judging.reference import Reference, run_beside
-from onnxq.judging.trust import noise_by_sample
-from onnxq.judging.verify import COMPARED_SAMPLES
-from onnxq.judging.views import Views
-from onnxq.samples.data import evenly
-from onnxq.searching.choosing import Chosen
-from onnxq.steps import Evidenced, Prepared, Settled, judge_of
+from onnxq.algorithms.migration import Migration
+from onnxq.data.data import evenly
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.judge import Judge
+from onnxq.evaluation.reference import Reference, run_beside
+from onnxq.evaluation.trust import noise_by_sample
+from onnxq.evaluation.verify import COMPARED_SAMPLES
+from onnxq.evaluation.views import Views
+from onnxq.search.choosing import Chosen
+from onnxq.search.refining import Gain
+from onnxq.steps.budget import Budget
+from onnxq.steps.steps import Evidenced, Prepared, Settled, judge_of
 from onnxq.training.fitting import fitted
 from onnxq.training.settings import Training
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.samples.inputs import Sample, SampleSource
-from onnxq.samples.selection import Selection
+from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.selection import Selection
 
 # So many samples are no longer few; pairs of what was seen say less.
 _ENOUGH, _ENOUGH_PAIRED = 64, 192

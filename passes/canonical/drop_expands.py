@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
-from onnxq.graph.shape_targets import broadcast, expanded
+from onnxq.ir import Constant
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.shape_targets import broadcast, expanded
 
 _BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Equal", "Less", "Greater", "And", "Or", "PRelu", "Where")
 # PRelu broadcasts its slope alone.

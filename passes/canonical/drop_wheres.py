@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.shape_targets import broadcast
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.shape_targets import broadcast
 
 
 class DropWheres(RewriteRule):

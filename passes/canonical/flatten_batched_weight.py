@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.ranks import rank
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.ranks import rank
 
 
 class FlattenBatchedWeight(RewriteRule):

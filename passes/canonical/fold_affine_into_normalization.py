@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.patterns import Capture
-from onnxq.graph.ranks import rank
-from onnxq.graph.soundness import stored
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.patterns import Capture
+from onnxq.rewrite.ranks import rank
+from onnxq.rewrite.soundness import stored
 
 
 class FoldAffineIntoNormalization(RewriteRule):

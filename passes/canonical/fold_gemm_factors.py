@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule, is_fixed
-from onnxq.graph.soundness import stays_in_range, stored
+from onnxq.ir import Constant, is_fixed
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.soundness import stays_in_range, stored
 
 _BIAS_IS_OPTIONAL = 11
 

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.soundness import affine_of, stays_in_range, stored
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.soundness import affine_of, stays_in_range, stored
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Folded: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"

@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule, Tensor
-from onnxq.graph.gelu_parts import is_gelu_before_halving
-from onnxq.graph.soundness import affine_of, keeps_digits, stays_in_range, stored
+from onnxq.ir import Constant, Node, Tensor
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.gelu_parts import is_gelu_before_halving
+from onnxq.rewrite.soundness import affine_of, keeps_digits, stays_in_range, stored
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 

@@ -6,7 +6,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule, Tensor
+from onnxq.ir import Constant, Node, Tensor
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 Pads: TypeAlias = "list[tuple[int, int]]"
 """Elements before and after, for each axis."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.layouts import inverse, permutation_of
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.layouts import inverse, permutation_of
 
 
 class FoldTransposeIntoWeight(RewriteRule):

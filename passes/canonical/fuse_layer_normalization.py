@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.normalizations import normalization_obstacle
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.normalizations import normalization_obstacle
 
 _FIRST_OPSET = 17
 

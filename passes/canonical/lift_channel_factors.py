@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule, Tensor
-from onnxq.graph.soundness import affine_of, stays_in_range
+from onnxq.ir import Constant, Tensor
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.soundness import affine_of, stays_in_range
 
 
 class LiftChannelFactors(RewriteRule):

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule, onnx_dtype
-from onnxq.graph.data_types import numpy_dtype
+from onnxq.ir import onnx_dtype
+from onnxq.ir.data_types import numpy_dtype
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 
 class MergeCasts(RewriteRule):

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
+from onnxq.ir import Constant, Node
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 _Operand = Any
 

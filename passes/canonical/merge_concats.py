@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Node, Operators, RewriteRule
+from onnxq.ir import Node
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 
 class MergeConcats(RewriteRule):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
-from onnxq.graph.shape_entries import product
-from onnxq.graph.shape_targets import reshape_target, reshaped
+from onnxq.ir import Constant, Node
+from onnxq.ir.shape_entries import product
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.shape_targets import reshape_target, reshaped
 
 _OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _TARGET_IS_INPUT = 5

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
-from onnxq.graph.gelu_parts import is_gelu_before_halving
-from onnxq.graph.soundness import stays_in_range, stored
+from onnxq.ir import Constant
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.gelu_parts import is_gelu_before_halving
+from onnxq.rewrite.soundness import stays_in_range, stored
 
 
 class MergeScalars(RewriteRule):

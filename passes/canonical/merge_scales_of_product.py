@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.ranks import rank
-from onnxq.graph.soundness import stays_in_range, stored
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.ranks import rank
+from onnxq.rewrite.soundness import stays_in_range, stored
 
 
 class MergeScalesOfProduct(RewriteRule):

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
+from onnxq.ir import Constant, Node
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 _BOUNDS_ARE_INPUTS = 10
 _UNBOUNDED = np.iinfo(np.int32).max

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Node, Operators, RewriteRule
-from onnxq.graph.shape_targets import reshape_target
+from onnxq.ir import Node
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.shape_targets import reshape_target
 
 _TARGET_IS_INPUT = 5
 

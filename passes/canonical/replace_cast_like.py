@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule, onnx_dtype
+from onnxq.ir import onnx_dtype
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 
 class ReplaceCastLike(RewriteRule):

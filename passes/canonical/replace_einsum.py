@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Node, Operators, RewriteRule
-from onnxq.graph.ranks import rank
+from onnxq.ir import Constant, Node
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.ranks import rank
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
-from onnxq.graph.patterns import Capture
-from onnxq.graph.ranks import same_extents
+from onnxq.ir import Constant
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.patterns import Capture
+from onnxq.rewrite.ranks import same_extents
 
 
 class ReplaceGemmBetweenReshapes(RewriteRule):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 
 class ReplaceMatMulBetweenReshapes(RewriteRule):

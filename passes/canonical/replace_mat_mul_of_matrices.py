@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.ranks import rank
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.ranks import rank
 
 
 class ReplaceMatMulOfMatrices(RewriteRule):

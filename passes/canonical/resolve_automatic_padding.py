@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 
 class ResolveAutomaticPadding(RewriteRule):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
+from onnxq.ir import Constant
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 _BOUNDS_ARE_INPUTS = 10
 

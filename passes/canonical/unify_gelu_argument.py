@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.ranks import may_widen
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.ranks import may_widen
 
 _CUBIC = 0.044715
 _SLOPE = math.sqrt(2 / math.pi)

@@ -7,8 +7,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
-from onnxq.graph.soundness import stored
+from onnxq.ir import Constant
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.soundness import stored
 
 _MOST_BYTES: Final = 1 << 20
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.graph import Call, Constant, Match, New, Operators, RewriteRule
+from onnxq.ir import Constant
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 
 # Kernels of ReduceMean add pairwise, those of GlobalAveragePool one by one, which is less exact for large images.
 _LARGEST: Final = 64 * 64

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Node, Operators, RewriteRule
-from onnxq.graph.ranks import may_widen
+from onnxq.ir import Node
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.ranks import may_widen
 
 # onnxruntime has no kernel for float64.
 _WIDEST = 4

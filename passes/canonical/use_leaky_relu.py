@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.ranks import may_widen
-from onnxq.graph.rectifiers import FIRST_OPSET, is_extreme_of_two, rectified
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.ranks import may_widen
+from onnxq.rewrite.rectifiers import FIRST_OPSET, is_extreme_of_two, rectified
 
 
 class UseLeakyRelu(RewriteRule):

@@ -1,1 +1,1 @@
-"""Passes that lead back from codes to floats."""
+"""Passes that turn quantized models back to float."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from onnxq.dequantizing.constant_cones import ConstantCones, Decoded
-from onnxq.dequantizing.decoding import value_name
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Names,
     Node,
-    Pass,
     Variable,
     become_constant,
     remove_nodes,
     replace_uses,
 )
+from onnxq.passes.dequantize.constant_cones import ConstantCones, Decoded
+from onnxq.passes.dequantize.decoding import value_name
+from onnxq.rewrite import Changes, Pass
 
 
 class DequantizeWeights(Pass):

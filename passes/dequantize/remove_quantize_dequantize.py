@@ -11,18 +11,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.dequantizing.clamps import Intervals
-from onnxq.dequantizing.code_ports import code_range, decode_codes, encode_codes
-from onnxq.dequantizing.coded import Coded
-from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Names,
     Node,
-    Pass,
     Tensor,
     Variable,
     constant,
@@ -33,8 +27,13 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
-from onnxq.graph.data_types import numpy_dtype
-from onnxq.operators import OPERATORS, operator_of
+from onnxq.ir.data_types import numpy_dtype
+from onnxq.ops import OPERATORS, operator_of
+from onnxq.passes.dequantize.clamps import Intervals
+from onnxq.passes.dequantize.code_ports import code_range, decode_codes, encode_codes
+from onnxq.passes.dequantize.coded import Coded
+from onnxq.passes.dequantize.decoding import dequantized, value_name
+from onnxq.rewrite import Changes, Pass
 
 _QUANTIZERS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _CARRIERS: Final = frozenset(

@@ -9,16 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.constants import Array, computed, dequantize_linear
-from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Names,
     Node,
-    Pass,
     Payload,
     Tensor,
     Variable,
@@ -27,7 +23,10 @@ from onnxq.graph import (
     optional,
     replace_nodes,
 )
-from onnxq.operators import INTEGER_OPERATORS, IntegerOperator, check_inputs, operator_of
+from onnxq.ops import INTEGER_OPERATORS, IntegerOperator, check_inputs, operator_of
+from onnxq.passes.dequantize.decoding import dequantized, value_name
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.constants import Array, computed, dequantize_linear
 
 _ADDS_A_BIAS: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _AXES_ARE_INPUTS: Final = {"ReduceMean": 18}

@@ -11,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.dequantizing.coded import same_parameter
-from onnxq.dequantizing.decoding import dequantized, value_name
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Names,
     Node,
-    Pass,
     Tensor,
     Variable,
     constant,
@@ -30,7 +26,10 @@ from onnxq.graph import (
     remove_unused,
     scopes,
 )
-from onnxq.operators import OPERATORS, operator_of
+from onnxq.ops import OPERATORS, operator_of
+from onnxq.passes.dequantize.coded import same_parameter
+from onnxq.passes.dequantize.decoding import dequantized, value_name
+from onnxq.rewrite import Changes, Pass
 
 _FLOAT_OP: Final = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _QUANTIZERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})

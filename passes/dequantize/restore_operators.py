@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxq.graph import Changes, Constant, Graph, Node, Pass, Variable, remove_nodes, replace_uses, scopes
+from onnxq.ir import Constant, Graph, Node, Variable, remove_nodes, replace_uses, scopes
+from onnxq.rewrite import Changes, Pass
 
 _CLIP_HAS_INPUTS = 11
 _FLOATS: Final = frozenset({"float16", "float32", "float64"})

@@ -9,14 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.constants import Array, computed, dequantize_linear
-from onnxq.dequantizing.decoding import value_name
 from onnxq.errors import ModelError
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Payload, Tensor, Variable, nodes, replace_nodes
-from onnxq.numbers.formats import FORMATS
-from onnxq.numbers.kernel_blobs import unpack_matmul_nbits
-from onnxq.numbers.packing import unpack_rows
-from onnxq.operators import check_inputs
+from onnxq.ir import Constant, Graph, Names, Node, Payload, Tensor, Variable, nodes, replace_nodes
+from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.kernel_blobs import unpack_matmul_nbits
+from onnxq.numerics.packing import unpack_rows
+from onnxq.ops import check_inputs
+from onnxq.passes.dequantize.decoding import value_name
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.constants import Array, computed, dequantize_linear
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 # Of bitsandbytes, by the attribute quant_type; the first type keeps the sign in the highest bit.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Call, Changes, Graph, Match, New, Operators, Pass, RewriteRule, RewriteRules
-from onnxq.graph.patterns import Capture
+from onnxq.ir import Graph
+from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule, RewriteRules
+from onnxq.rewrite.patterns import Capture
 
 
 class ConvolvePooled(Pass):

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Changes, Graph, Match, New, Operators, Pass, RewriteRule, RewriteRules, is_fixed
+from onnxq.ir import Graph, is_fixed
+from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule, RewriteRules
 
 _BLOCK = 16
 _MODE_IS_KNOWN = 11

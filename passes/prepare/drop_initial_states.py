@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxq.graph import Changes, Constant, Graph, Node, Pass, Variable, scopes
+from onnxq.ir import Constant, Graph, Node, Variable, scopes
+from onnxq.rewrite import Changes, Pass
 
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Which inputs are initial states."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Graph,
     Node,
-    Pass,
     Tensor,
     Variable,
     is_fixed,
@@ -15,6 +13,7 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
+from onnxq.rewrite import Changes, Pass
 
 # Before, a Dropout was in training mode unless it said otherwise.
 _INFERS = 7

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxq.graph import Changes, Constant, Graph, Node, Pass
-from onnxq.operators import operator_of
+from onnxq.ir import Constant, Graph, Node
+from onnxq.ops import operator_of
+from onnxq.rewrite import Changes, Pass
 
 # Since this version of the file format an initializer need not be an input, and one that is can be fed.
 _IR_OF_PLAIN_INITIALIZERS = 4

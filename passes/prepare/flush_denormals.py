@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.graph import Changes, Constant, Graph, Pass, is_fixed, nodes, onnx_dtype
-from onnxq.operators import Role, operator_of
+from onnxq.ir import Constant, Graph, is_fixed, nodes, onnx_dtype
+from onnxq.ops import Role, operator_of
+from onnxq.rewrite import Changes, Pass
 
 _PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
 # Beside a number so large, denormals are lost in the rounding of any sum.

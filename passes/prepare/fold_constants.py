@@ -10,13 +10,10 @@ from typing import TypeGuard
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxq.constants import VIEWS, Step, evaluate_all, is_small
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Node,
-    Pass,
     Tensor,
     Variable,
     become_constant,
@@ -25,6 +22,8 @@ from onnxq.graph import (
     remove_nodes,
     scopes,
 )
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.constants import VIEWS, Step, evaluate_all, is_small
 
 # Quantization must survive, random numbers must stay random, and control flow holds graphs of its own.
 _KEPT = frozenset(

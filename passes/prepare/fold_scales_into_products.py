@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import Changes, Constant, Graph, Names, Node, Pass, Variable, remove_nodes, replace_uses, scopes
-from onnxq.graph.soundness import Uses, stays_in_range, stored
+from onnxq.ir import Constant, Graph, Names, Node, Variable, remove_nodes, replace_uses, scopes
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.soundness import Uses, stays_in_range, stored
 
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

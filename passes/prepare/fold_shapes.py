@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import (
+from onnxq.ir import (
     ArrayPayload,
-    Changes,
     Constant,
     Graph,
     Names,
     Node,
-    Pass,
     Tensor,
     Variable,
     become_constant,
@@ -26,11 +24,12 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
-from onnxq.graph.shape_entries import Entry, plus
-from onnxq.graph.shape_targets import broadcast, expand_target, expanded, reshape_target, reshaped, sliced
-from onnxq.graph.shape_values import Value, evaluate, value_of
-from onnxq.graph.types import infer_types, shape_of
-from onnxq.modelfile.declarations import forget_claims
+from onnxq.ir.declarations import forget_claims
+from onnxq.ir.shape_entries import Entry, plus
+from onnxq.ir.types import infer_types, shape_of
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.shape_targets import broadcast, expand_target, expanded, reshape_target, reshaped, sliced
+from onnxq.rewrite.shape_values import Value, evaluate, value_of
 
 _LAST = np.iinfo(np.int64).max
 _READS_SHAPES = frozenset({"Shape", "Size"})

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Graph,
     Names,
     Node,
-    Pass,
     Variable,
     constant,
     is_fixed,
@@ -23,7 +21,8 @@ from onnxq.graph import (
     remove_nodes,
     scopes,
 )
-from onnxq.graph.soundness import Uses, affine_of, stays_in_range, stored
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.soundness import Uses, affine_of, stays_in_range, stored
 
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxq.graph import Changes, Graph, Pass
-from onnxq.onnx_tools import inline_functions
+from onnxq.ir import Graph
+from onnxq.onnx_api import inline_functions
+from onnxq.rewrite import Changes, Pass
 
 
 class InlineFunctions(Pass):

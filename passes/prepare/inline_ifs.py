@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Names,
     Node,
-    Pass,
     Tensor,
     Variable,
     replace_nodes,
     replace_uses,
     scopes,
 )
+from onnxq.rewrite import Changes, Pass
 
 
 class InlineIfs(Pass):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from onnxq.errors import ModelError
-from onnxq.graph import Changes, Graph, Node, Pass, RewriteRules, nodes
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import Graph, Node, nodes
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes.canonical.use_hard_swish import UseHardSwish, has_slope_of_sixth
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
+from onnxq.rewrite import Changes, Pass, RewriteRules
 
 _OPSET = 14
 

@@ -7,18 +7,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from onnxq.graph import (
+from onnxq.ir import (
     ArrayPayload,
-    Changes,
     Constant,
     Graph,
     Node,
-    Pass,
     Payload,
     become_constant,
     remove_nodes,
     scopes,
 )
+from onnxq.rewrite import Changes, Pass
 
 _PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
     {

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from onnx import defs
 
-from onnxq.graph import Changes, Graph, Node, Pass, Tensor, Variable, replace_uses, scopes
+from onnxq.ir import Graph, Node, Tensor, Variable, replace_uses, scopes
+from onnxq.rewrite import Changes, Pass
 
 
 @dataclass(frozen=True)

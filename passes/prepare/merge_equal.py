@@ -7,18 +7,17 @@ from collections import ChainMap
 from collections.abc import Hashable
 from typing import Any
 
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Node,
     OpaqueAttribute,
-    Pass,
     joined_origins,
     remove_nodes,
     replace_uses,
 )
-from onnxq.graph.patterns import COMMUTATIVE
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.patterns import COMMUTATIVE
 
 # What two calls of may differ in, and what runtimes match by node: one for each reader.
 _KEPT = frozenset(

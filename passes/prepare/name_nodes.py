@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from onnxq.graph import Changes, Graph, Names, Node, Pass, scopes
+from onnxq.ir import Graph, Names, Node, scopes
+from onnxq.rewrite import Changes, Pass
 
 
 class NameNodes(Pass):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onnxq.graph import Changes, Graph, Names, Pass, Tensor
-from onnxq.modelfile import place_constants
+from onnxq.ir import Graph, Names, Tensor, place_constants
+from onnxq.rewrite import Changes, Pass
 
 
 class NameTensors(Pass):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxq.graph import Changes, Constant, Graph, Node, Pass, remove_unused, scopes
+from onnxq.ir import Constant, Graph, Node, remove_unused, scopes
+from onnxq.rewrite import Changes, Pass
 
 
 class RemoveUnused(Pass):

@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Constant,
     Graph,
     Names,
     Node,
-    Pass,
     Tensor,
     Variable,
     is_fixed,
@@ -25,9 +23,10 @@ from onnxq.graph import (
     replace_nodes,
 )
 from onnxq.lowering import Chain
-from onnxq.onnx_tools import infer_shapes
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
-from onnxq.targets import LARGE_WEIGHT
+from onnxq.rewrite import Changes, Pass
+from onnxq.runtime.targets import LARGE_WEIGHT
 
 # Split and Squeeze take sizes and axes as inputs since this opset.
 _OPSET = 13

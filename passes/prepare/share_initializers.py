@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from onnxq.graph import Changes, Constant, Graph, Names, Pass, onnx_dtype, replace_uses
-from onnxq.modelfile import place_constants
+from onnxq.ir import Constant, Graph, Names, onnx_dtype, place_constants, replace_uses
+from onnxq.rewrite import Changes, Pass
 
 
 @dataclass(frozen=True)

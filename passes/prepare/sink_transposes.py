@@ -6,12 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Graph,
     Names,
     Node,
-    Pass,
     Tensor,
     Variable,
     remove_nodes,
@@ -19,7 +17,8 @@ from onnxq.graph import (
     scopes,
     toposort,
 )
-from onnxq.graph.layouts import (
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.layouts import (
     Permutation,
     channels_last,
     composed,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxq.graph import Changes, Graph, Names, Node, Pass, Variable, nodes, replace_nodes
+from onnxq.ir import Graph, Names, Node, Variable, nodes, replace_nodes
+from onnxq.rewrite import Changes, Pass
 
 _SLOPE, _MIDDLE = 1 / 6, 0.5
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.graph import Call, Match, New, Operators, RewriteRule
-from onnxq.graph.rectifiers import FIRST_OPSET, rectified
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.rectifiers import FIRST_OPSET, rectified
 
 
 class SplitPRelus(RewriteRule):

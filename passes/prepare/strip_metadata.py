@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onnxq.graph import Changes, Graph, Pass
-from onnxq.modelfile import strip_metadata
+from onnxq.ir import Graph, strip_metadata
+from onnxq.rewrite import Changes, Pass
 
 
 class StripMetadata(Pass):

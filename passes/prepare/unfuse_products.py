@@ -8,12 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Graph,
     Names,
     Node,
-    Pass,
     Tensor,
     Variable,
     constant,
@@ -24,7 +22,8 @@ from onnxq.graph import (
     producer,
     replace_nodes,
 )
-from onnxq.graph.soundness import Uses, stays_in_range, stored
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.soundness import Uses, stays_in_range, stored
 
 _BIAS_IS_OPTIONAL = 11
 DOMAIN: Final = "com.microsoft"

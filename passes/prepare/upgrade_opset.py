@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Changes, Graph, Pass, origins_by_name, put_back_origins
-from onnxq.onnx_tools import upgrade_opset
+from onnxq.ir import Graph, origins_by_name, put_back_origins
+from onnxq.onnx_api import upgrade_opset
+from onnxq.rewrite import Changes, Pass
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.constants.payloads import computed
-from onnxq.graph import (
-    Changes,
+from onnxq.ir import (
     Graph,
     Names,
     Node,
-    Pass,
     Payload,
     Tensor,
     Variable,
@@ -26,7 +23,9 @@ from onnxq.graph import (
     replace_uses,
     scopes,
 )
-from onnxq.graph.soundness import Uses
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.constants.payloads import computed
+from onnxq.rewrite.soundness import Uses
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT = np.dtype(np.float32)

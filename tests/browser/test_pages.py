@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from reports import FULL, hostile, large
 
-from onnxq.judging.layers import Layer, Layers, SampleNoise
+from onnxq.evaluation.layers import Layer, Layers, SampleNoise
 from onnxq.report import FidelityError, Report
 from onnxq.report.comparison import Comparison
 from onnxq.report.page import save_html

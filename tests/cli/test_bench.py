@@ -7,7 +7,7 @@ import pytest
 
 from cli.commands import MODELS, invoke
 from onnxq.errors import EngineError
-from onnxq.runtime import runtime_version
+from onnxq.runtime.sessions import runtime_version
 
 
 def bench(*arguments: str) -> str:

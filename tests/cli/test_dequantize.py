@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from cli.commands import invoke
 from onnxq.errors import ModelError
-from onnxq.operators import ALREADY_QUANTIZED
+from onnxq.ops import ALREADY_QUANTIZED
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli.commands import invoke
+from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Plan
 from onnxq.planning.plan_file import save_plan
-from onnxq.scheme import Mode
 
 
 def test_nodes_that_are_treated_otherwise_are_told_one_a_line(plan: Plan, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from onnxq.budget import Budget
 from onnxq.cli.goals import accuracy_option, goal_options, measurements_option, speed_options
-from onnxq.judging.goal import Goal
+from onnxq.evaluation.goal import Goal
+from onnxq.steps.budget import Budget
 
 
 def packed(*arguments: object) -> tuple[Goal, Budget]:

@@ -9,11 +9,11 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from cli.commands import COMMANDS, invoke
+from onnxq.calibration.range_table import RANGES
 from onnxq.cli.groups import ORDER, OTHER, PRESET, GroupedCommand
 from onnxq.cli.main import cli
-from onnxq.evidence.range_table import RANGES
-from onnxq.presets import PRESETS
-from onnxq.targets import TARGETS
+from onnxq.config.presets import PRESETS
+from onnxq.runtime.targets import TARGETS
 
 GROUPED = [name for name, command in COMMANDS.items() if isinstance(command, GroupedCommand)]
 

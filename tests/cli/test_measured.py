@@ -7,8 +7,8 @@ from reports import FULL, REPORT, changed
 
 from onnxq.cli import terminal
 from onnxq.cli.measured import measured
-from onnxq.scheme import Mode
-from onnxq.searching.search import NodeNoise
+from onnxq.config.scheme import Mode
+from onnxq.search.search import NodeNoise
 
 LONG = "/model/encoder/layers.11/attention/self/query/MatMul"
 

@@ -7,11 +7,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from onnxq.calibration.cluster import Cluster
+from onnxq.calibration.resume import Collection
+from onnxq.calibration.workers import Processes
 from onnxq.cli.options import chain_option, collection_options, image_options, two_models
-from onnxq.execution.cluster import Cluster
-from onnxq.execution.resume import Collection
-from onnxq.execution.workers import Processes
-from onnxq.samples.images import IMAGE_PRESETS, ImageOptions
+from onnxq.data.images import IMAGE_PRESETS, ImageOptions
 
 TAKEN: list[dict[str, Any]] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli.commands import invoke
-from onnxq.presets import PRESETS
+from onnxq.config.presets import PRESETS
 
 
 def test_every_preset_is_listed_with_a_description() -> None:

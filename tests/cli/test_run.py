@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.main import cli
 from onnxq.errors import PassError
-from onnxq.modelfile import load
-from onnxq.named_passes import passes_by_name
+from onnxq.ir import load
+from onnxq.preparing.named_passes import passes_by_name
 
 MINE = """
 from onnxq import Changes, Pass

@@ -7,11 +7,11 @@ import math
 import pytest
 
 from onnxq.cli.tables import print_agreement, print_portability, print_sensitivity, written
-from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.latency import Latency
-from onnxq.judging.portability import Port
-from onnxq.scheme import Mode, Spec
-from onnxq.searching.sensitivity import NodeCost, Sensitivity, TensorCost, WayCost
+from onnxq.config.scheme import Mode, Spec
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
+from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.portability import Port
+from onnxq.search.sensitivity import NodeCost, Sensitivity, TensorCost, WayCost
 
 LONG = "/a/very/long/name" * 10
 

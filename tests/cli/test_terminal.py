@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 from reports import FULL, REPORT, changed
 
-from onnxq.accuracy.refining import Gain
-from onnxq.budget import Budget
+from onnxq.calibration.data import Data
 from onnxq.cli import terminal
-from onnxq.data import Data
-from onnxq.graph import Graph
-from onnxq.judging.gate import Judged
-from onnxq.judging.goal import Goal
-from onnxq.optimization import Optimized, Size
+from onnxq.commands.optimization import Optimized, Size
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode, Scheme
+from onnxq.evaluation.gate import Judged
+from onnxq.evaluation.goal import Goal
+from onnxq.ir import Graph
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision
-from onnxq.presets import PRESETS
 from onnxq.report import FidelityError
-from onnxq.runtime import runtime_version
-from onnxq.scheme import Mode, Scheme
+from onnxq.runtime.sessions import runtime_version
+from onnxq.search.refining import Gain
+from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from cli.commands import CALIB, MODELS, invoke
-from onnxq.budget import Budget
 from onnxq.cli.main import cli
 from onnxq.cli.train import note
 from onnxq.errors import ModelError, OnnxqError, SchemeError
+from onnxq.steps.budget import Budget
 from onnxq.training import pipeline
 from onnxq.training.settings import Standing, Training
 

@@ -13,7 +13,7 @@ from onnxq.cli.goals import goal_options, speed_options
 from onnxq.cli.options import collection_options
 from onnxq.cli.wanted import chosen_scheme, data_options, scheme_options
 from onnxq.errors import SchemeError
-from onnxq.judging.goal import Goal
+from onnxq.evaluation.goal import Goal
 
 
 def packed(*arguments: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.web_folder import _NAMES
-from onnxq.web_folder import DTYPES, Written
+from onnxq.commands.web_folder import DTYPES, Written
 
 
 def test_dtypes_are_written_and_told(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_the_help_names_every_dtype() -> None:
 
 def test_equal_outputs_are_told_as_a_word_that_json_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written("fp16", (tmp_path / "model_fp16.onnx",), 8, math.inf)
-    monkeypatch.setattr("onnxq.web_folder.write_web_folder", lambda *_, **__: [written])
+    monkeypatch.setattr("onnxq.commands.web_folder.write_web_folder", lambda *_, **__: [written])
     told = invoke("web-folder", tmp_path, "--calib", CALIB, "--json").stdout
     (found,) = json.loads(told, parse_constant=pytest.fail)
     assert (found["sqnr"], found["files"]) == ("Infinity", [str(tmp_path / "model_fp16.onnx")])

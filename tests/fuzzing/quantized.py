@@ -19,8 +19,8 @@ from fuzzing.builder import F32, I64, Builder, RefusedError
 from fuzzing.comparing import with_noise
 from fuzzing.idioms.writing import conv, gemm, matmul
 from fuzzing.runtime import Feed, opened, run
-from onnxq.graph import Applied, Pipeline
-from onnxq.presets import PRESETS
+from onnxq.config.presets import PRESETS
+from onnxq.rewrite import Applied, Pipeline
 
 WRITERS: dict[str, Callable[[Builder], Any]] = {}
 _LOUDER = 20.0

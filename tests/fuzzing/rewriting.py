@@ -10,27 +10,19 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from onnxq.graph import (
-    Applied,
-    Graph,
-    Pipeline,
-    RewriteChanges,
-    forget_types,
-    inner_variables,
-    types_to_declare,
-)
-from onnxq.integer_steps import integer_steps
-from onnxq.modelfile import as_graph, to_model
-from onnxq.named_passes import passes_by_name
-from onnxq.onnx_tools import infer_shapes
+from onnxq.config.scheme import Mode, Rule, Scheme
+from onnxq.ir import Graph, as_graph, forget_types, inner_variables, to_model, types_to_declare
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import PASSES
-from onnxq.passes.place.expand_constants import ExpandConstants
-from onnxq.passes.place.store_once import StoreOnce
 from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.prepare.widen_floats import half_type
-from onnxq.preparation import prepare_in_place, widens
-from onnxq.scheme import Mode, Rule, Scheme
-from onnxq.targets import target_named
+from onnxq.passes.quantize.expand_constants import ExpandConstants
+from onnxq.passes.quantize.store_once import StoreOnce
+from onnxq.preparing.integer_steps import integer_steps
+from onnxq.preparing.named_passes import passes_by_name
+from onnxq.preparing.preparation import prepare_in_place, widens
+from onnxq.rewrite import Applied, Pipeline, RewriteChanges
+from onnxq.runtime.targets import target_named
 
 _STATIC = Scheme(rules=(Rule(Mode.STATIC),))
 

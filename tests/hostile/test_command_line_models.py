@@ -11,9 +11,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from hostile.command_line import Place, Run, edit, quantize_arguments, quantized_pair, refused, stored
-from onnxq.budget import Budget
-from onnxq.judging.goal import Goal
+from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import quantize
+from onnxq.steps.budget import Budget
 
 
 def external(place: Place, location: str) -> None:

@@ -17,7 +17,7 @@ from onnx import AttributeProto, TensorProto
 
 from hostile import bad_models, bad_nesting, bad_parts, damaged
 from onnxq.errors import ModelError
-from onnxq.modelfile import read_model
+from onnxq.ir import read_model
 
 if sys.platform != "linux":
     pytest.skip("memory of a process can be bounded on Linux alone", allow_module_level=True)

@@ -17,9 +17,9 @@ from onnx import TensorProto, numpy_helper
 from PIL import Image
 
 from hostile.bad_samples import Bomb, npy_bytes, npy_claiming, png_claiming, write_zip, zeros, zipped
+from onnxq.calibration.storage import load_statistics, save_statistics
+from onnxq.data.data import ImageOptions, Input, open_samples
 from onnxq.errors import DataError
-from onnxq.evidence.storage import load_statistics, save_statistics
-from onnxq.samples.data import ImageOptions, Input, open_samples
 
 FLOAT = np.dtype(np.float32)
 X = (Input("x", FLOAT, ("N", 2)),)
@@ -60,7 +60,7 @@ def test_archive_names_are_keys_and_never_paths(name: str, tmp_path: Path) -> No
 def test_a_compressed_member_that_unpacks_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxq.samples.arrays.ARRAY_LIMIT", 1000)
+    monkeypatch.setattr("onnxq.data.arrays.ARRAY_LIMIT", 1000)
     zeros = npy_bytes(np.zeros((1000, 2), np.float32))
     path = write_zip(tmp_path / "a.npz", {"x.npy": zeros}, zipfile.ZIP_DEFLATED)
     with pytest.raises(DataError, match=r"a.npz: 'x' unpacks to 8\d\d\d bytes, expected at most 1000"):
@@ -72,7 +72,7 @@ def test_an_archive_that_unpacks_to_an_absurd_size_is_refused_unread(
     compression: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = zeros(tmp_path / "a.npz", 65, compression)
-    monkeypatch.setattr("onnxq.samples.arrays.StoredArray.rows", None)
+    monkeypatch.setattr("onnxq.data.arrays.StoredArray.rows", None)
     with pytest.raises(DataError, match=r"a.npz: 'x' unpacks from \d+ to 68157\d+ bytes, expected at most 1000 times"):
         open_samples(path, X, limit=1)
 

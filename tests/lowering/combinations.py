@@ -14,18 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxq.encoding.codes import encode
-from onnxq.encoding.encoders import encode_array
+from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encoders import encode_array
+from onnxq.config.scheme import Granularity, Mode, Spec, Storage
 from onnxq.errors import SchemeError
-from onnxq.graph import Graph, Node, Variable, constant, remove_unused
-from onnxq.modelfile import to_model
-from onnxq.numbers.formats import FORMATS
-from onnxq.numbers.scale_formats import SCALE_FORMATS
+from onnxq.ir import Graph, Node, Variable, constant, remove_unused, to_model
+from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.scale_formats import SCALE_FORMATS
 from onnxq.passes import DecodeWeights, ShareInitializers, StoreWeights
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.weight_plan import decide_weights
-from onnxq.runtime import open_session, run
-from onnxq.scheme import Granularity, Mode, Spec, Storage
+from onnxq.runtime.sessions import open_session, run
 
 OPSET = 25
 # Narrow and 7-bit formats differ in the codes that they use, not in how they are stored.

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.encoding.encoders import encode_array
-from onnxq.graph import Graph, Names, Tensor, Variable, constant
+from onnxq.algorithms.encoders import encode_array
+from onnxq.config.scheme import Granularity, Spec, Storage
+from onnxq.ir import Graph, Names, Tensor, Variable, constant, to_model
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
-from onnxq.modelfile import to_model
-from onnxq.numbers.numerics import QTensor
-from onnxq.runtime import open_session, run
-from onnxq.scheme import Granularity, Spec, Storage
+from onnxq.numerics.numerics import QTensor
+from onnxq.runtime.sessions import open_session, run
 
 FLOAT = np.dtype(np.float32)
 SPECS = [

@@ -8,17 +8,16 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
 from onnx import TensorProto
 
-from onnxq.encoding.encoders import encode_array
-from onnxq.graph import Graph, Names
+from lowering.combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
+from onnxq.algorithms.encoders import encode_array
+from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
+from onnxq.ir import Graph, Names, to_model
 from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
-from onnxq.modelfile import to_model
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.numerics import QTensor
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.numerics import QTensor
 from onnxq.planning.weight_plan import decide_weights
-from onnxq.scheme import Granularity, Mode, Rounding, Spec, Storage
 
 # Convolutions multiply no codes, so that weight-only stores their weights.
 MATRICES = [

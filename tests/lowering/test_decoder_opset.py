@@ -7,17 +7,16 @@ import math
 import numpy as np
 import onnx
 import pytest
-from combinations import OPERATORS, specs
 from onnx import numpy_helper, parser
 
-from onnxq.encoding.codes import encode
-from onnxq.graph import remove_unused
+from lowering.combinations import OPERATORS, specs
+from onnxq.algorithms.codes import encode
+from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
+from onnxq.ir import as_graph, remove_unused, to_model
 from onnxq.lowering import Emit, decoder_opset
-from onnxq.modelfile import as_graph, to_model
 from onnxq.passes import DecodeWeights, ReplaceWithContrib, StoreWeights
 from onnxq.planning.plan import Plan
 from onnxq.planning.weight_plan import decide_weights, weight_opset
-from onnxq.scheme import Granularity, Mode, Rounding, Spec, Storage
 
 # The newest operators of every other kind; float6 needs an opset that onnxruntime does not load.
 CHECKED = [spec for spec in specs()[0] if not spec.format.startswith("float6")][::7]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.encoding.encoders import encode_array
+from onnxq.algorithms.encoders import encode_array
+from onnxq.config.scheme import Granularity, Spec
 from onnxq.lowering.layout import Layout, Linear, transposed
-from onnxq.scheme import Granularity, Spec
 
 WEIGHT = np.random.default_rng(0).normal(size=(6, 70)).astype(np.float32)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.graph import Graph, Names
+from onnxq.ir import Graph, Names
 from onnxq.lowering import Chain
 from onnxq.lowering.native import numbers, stored_format
-from onnxq.numbers.formats import FORMATS, Format
+from onnxq.numerics.formats import FORMATS, Format
 
 SMALL = [format for format in FORMATS.values() if format.bits <= 8]
 

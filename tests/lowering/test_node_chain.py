@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph import Constant, Graph, Names, Node, Variable
+from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
 from onnxq.lowering import Chain
-from onnxq.modelfile import to_model
-from onnxq.numbers.formats import FORMATS
+from onnxq.numerics.formats import FORMATS
 
 
 def test_names_come_from_the_weight_and_are_new() -> None:

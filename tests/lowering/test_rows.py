@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from combinations import STORED
 from onnx import TensorProto
 
-from onnxq.encoding.encoders import encode_array
-from onnxq.graph import Graph, Names, Node, Variable
+from lowering.combinations import STORED
+from onnxq.algorithms.encoders import encode_array
+from onnxq.config.scheme import Granularity, Spec, Storage
+from onnxq.ir import Graph, Names, Node, Variable, to_model
 from onnxq.lowering import Chain, decode_rows
 from onnxq.lowering.rows import is_packed
-from onnxq.modelfile import to_model
-from onnxq.numbers.formats import format_named
-from onnxq.numbers.numerics import QTensor
-from onnxq.runtime import open_session, run
-from onnxq.scheme import Granularity, Spec, Storage
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.numerics import QTensor
+from onnxq.runtime.sessions import open_session, run
 
 TABLE = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)
 INT64 = np.dtype(np.int64)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.encoding.encoders import encode_array
-from onnxq.graph import Constant, Graph, Names
+from onnxq.algorithms.encoders import encode_array
+from onnxq.config.scheme import Spec
+from onnxq.ir import Constant, Graph, Names
 from onnxq.lowering import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
-from onnxq.numbers.numerics import QTensor
-from onnxq.numbers.scale_formats import SCALE_FORMATS
-from onnxq.scheme import Spec
+from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.scale_formats import SCALE_FORMATS
 
 
 def quantized(spec: Spec) -> QTensor:

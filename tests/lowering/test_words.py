@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.graph import Graph, Names, Variable
+from onnxq.ir import Graph, Names, Variable, to_model
 from onnxq.lowering import Chain
 from onnxq.lowering.words import numbers, numbers_in, numbers_in_bytes, store_bytes, store_words, typed_codes
-from onnxq.modelfile import to_model
-from onnxq.numbers.formats import FORMATS
-from onnxq.numbers.packing import pack
-from onnxq.runtime import open_session, run
+from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.packing import pack
+from onnxq.runtime.sessions import open_session, run
 
 FILLING = [format for format in FORMATS.values() if format.bits in (2, 4, 8)]
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.budget import Budget
-from onnxq.dequantization import dequantize
-from onnxq.judging.goal import Goal
+from onnxq.commands.dequantization import dequantize
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import quantize
-from onnxq.presets import PRESETS
-from onnxq.runtime import open_session, run
-from onnxq.scheme import Mode
+from onnxq.runtime.sessions import open_session, run
+from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
 # Only where data stays float can a float model compute the same.

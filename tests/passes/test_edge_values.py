@@ -11,10 +11,10 @@ import pytest
 from model_texts import model, named_graph, ops, outputs, values
 from onnx import ModelProto
 
-from onnxq.graph import Pass
-from onnxq.modelfile import to_model
+from onnxq.ir import to_model
 from onnxq.passes import PASSES
-from onnxq.preparation import canonicalise
+from onnxq.preparing.preparation import canonicalise
+from onnxq.rewrite import Pass
 
 HALF = np.float16
 LARGEST = np.finfo(np.float32).max

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import SchemeError
-from onnxq.modelfile import read_model
+from onnxq.ir import read_model
 from onnxq.planning.activations import check_activation_spec
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode, Spec
-from onnxq.targets import target_named
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import target_named
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 

@@ -7,14 +7,14 @@ import pytest
 from observations import evidence
 from onnx import ModelProto
 
-from onnxq.modelfile import read_model
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.ir import read_model
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode
-from onnxq.targets import TARGETS, Target
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import TARGETS, Target
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 W = (32, 32)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.ir import read_model
 from onnxq.lowering import Emit
-from onnxq.modelfile import read_model
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard, missing
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode
-from onnxq.targets import TARGETS
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import TARGETS
 
 CPU = TARGETS["onnxruntime-cpu"]
 

@@ -11,12 +11,12 @@ import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 from onnx import ModelProto, TensorProto, helper
 
-from onnxq.judging.verify import count_kernels
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode, Rule, Scheme, Spec
+from onnxq.evaluation.verify import count_kernels
 from onnxq.planning import islands
 from onnxq.planning.islands import NO_CODES_BEHIND, NO_KERNEL_IN_FRONT
 from onnxq.planning.plan import Demotion
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode, Rule, Scheme, Spec
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.graph import Node, Tensor, Variable, constant
+from onnxq.config.scheme import Granularity, Method, Spec
+from onnxq.ir import Node, Tensor, Variable, constant
 from onnxq.planning.large_constants import every_weight, large_weights, weight_at
-from onnxq.scheme import Granularity, Method, Spec
 
 INT8 = Spec("int8-narrow", Granularity.CHANNEL)
 CONTRIB = "com.microsoft"

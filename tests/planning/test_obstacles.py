@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.modelfile import read_model
+from onnxq.config.scheme import Mode
+from onnxq.ir import read_model
 from onnxq.planning.obstacles import data_inputs, volume
-from onnxq.scheme import Mode
 
 HALF = np.ones((32, 32), np.float16)
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.ir import read_model
 from onnxq.lowering import Emit
-from onnxq.modelfile import read_model
 from onnxq.planning.plan import Decision
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode
-from onnxq.targets import TARGETS
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import TARGETS
 
 # --- cells that only an operator of the runtime's own computes with integers ----------------------------------------
 

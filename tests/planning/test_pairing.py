@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.graph import Node, Variable, constant
-from onnxq.numbers.pairs import Pairs
+from onnxq.config.scheme import Granularity, Method, Mode, Spec
+from onnxq.ir import Node, Variable, constant
+from onnxq.numerics.pairs import Pairs
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.pairing import with_pairs
 from onnxq.planning.plan import Decision
-from onnxq.scheme import Granularity, Method, Mode, Spec
-from onnxq.targets import TARGETS, Target
+from onnxq.runtime.targets import TARGETS, Target
 
 CPU = TARGETS["onnxruntime-cpu"]
 PER_CHANNEL = Spec("int8-narrow", Granularity.CHANNEL)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onnxq.evidence.requests import Request
+from onnxq.calibration.requests import Request
+from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.plan import Activation, Decision, Plan
-from onnxq.scheme import Mode, Spec
 
 SPEC = Spec("uint8", symmetric=False)
 PLAN = Plan(

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Spec, Storage
 from onnxq.errors import OutputError, SchemeError
+from onnxq.ir import read_model
 from onnxq.lowering import Emit
-from onnxq.modelfile import read_model
-from onnxq.numbers.formats import FORMATS
+from onnxq.numerics.formats import FORMATS
 from onnxq.planning.plan import NOTED_METHODS, Activation, Decision, Plan, Weight
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.scheme import Granularity, Method, Mode, Rounding, Spec, Storage
-from onnxq.targets import TARGETS
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import TARGETS
 
 CPU = TARGETS["onnxruntime-cpu"]
 

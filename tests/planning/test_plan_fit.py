@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import SchemeError
+from onnxq.ir import read_model
 from onnxq.lowering import Emit
-from onnxq.modelfile import read_model
-from onnxq.numbers.pairs import Pairs
+from onnxq.numerics.pairs import Pairs
 from onnxq.planning.plan import Activation, Decision, Mean, Plan, Scaling, Weight
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode, Spec
-from onnxq.targets import TARGETS
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import TARGETS
 
 CPU = TARGETS["onnxruntime-cpu"]
 

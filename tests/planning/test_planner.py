@@ -10,15 +10,15 @@ import pytest
 from convolutions import between_convolutions, groups, modes
 from onnx import ModelProto
 
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.errors import SchemeError
-from onnxq.judging.verify import count_kernels
-from onnxq.modelfile import read_model
+from onnxq.evaluation.verify import count_kernels
+from onnxq.ir import read_model
 from onnxq.planning import planner
 from onnxq.planning.plan import EXCLUDED, Decision, Demotion
-from onnxq.preparation import prepare
-from onnxq.presets import PRESETS
-from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
-from onnxq.targets import TARGETS
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import TARGETS
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 
@@ -291,8 +291,8 @@ def test_nodes_of_bodies_are_planned_like_any_other(build, plan_of) -> None:
 
 
 def test_planning_edits_nothing(residual: ModelProto) -> None:
-    from onnxq.modelfile import to_model
-    from onnxq.presets import PRESETS
+    from onnxq.config.presets import PRESETS
+    from onnxq.ir import to_model
 
     graph = prepare(read_model(residual))
     before = to_model(graph).SerializeToString(deterministic=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from onnx import ModelProto
 
+from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.ir import read_model
 from onnxq.lowering import Emit
-from onnxq.modelfile import read_model
-from onnxq.numbers.pairs import Pairs
+from onnxq.numerics.pairs import Pairs
 from onnxq.planning import planner
 from onnxq.planning.plan import Decision, Demotion, Weight
-from onnxq.preparation import prepare
-from onnxq.scheme import Granularity, Mode, Rule, Scheme, Spec
-from onnxq.targets import TARGETS
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import TARGETS
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 # --- cells that only an operator of the runtime's own computes with integers ----------------------------------------

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from convolutions import between_convolutions
 
-from onnxq.judging.verify import count_kernels
-from onnxq.operators import OPERATORS, Role
-from onnxq.scheme import Mode
+from onnxq.config.scheme import Mode
+from onnxq.evaluation.verify import count_kernels
+from onnxq.ops import OPERATORS, Role
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 # --- every row of the table -----------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage
 from onnxq.errors import SchemeError
-from onnxq.graph import Node, Variable, constant
+from onnxq.ir import Node, Variable, constant
 from onnxq.lowering import Emit
 from onnxq.planning.large_constants import weight_at
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_opset, weight_spec
-from onnxq.scheme import Granularity, Method, Mode, Rule, Spec, Storage
-from onnxq.targets import TARGETS
+from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]
 INT4 = Spec("int4", (32,))

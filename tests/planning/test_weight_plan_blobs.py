@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.graph import Node, Variable, constant
+from onnxq.config.scheme import Mode, Spec, Storage
+from onnxq.ir import Node, Variable, constant
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Decision
 from onnxq.planning.weight_plan import decide_weights
-from onnxq.scheme import Mode, Spec, Storage
 
 FLOAT = np.dtype(np.float32)
 

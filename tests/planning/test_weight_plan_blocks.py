@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.graph import Node, Variable, constant
+from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.ir import Node, Variable, constant
 from onnxq.planning.weight_plan import decide_weights
-from onnxq.scheme import Granularity, Mode, Spec
 
 
 @pytest.mark.parametrize("whole", [True, False])

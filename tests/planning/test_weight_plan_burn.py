@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from onnxq.config.scheme import Granularity, Method, Mode, Spec
 from onnxq.errors import SchemeError
-from onnxq.graph import Node, Variable, constant
+from onnxq.ir import Node, Variable, constant
 from onnxq.planning.weight_plan import check_weight_spec, decide_weights
-from onnxq.scheme import Granularity, Method, Mode, Spec
-from onnxq.targets import TARGETS
+from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]
 # --- every parameter, as Burn does --------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from packaged_encoders import installed_package
 
+from onnxq.config.scheme import Granularity, Method, Mode, Spec
 from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.weight_plan import check_weight_spec, needed_opset
-from onnxq.scheme import Granularity, Method, Mode, Spec
-from onnxq.targets import TARGETS
+from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]
 NARROW = Spec("int4-narrow", Granularity.CHANNEL, method=Method.MSE)

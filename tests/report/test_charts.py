@@ -9,7 +9,7 @@ from reports import FULL
 
 from onnxq.report.charts import frontier_chart, noise_chart, ticks
 from onnxq.report.views import Depth
-from onnxq.searching.search import Point
+from onnxq.search.search import Point
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from reports import FULL, PAYLOAD, hostile
 
 from onnxq.errors import OutputError
-from onnxq.judging.agreement import Agreement
-from onnxq.judging.layers import Layer, Layers, SampleNoise
+from onnxq.evaluation.agreement import Agreement
+from onnxq.evaluation.layers import Layer, Layers, SampleNoise
 from onnxq.report.comparison import Comparison
 
 LAYERS = Layers(

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 from reports import FULL, REPORT, changed
 
+from onnxq.config.scheme import Mode
 from onnxq.errors import OutputError
 from onnxq.report.figure_files import save_figures
-from onnxq.scheme import Mode
-from onnxq.searching.search import NodeNoise
+from onnxq.search.search import NodeNoise
 
 
 def test_each_figure_is_a_drawing_of_its_own(tmp_path: Path) -> None:

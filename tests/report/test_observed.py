@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.evidence.evidence import Evidence
-from onnxq.evidence.histogram import Bins, Histogram
-from onnxq.evidence.kinds import request_for
-from onnxq.modelfile import as_graph
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.histogram import Bins, Histogram
+from onnxq.calibration.kinds import request_for
+from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.ir import as_graph
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report.observed import tensor_values, weight_channels
-from onnxq.scheme import Granularity, Mode, Spec
 
 CODES = Spec("uint8", symmetric=False)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.graph import Applied, Changes, Graph, Pass
+from onnxq.ir import Graph
 from onnxq.report.parts import AppliedPass, ModelFiles
+from onnxq.rewrite import Applied, Changes, Pass
 
 
 @dataclass(frozen=True)

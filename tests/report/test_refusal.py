@@ -14,18 +14,18 @@ from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
 from reports import REPORT, changed
 
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError
-from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.goal import Goal
-from onnxq.judging.latency import Latency
-from onnxq.judging.metrics import Metric
-from onnxq.judging.verify import Elsewhere
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.metrics import Metric
+from onnxq.evaluation.verify import Elsewhere
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
-from onnxq.presets import PRESETS
 from onnxq.report import FidelityError, check_fidelity, check_gain
-from onnxq.scheme import Mode
-from onnxq.searching.search import Point
+from onnxq.search.search import Point
 
 
 def output(name: str, sqnr: float | None, differing: int = 0, compared: int = 64) -> OutputAgreement:

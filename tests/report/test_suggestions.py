@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from reports import REPORT, changed
 
-from onnxq.accuracy.refining import Gain
-from onnxq.judging.agreement import Agreement, OutputAgreement
-from onnxq.judging.scoring import Scores
-from onnxq.judging.verify import Elsewhere
+from onnxq.config.scheme import Mode
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
+from onnxq.evaluation.scoring import Scores
+from onnxq.evaluation.verify import Elsewhere
 from onnxq.report import FidelityError
 from onnxq.report.suggestions import suggestions
-from onnxq.scheme import Mode
-from onnxq.searching.search import NodeNoise, Point
+from onnxq.search.refining import Gain
+from onnxq.search.search import NodeNoise, Point
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
 NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))})

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from reports import FULL, changed
 
+from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Decision, Plan
 from onnxq.report.views import causes, chain, node_rows, node_views, noise_along, noise_of, shared_words
-from onnxq.scheme import Mode
-from onnxq.searching.search import NodeNoise
+from onnxq.search.search import NodeNoise
 
 
 def of_modes(modes: str) -> tuple:

@@ -12,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxq.budget import Budget
-from onnxq.graph import constants
-from onnxq.judging.goal import Goal
-from onnxq.modelfile import as_graph
+from onnxq.evaluation.goal import Goal
+from onnxq.ir import as_graph, constants
 from onnxq.pipeline import quantize
-from onnxq.runtime import open_session, run
+from onnxq.runtime.sessions import open_session, run
+from onnxq.steps.budget import Budget
 from onnxq.training.lessons import Lessons, read_lessons
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.preparing import Prepared, prepare

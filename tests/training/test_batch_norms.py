@@ -10,13 +10,13 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.budget import Budget
 from onnxq.errors import SchemeError
-from onnxq.judging.goal import Goal
-from onnxq.modelfile import as_graph, to_model
+from onnxq.evaluation.goal import Goal
+from onnxq.ir import as_graph, to_model
 from onnxq.pipeline import quantize
-from onnxq.progress import silent
-from onnxq.runtime import open_session, run
+from onnxq.runtime.sessions import open_session, run
+from onnxq.steps.budget import Budget
+from onnxq.system.progress import silent
 from onnxq.training.batch_norms import folded_factors
 from onnxq.training.fitting import Fitted, fitted
 from onnxq.training.preparing import Prepared, convert, prepare

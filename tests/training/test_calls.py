@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onnxq.graph import Node, constant
+from onnxq.ir import Node, constant
 from onnxq.training.calls import Call
 
 CALL = Call(

@@ -10,7 +10,7 @@ import torch
 from conftest import Build
 
 import onnxq
-from onnxq.runtime import open_session, run
+from onnxq.runtime.sessions import open_session, run
 from onnxq.training import convert, prepare
 from training.modules import NETWORK, WEIGHTS, images, module_of
 

@@ -119,7 +119,7 @@ def test_before_opset_13_softmax_took_all_axes_from_one_on_as_one(axis: int, bui
 
 
 def test_the_gradient_of_a_square_is_finite_at_zero() -> None:
-    from onnxq.graph import Node
+    from onnxq.ir import Node
     from onnxq.training.calls import Call
 
     x = torch.zeros(2, requires_grad=True)
@@ -130,7 +130,7 @@ def test_the_gradient_of_a_square_is_finite_at_zero() -> None:
 
 @pytest.mark.parametrize("op", ["Sqrt", "Pow", "ReduceL2"])
 def test_the_gradient_of_a_root_is_finite_at_zero(op: str) -> None:
-    from onnxq.graph import Node
+    from onnxq.ir import Node
     from onnxq.training.calls import Call
 
     x = torch.tensor([[0.0, 0.0], [0.0, 4.0]], requires_grad=True)

@@ -15,10 +15,9 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.execution.taps import with_taps
-from onnxq.graph import Variable, constants
-from onnxq.modelfile import save
-from onnxq.runtime import Array, open_session, run
+from onnxq.calibration.taps import with_taps
+from onnxq.ir import Variable, constants, save
+from onnxq.runtime.sessions import Array, open_session, run
 from onnxq.training.parts import Part
 from onnxq.training.preparing import Prepared
 from onnxq.training.program import Program

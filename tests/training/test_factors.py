@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from onnxq.encoding.migration import Around, Factors
-from onnxq.graph import Node, Variable, constant
+from onnxq.algorithms.migration import Around, Factors
+from onnxq.ir import Node, Variable, constant
 from onnxq.training.factors import Own, Shared, Times
 
 VALUES = np.linspace(0.2, 1, 6)

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from conftest import Build
 
-from onnxq.budget import Budget
-from onnxq.data import Data
+from onnxq.calibration.data import Data
 from onnxq.errors import SchemeError
-from onnxq.judging.agreement import compare_files
-from onnxq.judging.goal import Goal
-from onnxq.judging.latency import Latency
+from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.latency import Latency
 from onnxq.pipeline import quantize
-from onnxq.steps import Evidenced, Prepared, Settled, evidenced, methods_tried, prepared, settled
-from onnxq.targets import DEFAULT_TARGET
+from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.steps.budget import Budget
+from onnxq.steps.steps import Evidenced, Prepared, Settled, evidenced, methods_tried, prepared, settled
+from onnxq.steps.wanted import Wanted
 from onnxq.training import faster as module
 from onnxq.training.faster import faster
 from onnxq.training.pipeline import quantize_and_train
 from onnxq.training.settings import Training
-from onnxq.wanted import Wanted
 from training.modules import MODELS, images
 
 LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v) }"

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.encoding.codes import Codes
+from onnxq.algorithms.codes import Codes
 from onnxq.errors import ModelError, SchemeError
-from onnxq.progress import silent
+from onnxq.system.progress import silent
 from onnxq.training.fitting import Fitted, fitted
 from onnxq.training.module import FakeQuantized
 from onnxq.training.settings import Standing, Training

@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import Build
 
+from onnxq.data.selection import Selection
 from onnxq.errors import DataError
-from onnxq.samples.selection import Selection
 from onnxq.training.lessons import Lessons, read_lessons, stackable
 from training.modules import NETWORK, WEIGHTS, images, module_of
 

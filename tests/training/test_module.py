@@ -10,8 +10,8 @@ import torch
 from conftest import Build
 
 from onnxq.errors import ModelError
-from onnxq.modelfile import save
-from onnxq.runtime import open_session, run
+from onnxq.ir import save
+from onnxq.runtime.sessions import open_session, run
 from onnxq.training.module import FakeQuantized
 from onnxq.training.preparing import Prepared
 from training.modules import MODELS, NETWORK, WEIGHTS, images, module_of
@@ -69,8 +69,8 @@ def test_so_it_is_of_models_that_people_have(name: str, tmp_path: Path) -> None:
 
 
 def test_codes_of_a_module_that_learned_nothing_are_those_of_post_training_quantization(build: Build) -> None:
-    from onnxq.encoding.codes import encode
-    from onnxq.encoding.noting import recipe_of
+    from onnxq.algorithms.codes import encode
+    from onnxq.algorithms.noting import recipe_of
 
     module = module_of(build(NETWORK, **WEIGHTS), images(4))
     before, after = encode(module.plan, module.graph, recipe=recipe_of(module.plan, 1)), module.codes()
@@ -133,8 +133,8 @@ def test_ranges_that_operators_give_do_not_learn_and_clamps_stay_in_their_range(
 
 
 def test_half_floats_are_refused(build: Build) -> None:
-    from onnxq.encoding.codes import Codes
-    from onnxq.modelfile import as_graph
+    from onnxq.algorithms.codes import Codes
+    from onnxq.ir import as_graph
     from onnxq.planning.plan import Plan
 
     graph = as_graph(build("(float16[2] x) => (float16[2] y) { y = Add(x, w) }", w=np.ones(2, np.float16)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onnxq.graph import Node
-from onnxq.operators import OPERATORS
+from onnxq.ir import Node
+from onnxq.ops import OPERATORS
 from onnxq.training.calls import Call
 from onnxq.training.operators import TORCH, function_of
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.graph import Graph, Node, constants
-from onnxq.modelfile import as_graph
+from onnxq.ir import Graph, Node, as_graph, constants
 from onnxq.training.parts import Part, parts
 from onnxq.training.program import Program
 

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.budget import Budget
 from onnxq.errors import DataError, OnnxqError
-from onnxq.judging.goal import Goal
+from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
+from onnxq.steps.budget import Budget
 from onnxq.training.pipeline import train
 from onnxq.training.settings import Training
 from training.modules import images

@@ -10,8 +10,15 @@ from conftest import Build
 
 import onnxq
 from onnxq.errors import DataError, SchemeError
-from onnxq.runtime import open_session, run
-from onnxq.training import convert, disable_fake_quant, disable_observer, enable_fake_quant, enable_observer, prepare
+from onnxq.runtime.sessions import open_session, run
+from onnxq.training import (
+    convert,
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+    prepare,
+)
 from training.modules import NETWORK, WEIGHTS, images, module_of
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.graph import Node
+from onnxq.ir import Node
 from onnxq.training.calls import Call
 from onnxq.training.products import PLAIN, PRODUCTS
 from training.modules import difference

@@ -8,8 +8,7 @@ import torch
 from conftest import Build
 
 from onnxq.errors import DataError, ModelError
-from onnxq.graph import constants
-from onnxq.modelfile import as_graph
+from onnxq.ir import as_graph, constants
 from onnxq.training.program import Program
 from training.modules import difference
 

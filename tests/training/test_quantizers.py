@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from onnxq.encoding.encoders import encode_weight
-from onnxq.numbers.formats import FORMATS
-from onnxq.numbers.numerics import Parameters, QTensor, parameters_from_range
-from onnxq.numbers.pairs import Pairs, fitted
-from onnxq.numbers.spec import Granularity, Method, Spec
+from onnxq.algorithms.encoders import encode_weight
+from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.numerics import Parameters, QTensor, parameters_from_range
+from onnxq.numerics.pairs import Pairs, fitted
+from onnxq.numerics.spec import Granularity, Method, Spec
 from onnxq.planning.plan import Weight
 from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuantizedWeight
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.graph import Node
+from onnxq.ir import Node
 from onnxq.training.calls import Call
 from onnxq.training.recurrent import RECURRENT, is_plain
 from training.modules import difference

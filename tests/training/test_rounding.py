@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from onnxq.numbers.formats import FORMATS, Format
-from onnxq.numbers.numerics import Parameters, dequantize, quantize
+from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.numerics import Parameters, dequantize, quantize
 from onnxq.training.rounding import dynamically_quantized, fake_quantized, spread, straight_through
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ def test_blocks_spread_over_a_partial_last_one() -> None:
 
 
 def test_dynamic_data_is_rounded_as_onnxruntime_does(build: Any) -> None:
-    from onnxq.runtime import open_session, run
+    from onnxq.runtime.sessions import open_session, run
 
     text = """(float[7] x) => (float[7] y) {
         c, s, z = DynamicQuantizeLinear(x)

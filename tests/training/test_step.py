@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Build
-from engines.elsewhere import offer_elsewhere
+from runtime.elsewhere import offer_elsewhere
 
-from onnxq.budget import Budget
-from onnxq.judging.goal import Goal
-from onnxq.judging.judge import Judge
-from onnxq.judging.latency import Latency
-from onnxq.judging.metrics import Metric
-from onnxq.judging.verify import Verification
+from onnxq.config.presets import PRESETS
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.judge import Judge
+from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.metrics import Metric
+from onnxq.evaluation.verify import Verification
 from onnxq.pipeline import Quantized
-from onnxq.presets import PRESETS
-from onnxq.runtime import open_session, run
-from onnxq.searching.choosing import Chosen
+from onnxq.runtime.sessions import open_session, run
+from onnxq.search.choosing import Chosen
+from onnxq.steps.budget import Budget
+from onnxq.steps.wanted import Wanted
 from onnxq.training import step as module
 from onnxq.training.pipeline import train
 from onnxq.training.settings import Training
-from onnxq.wanted import Wanted
 from training.modules import images
 
 LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v) }"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import batch_norm, difference, model, named_graph, ops, outputs, sample, values
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import FoldIntoBatchNorm
+from onnxq.rewrite import Changes
 
 CONSTANTS = {
     "half": np.array(0.5, np.float32),

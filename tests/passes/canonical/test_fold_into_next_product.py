@@ -7,8 +7,9 @@ import pytest
 from model_texts import batch_norm, difference, model, named_graph, nodes, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import FoldIntoNextProduct
+from onnxq.rewrite import Changes
 
 CONSTANTS = {
     "half": np.array(0.5, np.float32),

@@ -7,9 +7,9 @@ import pytest
 from model_texts import difference, model, nodes, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph
-from onnxq.modelfile import as_graph
+from onnxq.ir import Graph, as_graph
 from onnxq.passes import FoldPads
+from onnxq.rewrite import Changes
 
 IMAGE = np.array([0, 0, 1, 0, 0, 0, 2, 1])
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import difference, model, named_graph, ops, outputs, sample, values
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import FoldTransposeIntoWeight
+from onnxq.rewrite import Changes
 
 WEIGHTS = {
     "w": values(24, 5),

@@ -12,9 +12,9 @@ import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import RewriteRules
-from onnxq.modelfile import save
+from onnxq.ir import save
 from onnxq.passes import DivideBySquareRoot, FoldAffineIntoNormalization, FuseLayerNormalization
+from onnxq.rewrite import RewriteRules
 
 RunningGraph = Callable[[Path], onnx.GraphProto]
 

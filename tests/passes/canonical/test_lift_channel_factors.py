@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import batch_norm, difference, model, named_graph, ops, outputs, sample, values, variances
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import FuseBatchNorm, LiftChannelFactors
+from onnxq.rewrite import Changes
 
 WEIGHTS = {"w": values(4, 3, 3, 3), "v": values(5, 3, 3, 3), "u": values(3, 2, 3, 3), "half": np.array(0.5, np.float32)}
 JOINED = "p = Conv(x, w) q = Conv(x, v) j = Concat<axis = 1>(p, q)"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import difference, model, named_graph, ops, outputs, sample
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import MergeClamps
+from onnxq.rewrite import Changes
 
 LIMITS = {
     "zero": np.array(0, np.float32),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, nodes, ops, outputs, sample
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import MergeReshapes, RemoveUnused
+from onnxq.rewrite import Changes
 
 
 def merged(shape: str, body: str, *, opset: int = 17, **numbers: list[int]) -> tuple[Graph, Changes]:

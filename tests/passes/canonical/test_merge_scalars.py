@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import difference, model, named_graph, nodes, ops, outputs, sample
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import MergeScalars
+from onnxq.rewrite import Changes
 
 NUMBERS = {"one": 1.0, "near": 1 + 1e-6, "nil": 0.0, "half": 0.5, "third": 1 / 3, "down": -0.25}
 EXTREMES = {"huge": 1e30, "small": 1e-30}

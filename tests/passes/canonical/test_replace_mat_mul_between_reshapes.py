@@ -7,8 +7,8 @@ import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import RewriteRules
 from onnxq.passes import ReplaceGemmBetweenReshapes, ReplaceMatMulBetweenReshapes
+from onnxq.rewrite import RewriteRules
 
 BOTH = RewriteRules((ReplaceGemmBetweenReshapes(), ReplaceMatMulBetweenReshapes()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from model_texts import difference, model, nodes, outputs, sample, values
 
-from onnxq.modelfile import as_graph
+from onnxq.ir import as_graph
 from onnxq.passes import ResolveAutomaticPadding
 
 WINDOWS = [

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from model_texts import apply_once, model, named_graph, ops, outputs, sample
 
-from onnxq.graph import Node
-from onnxq.modelfile import as_graph
+from onnxq.ir import Node, as_graph
 from onnxq.passes import SplitSwishes
 
 TEXT = "g (float[2, 3] x) => (float[2, 3] y) {{ [swish] y = Swish{} (x) }}"

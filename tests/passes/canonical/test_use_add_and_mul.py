@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import difference, model, named_graph, nodes, ops, outputs, sample, values
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import UseAddAndMul
+from onnxq.rewrite import Changes
 
 CONSTANTS = {"c": values(8) + np.float32(3), "four": np.array(4, np.float32), "nil": np.zeros(8, np.float32)}
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import difference, model, named_graph, ops, outputs, sample
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import UseHardSwish
+from onnxq.rewrite import Changes
 
 NUMBERS = {"three": 3, "nil": 0, "six": 6, "sixth": 1 / 6, "ten": 10}
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import difference, model, named_graph, ops, outputs, sample, values
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import UseLeakyRelu
+from onnxq.rewrite import Changes
 
 CONSTANTS = {
     "tenth": np.array(0.1, np.float32),

@@ -7,7 +7,7 @@ import onnx
 from model_texts import Array, model, values
 from onnx import ModelProto
 
-from onnxq.operators import INTEGER_OPERATORS
+from onnxq.ops import INTEGER_OPERATORS
 
 """Codes of 8 bits on inputs of about three times their standard deviation, and results on 8 bits once more."""
 

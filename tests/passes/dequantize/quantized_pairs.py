@@ -7,9 +7,9 @@ import onnx
 from model_texts import Array, apply_once, model, named_graph
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph
-from onnxq.modelfile import to_model
+from onnxq.ir import Graph, to_model
 from onnxq.passes import RemoveQuantizeDequantize, RemoveUnused
+from onnxq.rewrite import Changes
 
 SCALE = np.array(0.05, np.float32)
 MIDDLE = np.array(120, np.uint8)

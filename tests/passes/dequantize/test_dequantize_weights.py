@@ -11,10 +11,10 @@ import pytest
 from model_texts import Array, apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxq.graph import Changes, Constant, Graph, constants
-from onnxq.modelfile import as_graph, to_model
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import Constant, Graph, as_graph, constants, to_model
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import DequantizeWeights, RemoveUnused
+from onnxq.rewrite import Changes
 
 GENERATOR = np.random.default_rng(0)
 CODES = GENERATOR.integers(-127, 128, (16, 24)).astype(np.int8)

@@ -10,8 +10,7 @@ from model_texts import Array, difference, model, named_graph, node_named, ops, 
 from quantized_pairs import SCALE, quantized, remove
 
 from onnxq.errors import ModelError
-from onnxq.graph import constants
-from onnxq.modelfile import as_graph
+from onnxq.ir import as_graph, constants
 from onnxq.passes import NameNodes, RemoveQuantizeDequantize, ReplaceIntegerOperators
 
 

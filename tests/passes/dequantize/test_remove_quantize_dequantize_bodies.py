@@ -7,9 +7,9 @@ from model_texts import model, nodes, ops, outputs, sample
 from onnx import TensorProto
 from quantized_pairs import MIDDLE, SCALE, quantized, remove
 
-from onnxq.graph import Changes
-from onnxq.modelfile import as_graph
+from onnxq.ir import as_graph
 from onnxq.passes import RemoveQuantizeDequantize
+from onnxq.rewrite import Changes
 
 
 def test_scales_along_an_axis_belong_together_too() -> None:

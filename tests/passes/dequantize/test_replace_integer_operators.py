@@ -12,9 +12,8 @@ from model_texts import Array, apply_once, difference, model, named_graph, node_
 from onnx import ModelProto, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import Constant, Graph, constants
-from onnxq.modelfile import as_graph, to_model
-from onnxq.operators import INTEGER_OPERATORS
+from onnxq.ir import Constant, Graph, as_graph, constants, to_model
+from onnxq.ops import INTEGER_OPERATORS
 from onnxq.passes import NameNodes, RemoveQuantizeDequantize, ReplaceIntegerOperators
 
 NOISE = 0.03

@@ -8,9 +8,13 @@ from model_texts import apply_once, difference, model, named_graph, node_named, 
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import Graph
-from onnxq.modelfile import as_graph
-from onnxq.passes import DequantizeWeights, RemoveQuantizeDequantize, RemoveUnused, ReplaceIntegerProducts
+from onnxq.ir import Graph, as_graph
+from onnxq.passes import (
+    DequantizeWeights,
+    RemoveQuantizeDequantize,
+    RemoveUnused,
+    ReplaceIntegerProducts,
+)
 
 NOISE = 0.02
 """Data on 8 bits and nothing else."""

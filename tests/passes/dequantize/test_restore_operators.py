@@ -7,8 +7,7 @@ import onnx
 import pytest
 from model_texts import difference, model, ops, outputs, sample, values
 
-from onnxq.graph import Graph
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import Graph, as_graph, to_model
 from onnxq.passes import NameNodes, RestoreOperators
 
 EXAMPLES = {

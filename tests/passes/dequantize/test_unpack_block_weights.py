@@ -11,8 +11,7 @@ from model_texts import Array, difference, node_named, ops, outputs
 from onnx import defs, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import Constant, Graph, Node, Variable, constant
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import Constant, Graph, Node, Variable, as_graph, constant, to_model
 from onnxq.passes import UnpackBlockWeights
 
 DOMAIN = "com.microsoft"

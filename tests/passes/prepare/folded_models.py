@@ -5,10 +5,10 @@ from __future__ import annotations
 from model_texts import Array, difference, outputs, sample
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph, constants
-from onnxq.modelfile import as_graph
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import Graph, as_graph, constants
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import FoldConstants
+from onnxq.rewrite import Changes
 
 
 def fold(made: ModelProto, *, infer: bool = True) -> tuple[Graph, Changes]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from model_texts import Array, batch_norm, difference, model, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph
-from onnxq.modelfile import as_graph
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import Graph, as_graph
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import FuseBatchNorm
+from onnxq.rewrite import Changes
 
 
 def fuse(made: ModelProto) -> tuple[Graph, Changes]:

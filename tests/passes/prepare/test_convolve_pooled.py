@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
-from onnxq.integer_steps import integer_steps
+from onnxq.config.presets import PRESETS
 from onnxq.passes import ConvolvePooled
-from onnxq.preparation import prepare_for_integers
-from onnxq.presets import PRESETS
-from onnxq.targets import target_named
+from onnxq.preparing.integer_steps import integer_steps
+from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.runtime.targets import target_named
 
 TEXT = """g (float[%s, 3, 4, 4] x) => (float[%s, 2] y)
 <float[2, 3] w = {1, -2, 3, 4, 5, -6}, float[3, 2] t = {1, 2, 3, 4, 5, 6}, float[2] b = {1, 2}, float[1] one = {3}> {

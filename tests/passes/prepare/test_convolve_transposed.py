@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
-from onnxq.integer_steps import integer_steps
+from onnxq.config.presets import PRESETS
 from onnxq.passes import ConvolveTransposed
-from onnxq.preparation import prepare_for_integers
-from onnxq.presets import PRESETS
-from onnxq.targets import target_named
+from onnxq.preparing.integer_steps import integer_steps
+from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.runtime.targets import target_named
 
 WEIGHT = ", ".join(map(str, np.random.default_rng(0).normal(size=24).round(2)))
 TEXT = f"""g (float[1, 3, 4, 5] x) => (float[1, 2, H, W] y)

@@ -7,9 +7,9 @@ import pytest
 from model_texts import difference, model, nodes, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph
-from onnxq.modelfile import as_graph
+from onnxq.ir import Graph, as_graph
 from onnxq.passes import DropNoOps
+from onnxq.rewrite import Changes
 
 
 def drop(made: ModelProto) -> tuple[Graph, Changes]:

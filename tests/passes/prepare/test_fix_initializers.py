@@ -8,7 +8,7 @@ from model_texts import apply_once, model, values
 from odd_models import with_overridable_initializers
 from onnx import ModelProto
 
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import as_graph, to_model
 from onnxq.passes import FixInitializers
 
 LAYER = "g (float[4, 8] x) => (float[4, 8] y) { a = MatMul(x, w) y = Mul(a, s) }"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, outputs, sample, values
 
-from onnxq.graph import Changes, constants
+from onnxq.ir import constants
 from onnxq.passes import FlushDenormals
+from onnxq.rewrite import Changes
 
 SMALLEST = np.finfo(np.float32).smallest_normal
 

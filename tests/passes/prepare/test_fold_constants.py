@@ -9,9 +9,9 @@ import pytest
 from folded_models import fold, value
 from model_texts import difference, model, nodes, ops, outputs, sample, values
 
-from onnxq.graph import Changes, Graph, Node, Pipeline, Tensor, Variable, constant
-from onnxq.modelfile import as_graph
+from onnxq.ir import Graph, Node, Tensor, Variable, as_graph, constant
 from onnxq.passes import DropNoOps, FoldConstants, LiftConstants, NameNodes
+from onnxq.rewrite import Changes, Pipeline
 
 
 def test_a_chain_of_shape_arithmetic_becomes_one_initializer() -> None:

@@ -7,17 +7,17 @@ import onnx
 import pytest
 from model_texts import Array, difference, model, node_named, ops, outputs, sample, values
 
-from onnxq.constants import DerivedPayload
-from onnxq.encoding.codes import encode
-from onnxq.graph import Changes, constants
+from onnxq.algorithms.codes import encode
+from onnxq.config.presets import PRESETS, preset_named
+from onnxq.config.scheme import Mode, Rule, Scheme
+from onnxq.ir import as_graph, constants
 from onnxq.lowering import Emit, decoder_opset
-from onnxq.modelfile import as_graph
-from onnxq.onnx_tools import infer_shapes
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import FoldConstants, RemoveUnused, StoreWeights
 from onnxq.planning.planner import make_plan
-from onnxq.presets import PRESETS, preset_named
-from onnxq.scheme import Mode, Rule, Scheme
-from onnxq.targets import target_named
+from onnxq.rewrite import Changes
+from onnxq.rewrite.constants import DerivedPayload
+from onnxq.runtime.targets import target_named
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from model_texts import (
 )
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph, Pass
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import Graph, as_graph, to_model
 from onnxq.passes import FoldShapes
+from onnxq.rewrite import Changes, Pass
 
 PARTS = {
     "zero": np.array(0), "one": np.array(1), "two": np.array(2), "first": np.array([0]), "second": np.array([1]),

@@ -12,10 +12,10 @@ from model_texts import difference, model, node_named, nodes, ops, outputs, samp
 from normalized_products import BATCH_NORM, PARAMETERS, conv, dot, fuse
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Pipeline
-from onnxq.modelfile import as_graph
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import as_graph
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import DropNoOps, FuseBatchNorm, LiftConstants, NameNodes
+from onnxq.rewrite import Changes, Pipeline
 
 
 def test_the_producer_stands_for_what_is_folded_into_it() -> None:

@@ -8,9 +8,9 @@ from model_texts import batch_norm, model, node_named, nodes, ops, values, varia
 from normalized_products import BATCH_NORM, PARAMETERS, conv, dot, fuse
 from onnx import ModelProto
 
-from onnxq.graph import Changes
-from onnxq.modelfile import as_graph
+from onnxq.ir import as_graph
 from onnxq.passes import FuseBatchNorm
+from onnxq.rewrite import Changes
 
 
 def test_leaves_a_constant_divided_by_data_and_one_minus_data() -> None:

@@ -7,9 +7,9 @@ from model_texts import difference, model, nodes, ops, outputs, sample, values
 from model_zoo import local_functions
 
 from onnxq.errors import ModelError
-from onnxq.graph import Changes
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import as_graph, to_model
 from onnxq.passes import InlineFunctions, NameNodes
+from onnxq.rewrite import Changes
 
 NESTED = """
 <domain: "local", opset_import: ["" : 17, "local" : 1]>

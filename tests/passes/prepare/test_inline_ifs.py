@@ -8,8 +8,7 @@ import pytest
 from model_texts import Array, apply_once, difference, model, named_graph, ops, outputs, sample
 from onnx import ModelProto
 
-from onnxq.graph import Graph
-from onnxq.modelfile import to_model
+from onnxq.ir import Graph, to_model
 from onnxq.passes import InlineIfs
 
 

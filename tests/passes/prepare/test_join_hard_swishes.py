@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
-from onnxq.integer_steps import integer_steps
+from onnxq.config.presets import PRESETS
 from onnxq.passes import JoinHardSwishes
-from onnxq.preparation import prepare_for_integers
-from onnxq.presets import PRESETS
-from onnxq.targets import target_named
+from onnxq.preparing.integer_steps import integer_steps
+from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.runtime.targets import target_named
 
 TEXT = "g (float[2, 3] x) => (float[2, 3] y) { s = Sin(x) g = HardSigmoid <alpha = %s, beta = 0.5> (s) y = Mul(%s, g) }"
 

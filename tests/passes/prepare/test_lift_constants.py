@@ -7,9 +7,9 @@ import pytest
 from model_texts import difference, model, nodes, ops, outputs, sample, values
 from onnx import helper, numpy_helper
 
-from onnxq.graph import Changes, constants
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import as_graph, constants, to_model
 from onnxq.passes import LiftConstants
+from onnxq.rewrite import Changes
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 from model_texts import apply_once, difference, model, named_graph, nodes, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Graph
-from onnxq.modelfile import to_model
+from onnxq.ir import Graph, to_model
 from onnxq.passes import LiftInvariants
 
 LOOP = """g (float[4, 3] x) => (float[4, 3] y, float[4, 3] z) {{

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample, values
 
-from onnxq.graph import Pipeline
 from onnxq.passes import MergeEqual, RemoveUnused, ShareInitializers
+from onnxq.rewrite import Pipeline
 
 SIGNATURE = "g (float[4, 4] x, float[4, 4] z, bool c) => (float y)"
 

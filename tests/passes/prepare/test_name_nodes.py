@@ -9,9 +9,9 @@ from model_texts import model, nodes, outputs, sample, values
 from model_zoo import repeated_and_empty_node_names
 
 from onnxq.errors import ModelError
-from onnxq.graph import Changes
-from onnxq.modelfile import as_graph
+from onnxq.ir import as_graph
 from onnxq.passes import NameNodes
+from onnxq.rewrite import Changes
 
 
 def test_nodes_without_names_are_named_after_operator_and_output() -> None:

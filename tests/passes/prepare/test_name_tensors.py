@@ -6,9 +6,9 @@ import numpy as np
 from model_texts import apply_once, difference, model, nodes, outputs, sample, values
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxq.graph import Changes, Graph, scopes
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import Graph, as_graph, scopes, to_model
 from onnxq.passes import NameTensors
+from onnxq.rewrite import Changes
 
 ALIKE = """g (float[4,8] x, bool c) => (float[4,8] y) {
     h = MatMul(x, w)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from model_texts import difference, initializer_names, model, nodes, ops, outputs, sample, values
 
-from onnxq.graph import Changes, constant
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import as_graph, constant, to_model
 from onnxq.passes import RemoveUnused
+from onnxq.rewrite import Changes
 
 
 def test_nodes_without_effect_go_with_what_only_they_read() -> None:

@@ -7,16 +7,15 @@ import pytest
 from model_texts import apply_once, difference, named_graph, ops, outputs
 from recurrent_models import LARGE, SMALL, cell, sample
 
-from onnxq.graph import Graph
-from onnxq.integer_steps import integer_steps, steps_named
-from onnxq.modelfile import as_graph
-from onnxq.onnx_tools import infer_shapes
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.ir import Graph, as_graph
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import ScanCells
 from onnxq.planning.planner import make_plan
-from onnxq.preparation import prepare_for_integers
-from onnxq.presets import PRESETS
-from onnxq.scheme import Mode
-from onnxq.targets import target_named
+from onnxq.preparing.integer_steps import integer_steps, steps_named
+from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.runtime.targets import target_named
 
 
 def body(graph: Graph) -> Graph:

@@ -7,9 +7,9 @@ import onnx
 from model_texts import Array, difference, initializer_names, model, nodes, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import Graph, as_graph, to_model
 from onnxq.passes import RemoveUnused, ShareInitializers
+from onnxq.rewrite import Changes
 
 
 def share(made: ModelProto) -> tuple[Graph, Changes]:

@@ -7,8 +7,9 @@ import pytest
 from model_texts import difference, model, named_graph, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.graph import Changes, Graph
+from onnxq.ir import Graph
 from onnxq.passes import SinkTransposes
+from onnxq.rewrite import Changes
 
 WEIGHTS = {
     "w": values(4, 4, 3, 3),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from model_texts import apply_once, difference, model, named_graph, nodes, ops, outputs, sample
 
-from onnxq.graph import Changes
 from onnxq.passes import SplitHardSwishes
-from onnxq.preparation import prepare_for_integers
+from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.rewrite import Changes
 
 
 def test_the_gate_and_the_product_say_what_hard_swish_says() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample
 
-from onnxq.graph import Graph
-from onnxq.integer_steps import integer_steps
+from onnxq.config.presets import preset_named
+from onnxq.ir import Graph
 from onnxq.passes import SplitPRelus
-from onnxq.preparation import prepare_for_integers
-from onnxq.presets import preset_named
-from onnxq.targets import target_named
+from onnxq.preparing.integer_steps import integer_steps
+from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.runtime.targets import target_named
 
 TEXT = "g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y) { [p] y = PRelu(x, slope) }"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from model_texts import apply_once, difference, model, outputs, sample, values
 
-from onnxq.graph import Changes
-from onnxq.modelfile import as_graph, metadata_bytes
+from onnxq.ir import as_graph, metadata_bytes
 from onnxq.passes import StripMetadata
+from onnxq.rewrite import Changes
 
 
 def test_nodes_lose_what_was_written_about_them() -> None:

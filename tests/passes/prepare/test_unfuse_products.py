@@ -9,9 +9,8 @@ import pytest
 from model_texts import apply_once, difference, ops, outputs, values
 from onnx import ModelProto, helper, numpy_helper, parser
 
-from onnxq.graph import Graph
-from onnxq.modelfile import as_graph
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import Graph, as_graph
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import UnfuseProducts
 
 FED = "float[2,5,8] x, float[5,8] r, float[2,3,9,9] i, int32[2,5] m, int32[2] n, int32[2,1] o"

@@ -12,9 +12,9 @@ from model_zoo import zoo
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import Changes
-from onnxq.modelfile import as_graph, to_model
+from onnxq.ir import as_graph, to_model
 from onnxq.passes import UpgradeOpset
+from onnxq.rewrite import Changes
 
 OLD: dict[str, Callable[[], ModelProto]] = {name: build for name, build in zoo() if name.startswith("opset_")}
 

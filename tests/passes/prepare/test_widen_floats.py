@@ -7,9 +7,8 @@ import pytest
 from model_texts import apply_once, difference, model, nodes, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.graph import Graph, constants, onnx_dtype, scopes
-from onnxq.modelfile import as_graph, to_model
-from onnxq.onnx_tools import infer_shapes
+from onnxq.ir import Graph, as_graph, constants, onnx_dtype, scopes, to_model
+from onnxq.onnx_api import infer_shapes
 from onnxq.passes import WidenFloats
 from onnxq.passes.prepare.widen_floats import half_type
 

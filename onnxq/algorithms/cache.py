@@ -1,0 +1,96 @@
+"""Codes that were chosen before, by what decided them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.ir import Constant, Payload
+from onnxq.ir.payload import KEEP
+from onnxq.ir.stored import ProtoPayload
+from onnxq.numerics.numerics import QTensor
+
+LARGEST = 1 << 29
+"""Bytes that are kept unless told otherwise; the codes of a model of 2 GiB in float32 take as much."""
+
+
+Made = TypeVar("Made")
+Chosen = TypeVar("Chosen", bound="tuple[QTensor, Any]")
+
+
+class CodesCache:
+    """What encoding has made, so that candidates that have a weight in common encode it once.
+
+    What was longest not asked for is forgotten when there is no room for more.
+
+    Args:
+        capacity: bytes of codes that are kept; 0 keeps nothing.
+    """
+
+    def __init__(self, capacity: int = LARGEST) -> None:
+        self._capacity = capacity
+        self._bytes = 0
+        self._made: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._digests: WeakKeyDictionary[Payload, bytes] = WeakKeyDictionary()
+
+    def digest(self, tensor: Constant) -> Hashable:
+        """Return what tells the values of a constant from all others, read once as long as these are in memory.
+
+        Of values in a file beside the model it is where they lie.
+        """
+        payload = tensor.payload
+        if isinstance(payload, ProtoPayload) and payload.external:
+            return payload.onnx_dtype, payload.shape, replace(payload.data_range(), tensor="")
+        if payload not in self._digests:
+            digest = hashlib.blake2b(repr((payload.onnx_dtype, payload.shape)).encode(), digest_size=20)
+            for chunk in payload.chunks():
+                digest.update(chunk)
+            self._digests[payload] = digest.digest()
+        return self._digests[payload]
+
+    def codes(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
+        """Return the codes that a key stands for, made now or before; nobody may write to them."""
+
+        def kept() -> QTensor:
+            made = make()
+            # Where constants wait in a file to be written, codes do so as well.
+            made = QTensor(KEEP.get()(made.codes), made.parameters, made.format)
+            made.codes.flags.writeable = False
+            return made
+
+        return self._found(("codes", key), kept, _bytes)
+
+    def chosen(self, key: Hashable, make: Callable[[], Chosen]) -> Chosen:
+        """Return the codes of a weight with what becomes of its bias, made now or before."""
+        # These hold the codes even when their own entry is gone.
+        return self._found(("chosen", key), make, lambda made: _bytes(made[0]))
+
+    def array(self, key: Hashable, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the array that a key stands for, made now or before."""
+        return self._found(("array", key), make, lambda made: made.nbytes)
+
+    def _found(self, key: Hashable, make: Callable[[], Made], size_of: Callable[[Made], int]) -> Made:
+        if key in self._made:
+            self._made.move_to_end(key)
+            known: Made = self._made[key][0]
+            return known
+        made = make()
+        size = size_of(made)
+        self._made[key] = made, size
+        self._bytes += size
+        while self._bytes > self._capacity:
+            _, (_, gone) = self._made.popitem(last=False)
+            self._bytes -= gone
+        return made
+
+
+def _bytes(made: QTensor) -> int:
+    """Return the memory that codes take: none where they lie in a file."""
+    return (0 if isinstance(made.codes, np.memmap) else made.codes.nbytes) + made.parameters.scale.nbytes

@@ -1,0 +1,227 @@
+"""The table of encoders: how a weight becomes codes, and what has to be seen of data for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.algorithms.checked_codes import checked
+from onnxq.algorithms.compensating import Compensation, Sums, Terms, sums_of, within
+from onnxq.calibration.gram import Gram
+from onnxq.calibration.requests import Request
+from onnxq.config.scheme import Mode, packaged_encoder
+from onnxq.errors import ModelError, SchemeError
+from onnxq.ir import Graph, Node, is_fixed
+from onnxq.numerics import burn, torch_observers
+from onnxq.numerics.blocks import block_shape
+from onnxq.numerics.compensation import compensated
+from onnxq.numerics.formats import format_named
+from onnxq.numerics.numerics import Parameters, QTensor, quantize
+from onnxq.numerics.pairs import Pairs, fitted, scales_for_pairs
+from onnxq.numerics.scale_search import chosen_parameters
+from onnxq.numerics.scales import block_range
+from onnxq.numerics.spec import Method, Spec
+from onnxq.planning.plan import Plan, Weight
+from onnxq.system.extensions import blamed
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """One way to choose the codes of a weight.
+
+    Installed packages register theirs as entry points of the group ``onnxq.encoders``.
+
+    Attributes:
+        name: the method of a Spec that it is asked for by, and the name that it is registered by.
+        encode: takes the finite values, what is planned for them, scales and zero points to be used in place of its own
+            where an accumulator asks for larger ones or another encoder has found them, and what is known of the data
+            that the weight multiplies; returns codes of the values' shape, with scales of their rank, one for each
+            block along each axis.
+        sums: takes a node, the index and shape of its weight, and how many rows of data each sample shows; returns how
+            the weight is multiplied, with what is to be seen of the data, or None where that is not known. Encoders
+            without it do not look at data.
+    """
+
+    name: str
+    encode: Callable[[Array, Weight, Parameters | None, Terms | None], QTensor]
+    sums: Callable[[Node, int, tuple[int, ...], int], Sums | None] | None = None
+
+
+def _searched(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
+    """Round to the nearest code, with the scales that a range, or a search from that, gives."""
+    if parameters is None:
+        block = _block(values, weight)
+        parameters = chosen_parameters(values, *block_range(values, block), weight.spec, block)
+    return quantize(values, parameters, format_named(weight.spec.format))
+
+
+def _compensated(values: Array, weight: Weight, parameters: Parameters | None, terms: Terms | None) -> QTensor:
+    """Round so that errors cancel in the sums that data makes of the weight; where nothing is known, to the nearest."""
+    nearest = _searched(values, weight, parameters, None)
+    if terms is None:
+        return nearest
+    return compensated(values, nearest.parameters, nearest.format, terms.moments, terms.matrices, terms.damping)
+
+
+def _burn(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
+    """Compute as Burn does, which has no integer kernel whose accumulator could ask for larger scales."""
+    assert parameters is None, "what Burn quantizes is decoded, not multiplied"
+    return burn.encode(values, weight.spec)
+
+
+def _torch(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
+    """Quantize as a MinMaxObserver and the kernel behind it do; channels may lie along any axis."""
+    if parameters is not None:
+        return _searched(values, weight, parameters, None)
+    low, high = block_range(values, _block(values, weight))
+    format = format_named(weight.spec.format)
+    observed = torch_observers.Observer(format.name, weight.spec.symmetric).parameters(low, high)
+    return torch_observers.quantize(values, observed, format)
+
+
+ENCODERS: Mapping[str, Encoder] = MappingProxyType(
+    {
+        encoder.name: encoder
+        for encoder in (
+            Encoder(Method.MINMAX, _searched),
+            Encoder(Method.MSE, _searched),
+            Encoder(Method.HQQ, _searched),
+            Encoder(Method.COMPENSATED, _compensated, sums_of),
+            Encoder(Method.BURN, _burn),
+            Encoder(Method.TORCH, _torch),
+        )
+    }
+)
+"""Every encoder of ours by the method that asks for it."""
+
+
+def encoder_named(method: str) -> Encoder:
+    """Return the encoder that a method asks for, one of ours or of an installed package.
+
+    Raises:
+        SchemeError: there is none, or what is registered cannot be loaded or is no encoder.
+    """
+    if (ours := ENCODERS.get(method)) is not None:
+        return ours
+    found = packaged_encoder(method)
+    if not isinstance(found, Encoder) or found.name != method:
+        expected = "expected an onnxq.algorithms.encoders.Encoder of that name; correct its package, or uninstall it"
+        raise SchemeError(f"Encoder {method!r} is none, {expected}")
+    return found
+
+
+def encoder_of(spec: Spec, compensation: Compensation | None) -> Encoder:
+    """Return what chooses the codes of weights of a Spec, or moves those that it has found to others."""
+    is_covered = compensation is not None and compensation.covers(spec)
+    return encoder_named(Method.COMPENSATED if is_covered else spec.method)
+
+
+def weight_sums(node: Node, weight: Weight, compensation: Compensation) -> Sums | None:
+    """Return how a weight is multiplied whose encoder looks at data, or None for one that is rounded as it is."""
+    source, encoder = node.inputs[weight.index], encoder_of(weight.spec, compensation)
+    # One that several nodes read is stored once, so it would need the data of all.
+    if encoder.sums is None or not is_fixed(source) or len(source.outputs) != 1:
+        return None
+    with _blamed(encoder, weight):
+        found = encoder.sums(node, weight.index, tuple(source.shape), compensation.rows)
+        if found is not None and not (isinstance(found, Sums) and found.request.kind == Gram.kind):
+            raise TypeError(f"it asks for {found!r} of data, expected Sums whose request is of kind {Gram.kind!r}")
+    return found
+
+
+def weight_requests(plan: Plan, graph: Graph, compensation: Compensation) -> tuple[Request, ...]:
+    """Return what has to be observed for the weights of a plan, small matrices first while there is memory."""
+    sizes: dict[Request, int] = {}
+    for node in graph.nodes:
+        decision = plan.by_node.get(node.name)
+        for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
+            if (sums := weight_sums(node, weight, compensation)) is not None:
+                sizes[sums.request] = sums.gram_bytes
+    return tuple(within(sizes, compensation.memory))
+
+
+def encode_weight(
+    values: Array, weight: Weight, parameters: Parameters | None = None, terms: Terms | None = None
+) -> QTensor:
+    """Choose the codes of a weight as its Spec says, after a look for values that have none.
+
+    Scales are computed in float64 whatever the weight's type, brought to the scale's format, and only then divide.
+    An all-zero block has scale 1. The methods of other frameworks do all as these do.
+
+    Args:
+        values: of a float type and any rank.
+        weight: its Spec, and the axes that this speaks of.
+        parameters: scales and zero points to be used in place of the encoder's own.
+        terms: what is known of the data that the weight multiplies, which an encoder that looks at data gets; the
+            codes of others are then those whose errors cancel.
+
+    Returns:
+        Codes of the weight's shape; scale and zero point have its rank, with one entry for each block along each axis.
+
+    Raises:
+        SchemeError: the block has more axes than the weight, or the encoder is of a package and fails.
+        ModelError: the weight holds NaN or infinity.
+    """
+    if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
+        raise ModelError(f"{_named(weight)} holds NaN or infinity, which have no code; leave its node in float")
+    own = encoder_named(weight.spec.method)
+    encoder = own if terms is None or own.sums is not None else ENCODERS[Method.COMPENSATED]
+    found = _encoded(encoder, values, weight, parameters, terms)
+    if parameters is None and weight.pairs is not Pairs.NONE:
+        scale = found.parameters.scale
+        larger = scales_for_pairs(values, scale, weight.pairs, weight.axis, weight.reduction_axis)
+        if not np.array_equal(larger, scale):
+            raised = Parameters(larger, None, block=_block(values, weight))
+            found = _encoded(encoder, values, weight, raised, terms)
+    return paired(found, weight)
+
+
+def _encoded(
+    encoder: Encoder, values: Array, weight: Weight, parameters: Parameters | None, terms: Terms | None
+) -> QTensor:
+    """Return what an encoder makes; that of a package is looked at, and may not write to the weight."""
+    if encoder.name in ENCODERS:
+        return encoder.encode(values, weight, parameters, terms)
+    seen = values.view()
+    seen.flags.writeable = False
+    with _blamed(encoder, weight):
+        found = encoder.encode(seen, weight, parameters, terms)
+        return checked(found, weight.spec, values.shape, _block(values, weight), parameters)
+
+
+def paired(found: QTensor, weight: Weight) -> QTensor:
+    """Return codes of a weight that fit in pairs, where a kernel takes them so."""
+    if weight.pairs is Pairs.NONE:
+        return found
+    return replace(found, codes=fitted(found.codes, weight.pairs, weight.axis, weight.reduction_axis))
+
+
+def encode_array(values: Array, spec: Spec, *, channel_axis: int, reduction_axis: int) -> QTensor:
+    """Choose the codes of an array as a Spec says, without a model around it; see `encode_weight`.
+
+    >>> tensor = encode_array(np.array([[7.0, -5.0, 0.3]]), Spec("int4-narrow"), channel_axis=0, reduction_axis=1)
+    >>> tensor.codes, tensor.parameters.scale
+    (array([[ 7, -5,  0]], dtype=int8), array([[1.]], dtype=float32))
+    """
+    return encode_weight(values, Weight(0, "", spec, channel_axis, values.size, reduction_axis))
+
+
+def _blamed(encoder: Encoder, weight: Weight) -> AbstractContextManager[None]:
+    """Tell what goes wrong inside as a failure of an encoder, unless it is ours."""
+    return nullcontext() if encoder.name in ENCODERS else blamed(f"encoder {encoder.name!r} for {_named(weight)}")
+
+
+def _named(weight: Weight) -> str:
+    return f"weight {weight.tensor}" if weight.tensor else "the weight"
+
+
+def _block(values: Array, weight: Weight) -> tuple[int, ...]:
+    return block_shape(weight.spec.per, values.shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)

@@ -1,0 +1,220 @@
+"""The codes of a node's weights and bias: what decides them, and how they are found once for all plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.algorithms.bias_correction import lacking
+from onnxq.algorithms.cache import CodesCache
+from onnxq.algorithms.compensating import Sums, Terms, terms_of
+from onnxq.algorithms.encoders import encode_weight, encoder_named, weight_sums
+from onnxq.algorithms.migration import Around, Factors, read_factors
+from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.gram import Gram
+from onnxq.config.scheme import Mode
+from onnxq.ir import Node, optional
+from onnxq.numerics.numerics import Parameters, QTensor
+from onnxq.numerics.weights import quantize_bias, scale_with_room
+from onnxq.planning.corrections import bias_of
+from onnxq.planning.plan import Decision, Weight
+from onnxq.runtime.targets import target_named
+
+Array = NDArray[Any]
+# Their weights are [directions, gates, size], and a gate of each direction is a channel.
+_RECURRENT: Final = frozenset({"LSTM"})
+_WEIGHT: Final = 1
+# Attributes that say where a weight's error goes.
+_FORM: Final = ("transB", "group", "strides")
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """What becomes of the bias of a node.
+
+    Attributes:
+        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one, or where
+            there was none, of the weight; None where all stays.
+        codes: int32 codes of the one or the other, with the scale of an integer kernel's accumulator; None where the
+            bias stays in float.
+    """
+
+    values: Array | None = None
+    codes: QTensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of the data of a weight.
+
+    Attributes:
+        key: what tells it from all else.
+        terms: makes what encoders are given, which is as large as the Gram matrix.
+    """
+
+    key: Hashable
+    terms: Callable[[], Terms]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """What the codes of one plan rest on."""
+
+    parameters: Mapping[str, Parameters]
+    means: Mapping[str, NDArray[np.float64]]
+    evidence: Evidence
+    target: str
+    cache: CodesCache
+    recipe: Recipe
+    factors: Mapping[str, Factors]
+    makers: Mapping[str, Factors]
+
+    def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
+        """Return the codes of a weight and what becomes of the bias behind it."""
+        source = node.inputs[weight.index]
+        recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
+        key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
+        if recurrent:
+            return self.cache.codes(key, lambda: _rows(source.values, weight)), None
+        around = self._around(node, decision)
+        if around:
+            key = (*key, node.op, repr(node.attrs), around.key)
+        behind = self._behind(node, decision) if weight.index == _WEIGHT else None
+        shown = self._digest(node, weight)
+        return self.cache.chosen((key, behind, shown), lambda: self._chosen(node, decision, weight, key))
+
+    def _behind(self, node: Node, decision: Decision) -> Hashable:
+        """Return what decides the bias of a weight, and through that the weight's least scales."""
+        means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
+        data = self.parameters.get(decision.data) if decision.mode is Mode.STATIC else None
+        place = bias_of(node)
+        index = decision.bias
+        bias = optional(*place) if place is not None else node.inputs[index] if index is not None else None
+        return (
+            *(node.op, *(repr(node.attrs.get(name)) for name in _FORM)),
+            *(decision.mode is Mode.STATIC, decision.bias, self.target, place is not None),
+            None if data is None else float(data.scale),
+            None if means is None else means.tobytes(),
+            None if bias is None else self.cache.digest(bias),
+            None if node.name not in self.recipe.biases else self.recipe.biases[node.name].tobytes(),
+        )
+
+    def _chosen(
+        self, node: Node, decision: Decision, weight: Weight, key: tuple[Hashable, ...]
+    ) -> tuple[QTensor, Bias | None]:
+        source, around = node.inputs[weight.index], self._around(node, decision)
+        known = self._known(node, decision, weight)
+        # An encoder that looks at data finds its scales by it as well; what another has found is only moved.
+        at_once, later = (known, None) if encoder_named(weight.spec.method).sums is not None else (None, known)
+
+        def encoded(key: Hashable, parameters: Parameters | None, seen: Known | None) -> QTensor:
+            def made() -> QTensor:
+                values = around.weight(node, weight.index, source.values)
+                return encode_weight(values, weight, parameters, None if seen is None else seen.terms())
+
+            return self.cache.codes(key, made)
+
+        key = key if at_once is None else (*key, at_once.key)
+        found, bias = encoded(key, None, at_once), None
+        if decision.mode is Mode.STATIC and decision.bias is not None and weight.index == _WEIGHT:
+            bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
+            raised = scale_with_room(found.parameters.scale, bias, scale)
+            if not np.array_equal(raised, found.parameters.scale):
+                key = (*key, raised.tobytes())
+                found = encoded(key, replace(found.parameters, scale=raised), at_once)
+        if later is not None:
+            key = (*key, later.key)
+            found = encoded(key, found.parameters, later)
+        corrected = self._corrected(node, decision, weight, found, key)
+        if bias is None:
+            return found, None if corrected is None else self._added(node, decision, found, corrected)
+        # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
+        return found, Bias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
+
+    def _around(self, node: Node, decision: Decision) -> Around:
+        """Return the factors of what a node reads and makes."""
+        return Around(read_factors(node, decision, self.factors, self.parameters), self.makers.get(node.name))
+
+    def _known(self, node: Node, decision: Decision, weight: Weight) -> Known | None:
+        """Return what is known of the data of a weight whose encoder looks at it, or whose codes are moved by it."""
+        shown, compensation = self._shown(node, weight), self.recipe.compensation
+        if shown is None or compensation is None:
+            return None
+        around = self._around(node, decision)
+        corrected = self._means(node, decision, weight) is not None
+
+        def terms() -> Terms:
+            # The matrix is of data without factors, whose columns the weight has been multiplied by.
+            ones = np.ones(node.inputs[weight.index].shape)
+            divided = Around(around.read).weight(node, weight.index, ones) if around.read else None
+            return terms_of(*shown, divided, compensation.damping, corrected=corrected)
+
+        return Known((self._digest(node, weight), corrected), terms)
+
+    def _shown(self, node: Node, weight: Weight) -> tuple[Gram, Sums] | None:
+        """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""
+        compensation = self.recipe.compensation
+        sums = weight_sums(node, weight, compensation) if compensation is not None else None
+        gram = self.evidence.statistics.get(sums.request) if sums is not None else None
+        return (gram, sums) if sums is not None and isinstance(gram, Gram) and gram.count else None
+
+    def _digest(self, node: Node, weight: Weight) -> Hashable:
+        """Return what decides how a weight is compensated."""
+        shown = self._shown(node, weight)
+        return None if shown is None else (self.recipe.compensation, shown[1], shown[0].digest)
+
+    def _means(self, node: Node, decision: Decision, weight: Weight) -> Array | None:
+        """Return the mean of each channel of the data of a weight, where a bias can make up for what it loses of it."""
+        if decision.mean is None or weight.index != _WEIGHT or bias_of(node) is None:
+            return None
+        return self.means.get(decision.mean.tensor)
+
+    def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
+        """Return the bias that makes up for factors, and for what rounding takes from the mean; None where it stays."""
+        if weight.index == _WEIGHT and node.name in self.recipe.biases:
+            return self._around(node, decision).bias(self.recipe.biases[node.name])
+        means = self._means(node, decision, weight)
+        place = bias_of(node) if weight.index == _WEIGHT else None
+        around = self._around(node, decision)
+        if place is None or (means is None and around.made is None):
+            return None
+        source, bias = node.inputs[weight.index], optional(*place)
+        values = None if bias is None else around.bias(bias.values)
+        if means is None:
+            return values
+        shown = around.means(means)
+        form = node.op, *(repr(node.attrs.get(name)) for name in _FORM)
+        lost = self.cache.array(
+            ("lacking", key, form, shown.tobytes()),
+            lambda: lacking(node, around.weight(node, weight.index, source.values), codes, shown),
+        )
+        if values is None:
+            return np.asarray(lost.astype(source.dtype)) if lost.any() else None
+        return np.asarray((values.astype(np.float64) + lost.reshape(values.shape)).astype(values.dtype))
+
+    def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> Bias:
+        """Return a corrected bias, with codes where an integer kernel that had none adds it to its sums."""
+        place = bias_of(node)
+        bare = place is not None and place[0] is node and optional(*place) is None
+        if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).reads.integer_bias:
+            return Bias(corrected)
+        return Bias(corrected, quantize_bias(corrected, weight, float(self.parameters[decision.data].scale)))
+
+
+def _decisive(weight: Weight, rank: int) -> Weight:
+    """Return what decides the codes of some values, whatever node and initializer they belong to."""
+    return replace(weight.of_rank(rank), tensor="", elements=0)
+
+
+def _rows(values: Array, weight: Weight) -> QTensor:
+    """Return the codes of a weight of a recurrent cell, whose channels are the rows of all directions."""
+    rows = values.reshape(-1, values.shape[-1])
+    found = encode_weight(rows, replace(weight, axis=0, reduction_axis=1))
+    scale = found.parameters.scale
+    grid = (*values.shape[:-1], 1) if scale.size > 1 else (1,) * values.ndim
+    return QTensor(found.codes.reshape(values.shape), Parameters(scale.reshape(grid), None), found.format)

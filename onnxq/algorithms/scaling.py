@@ -1,0 +1,103 @@
+"""Scaling: channels of float data are divided where what makes them takes that in, and the weights behind multiplied.
+
+A weight of few bits loses as much in every column, but what it loses counts by the data that the column is multiplied
+with. Columns of large data are multiplied by a factor before they become codes, and the data is divided by it, at no
+cost: in the constants of the normalization or of the Mul that makes it (after AWQ: Lin et al., "Activation-aware Weight
+Quantization for LLM Compression and Acceleration", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from onnxq.algorithms.migration import FLOAT_DATA, Factors
+from onnxq.ir import Graph, Node, Variable, is_fixed, optional, producer
+from onnxq.planning.plan import Plan
+
+_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
+_WEIGHT: Final = 1
+# Inputs that each channel of the first output is multiplied with, or that are added to it.
+_PROPORTIONAL: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    {"LayerNormalization": (1, 2), "RMSNormalization": (1,), "Mul": (0, 1)}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Divisible:
+    """A tensor whose channels, along its last axis, can be divided at no cost.
+
+    Attributes:
+        tensor: the tensor.
+        constants: the inputs of its maker that are divided for that, each with one number for each channel.
+        readers: the products that read it, all by weights of codes.
+    """
+
+    tensor: Variable
+    constants: tuple[int, ...]
+    readers: tuple[Node, ...]
+
+    @property
+    def maker(self) -> Node:
+        """What makes the tensor."""
+        return producer(self.tensor)  # type: ignore[return-value]
+
+    def divided(self, factors: Factors) -> dict[tuple[str, int], NDArray[Any]]:
+        """Return the constants that divide the channels by factors, by node and input."""
+        values = {index: self.maker.inputs[index].values for index in self.constants}
+        return {
+            (self.maker.name, index): Factors(one.ndim - 1, factors.values).divide(one) for index, one in values.items()
+        }
+
+
+def divisible(graph: Graph, plan: Plan) -> Mapping[str, Divisible]:
+    """Return the tensors of the main graph whose channels can be divided, by name.
+
+    Args:
+        graph: the prepared graph.
+        plan: says which products multiply float data by codes.
+    """
+    found = (_divisible(node, plan) for node in graph.nodes if node.op in _PROPORTIONAL and not node.domain)
+    return {one.tensor.name: one for one in found if one is not None}
+
+
+def _divisible(maker: Node, plan: Plan) -> Divisible | None:
+    tensor = maker.outputs[0]
+    readers = tuple(tensor.outputs)
+    if (
+        not readers
+        or tensor.name in plan.by_tensor
+        or tensor.returned_by
+        or not tensor.shape
+        or not all(_multiplies(one, tensor, plan) for one in readers)
+    ):
+        return None
+    last = len(tensor.shape) - 1
+    if maker.op != "Mul" and maker.attrs.get("axis", -1) not in (-1, last):
+        return None
+    present = [index for index in _PROPORTIONAL[maker.op] if optional(maker, index) is not None]
+    constants = tuple(index for index in present if maker.op != "Mul" or is_fixed(maker.inputs[index]))
+    channels = {_summed(one) for one in readers}
+    fits = all(
+        is_fixed(one) and {one.shape[-1:], (one.values.size,)} == {(tensor.shape[last],)}
+        for one in map(maker.inputs.__getitem__, constants)
+    )
+    return Divisible(tensor, constants, readers) if constants and fits and channels == {tensor.shape[last]} else None
+
+
+def _multiplies(reader: Node, tensor: Variable, plan: Plan) -> bool:
+    """Whether a product multiplies the tensor's last axis, in float, by a weight of its own that becomes codes."""
+    decision = plan.by_node.get(reader.name)
+    if reader.op not in _PRODUCTS or decision is None or decision.mode not in FLOAT_DATA:
+        return False
+    weight = reader.inputs[_WEIGHT]
+    alone = reader.inputs[0] is tensor and is_fixed(weight) and len(weight.outputs) == 1 and len(weight.shape) == 2
+    return alone and not reader.attrs.get("transA", 0) and [one.index for one in decision.weights] == [_WEIGHT]
+
+
+def _summed(reader: Node) -> int:
+    return int(reader.inputs[_WEIGHT].shape[1 if reader.attrs.get("transB", 0) else 0])

@@ -1,0 +1,273 @@
+"""Body taps: tensors inside If, Loop and Scan, carried outwards as tensors of the main graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from onnxq.calibration.bodies import bodies, known_dimensions, made_inside, names_made, own_bodies, unused_mark
+from onnxq.errors import ModelError
+from onnxq.ir.elements import domain_named
+
+CARRYING = frozenset({"If", "Loop", "Scan"})
+"""Operators out of whose bodies tensors can be carried."""
+
+
+def with_body_taps(model: onnx.ModelProto, names: Iterable[str], others: Iterable[str] = ()) -> onnx.ModelProto:
+    """Return a model whose main graph makes the named tensors of bodies, with all values of a run in one dimension.
+
+    They keep their names there, and get others in the bodies. A Loop gives the values of all its iterations, a Scan
+    those of all its steps, and a branch of an If that does not run none. What else the model computes stays as it is.
+
+    Args:
+        model: The model; it is not changed, and returned itself where no body makes any of the tensors.
+        names: Tensors of any graph, each of a name that no other has; those of bodies are float32.
+        others: Further ones, which are computed as if they were named, but of which no values leave their bodies.
+
+    Raises:
+        ModelError: A tensor cannot be carried out: it stands in the body of another operator, or in an If or Loop
+            inside a Scan, whose steps all give equally many values.
+    """
+    made = made_inside(model.graph)
+    inside, counted = made.intersection(names), made.intersection(others)
+    if not inside and not counted:
+        return model
+    taps = _Taps(frozenset(inside | counted), frozenset(counted - inside), unused_mark(model.graph))
+    tapped, carried = taps.applied(model)
+    tapped.graph.value_info.extend(_vector(name) for name in carried)
+    return tapped
+
+
+def with_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Return a model whose main graph makes the numbers of values that the named tensors of bodies have in a run.
+
+    No values leave the bodies, so it takes hardly more memory than the model.
+
+    Args:
+        model: The model; it is not changed, and returned itself where no body makes any of the tensors.
+        names: Tensors of any graph, see `with_body_taps`.
+
+    Returns:
+        The model, and the tensors of bodies. It makes int64 scalars, each called ``NAME/size`` as `tapped_bytes` does.
+
+    Raises:
+        ModelError: A tensor cannot be carried out, see `with_body_taps`.
+    """
+    inside = made_inside(model.graph).intersection(names)
+    if not inside:
+        return model, ()
+    taps = _Taps(frozenset(inside), frozenset(), unused_mark(model.graph), sizes=True)
+    tapped, carried = taps.applied(model)
+    for name in carried:
+        # A sum of none is not told to be 0 everywhere.
+        some = f"{name}{taps.mark}sizes"
+        tapped.graph.node.append(helper.make_node("Concat", [name, f"{taps.mark}zero"], [some], axis=0))
+        tapped.graph.node.append(helper.make_node("ReduceSum", [some], [f"{name}/size"], keepdims=0))
+    return tapped, tuple(carried)
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """What is carried out of bodies, and the names that it gets on its way.
+
+    Attributes:
+        wanted: names of the tapped tensors, which tensors of the main graph take over.
+        emptied: those whose values are dropped.
+        mark: what no name of the model holds.
+        sizes: whether how many values they have is carried in their place.
+    """
+
+    wanted: frozenset[str]
+    emptied: frozenset[str]
+    mark: str
+    sizes: bool = False
+
+    def applied(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+        """Return a copy of a model that carries the taps, and their names."""
+        tapped = onnx.ModelProto()
+        tapped.CopyFrom(model)
+        for body in bodies(tapped.graph):
+            self.rename(body)
+        carried = self.carry(tapped.graph, ())
+        tapped.graph.initializer.extend(self.constants())
+        return tapped, carried
+
+    def rename(self, body: GraphProto) -> None:
+        """Give the tapped tensors other names in one body, but not in the bodies inside it."""
+        for value in (*body.input, *body.output, *body.value_info):
+            value.name = self._inner(value.name)
+        for node in body.node:
+            node.input[:] = [self._inner(name) for name in node.input]
+            node.output[:] = [self._inner(name) for name in node.output]
+
+    def constants(self) -> Iterator[TensorProto]:
+        """Yield the initializers that the added nodes read."""
+        yield helper.make_tensor(f"{self.mark}shape", TensorProto.INT64, [1], [-1])
+        yield helper.make_tensor(f"{self.mark}nothing", self._element, [0], [])
+        yield helper.make_tensor(f"{self.mark}zero", TensorProto.INT64, [1], [0])
+
+    def carry(self, graph: GraphProto, path: tuple[str, ...]) -> list[str]:
+        """Let a graph make the flat values of all taps in it and its bodies, and return the taps.
+
+        Args:
+            graph: The main graph, or a body.
+            path: The operators around it, the outermost first.
+        """
+        depth = len(path)
+        found = sorted(name.removesuffix(self.mark) for name in names_made(graph) if name.endswith(self.mark))
+        graph.node.extend(node for name in found for node in self._flat_values(name, depth))
+        # From behind, so that nodes can be inserted.
+        for index in reversed(range(len(graph.node))):
+            node = graph.node[index]
+            branches = [(body, self.carry(body, (*path, node.op_type))) for body in own_bodies(node)]
+            names = sorted({name for _, taps in branches for name in taps})
+            if not names:
+                continue
+            _check(node, path)
+            if node.op_type == "If":
+                self._open_if(node, branches, names, depth)
+            elif node.op_type == "Loop":
+                body = branches[0][0]
+                alike = self._of_one_size(body)
+                behind = self._open_scan(node, body, [name for name in names if name in alike], depth)
+                before, joined = self._open_loop(node, body, [name for name in names if name not in alike], depth)
+                _insert(graph, index, before, [*behind, *joined])
+            else:
+                _insert(graph, index, [], self._open_scan(node, branches[0][0], names, depth))
+            found.extend(names)
+        return found
+
+    def _flat_values(self, name: str, depth: int) -> Iterator[NodeProto]:
+        """Yield the nodes that flatten a tapped tensor in the body that makes it, and drop what is not wanted."""
+        flat, values, zero = self._carried(name, depth), self._between(name, depth, "values"), f"{self.mark}zero"
+        if self.sizes:
+            yield helper.make_node("Size", [self._inner(name)], [values])
+            yield self._reshape(values, flat)
+            return
+        if name not in self.emptied:
+            yield self._reshape(self._inner(name), flat)
+            return
+        yield self._reshape(self._inner(name), values)
+        yield helper.make_node("Slice", [values, zero, zero], [flat])
+
+    def _open_if(
+        self, node: NodeProto, branches: Sequence[tuple[GraphProto, list[str]]], names: Sequence[str], depth: int
+    ) -> None:
+        for branch, taps in branches:
+            for name in names:
+                flat = self._carried(name, depth + 1)
+                if name not in taps:
+                    branch.node.append(helper.make_node("Identity", [f"{self.mark}nothing"], [flat]))
+                branch.output.append(_vector(flat, self._element))
+        node.output.extend(self._carried(name, depth) for name in names)
+
+    def _of_one_size(self, body: GraphProto) -> set[str]:
+        """Return the taps of equally many values in all iterations of a Loop, which can give them as a Scan does.
+
+        Those inside further bodies are none of them: how often these run may change.
+        """
+        states = len(body.input) - 2
+        # Shapes follow from those of the states, which tell nothing of a state that grows.
+        if not self.sizes and any(
+            known_dimensions(given) is not None and known_dimensions(given) != known_dimensions(made)
+            for given, made in zip(body.input[2:], body.output[1 : 1 + states], strict=True)
+        ):
+            return set()
+        known = {
+            value.name.removesuffix(self.mark)
+            for value in (*body.input, *body.output, *body.value_info)
+            if value.name.endswith(self.mark) and known_dimensions(value) is not None
+        }
+        made = {name.removesuffix(self.mark) for name in names_made(body) if name.endswith(self.mark)}
+        return made if self.sizes else made & (known | self.emptied)
+
+    def _open_loop(
+        self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int
+    ) -> tuple[list[NodeProto], list[NodeProto]]:
+        """Let a Loop carry sequences, and return the nodes before and behind it that make and join them.
+
+        Scan outputs have to be of one size in all iterations, and a tensor that grows would be copied in each, as the
+        sequence is too: what it takes is quadratic in the iterations.
+        """
+        if not names:
+            return [], []
+        states = len(body.input) - 2
+        start = self._between(names[0], depth, "start")
+        grown, given, joined = [], [], []
+        for name in names:
+            flat, parts = self._carried(name, depth + 1), self._between(name, depth, "parts")
+            earlier, later = self._between(name, depth, "before"), self._between(name, depth, "behind")
+            node.input.append(start)
+            body.input.append(_sequence(earlier, self._element))
+            body.node.append(helper.make_node("SequenceInsert", [earlier, flat], [later]))
+            grown.append(_sequence(later, self._element))
+            given.append(parts)
+            joined.append(helper.make_node("ConcatFromSequence", [parts], [self._carried(name, depth)], axis=0))
+        # What a Loop carries stands in front of its scan outputs.
+        scanned = list(body.output)[1 + states :]
+        del body.output[1 + states :]
+        body.output.extend([*grown, *scanned])
+        node.output[states:states] = given
+        # It holds an empty tensor, since nothing joins a sequence without any.
+        return [helper.make_node("SequenceConstruct", [f"{self.mark}nothing"], [start])], joined
+
+    def _open_scan(self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int) -> list[NodeProto]:
+        """Let a Scan or Loop stack the values of its steps, and return the nodes behind it that flatten them."""
+        stacked = {name: self._between(name, depth, "stacked") for name in names}
+        body.output.extend(_vector(self._carried(name, depth + 1), self._element) for name in names)
+        node.output.extend(stacked.values())
+        for attribute in node.attribute:
+            if attribute.name in ("scan_output_axes", "scan_output_directions"):
+                attribute.ints.extend([0] * len(names))
+        return [self._reshape(stacked[name], self._carried(name, depth)) for name in names]
+
+    @property
+    def _element(self) -> int:
+        """The element type of what is carried."""
+        return TensorProto.INT64 if self.sizes else TensorProto.FLOAT
+
+    def _reshape(self, source: str, target: str) -> NodeProto:
+        return helper.make_node("Reshape", [source, f"{self.mark}shape"], [target])
+
+    def _inner(self, name: str) -> str:
+        """Return what a tensor is called where it is made."""
+        return f"{name}{self.mark}" if name in self.wanted else name
+
+    def _carried(self, name: str, depth: int) -> str:
+        """Return what the values of a tapped tensor are called in a graph inside so many bodies."""
+        return f"{name}{self.mark}{depth}" if depth else name
+
+    def _between(self, name: str, depth: int, what: str) -> str:
+        """Return what they are called on their way into that graph, or in it."""
+        return f"{name}{self.mark}{depth}.{what}"
+
+
+def _check(node: NodeProto, path: Sequence[str]) -> None:
+    if node.op_type not in CARRYING or domain_named(node.domain):
+        raise ModelError(
+            f"Tensors in the body of {node.op_type} node {node.name!r} cannot be calibrated, expected a body of "
+            f"{', '.join(sorted(CARRYING))}; leave them out"
+        )
+    if "Scan" in path and node.op_type != "Scan":
+        raise ModelError(
+            f"Tensors in {node.op_type} node {node.name!r} inside a Scan cannot be calibrated, expected as many values "
+            "in each of its steps; leave them out"
+        )
+
+
+def _vector(name: str, element: int = TensorProto.FLOAT) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, [None])
+
+
+def _sequence(name: str, element: int) -> ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(name, element, [None])
+
+
+def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: Sequence[NodeProto]) -> None:
+    for node in reversed(behind):
+        graph.node.insert(index + 1, node)
+    for node in reversed(before):
+        graph.node.insert(index, node)

@@ -1,0 +1,243 @@
+"""The kind ``histogram``: elements counted in bins that grow with the range, of all and of those below the mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.calibration.bins import BINS, MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of
+from onnxq.calibration.requests import Option, Request
+from onnxq.calibration.statistic import Arrays, Seen, Statistic, restored_from
+
+HISTOGRAM_ELEMENTS = 1 << 13
+"""Counting every element of a convolutional network costs several times its inference; extremes cost little."""
+
+_BLOCK = 1 << 16
+# Elements of small arrays wait until they are so many, as to count a few takes as long as to count some thousands; they
+# take no more memory than the bins.
+_WAITING = 1 << 13
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """How many elements lie in each of equally wide bins; what their width is depends on the extremes only.
+
+    Args:
+        minimum: Exact least element; +inf if there was none.
+        maximum: Exact greatest element; -inf if there was none.
+        counts: Elements per bin, int64 of shape (bins,), at most `BINS` bins; empty if there was none.
+    """
+
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @cached_property
+    def exponent(self) -> int:
+        """Bins are ``2**exponent`` wide, as fine as their number allows."""
+        return exponent_of(self.minimum, self.maximum) if len(self.counts) else MINIMUM_EXPONENT
+
+    @cached_property
+    def first(self) -> int:
+        """Bin ``i`` of `counts` covers ``[(first + i) * 2**exponent, (first + i + 1) * 2**exponent)``."""
+        return bin_of(self.minimum, self.exponent) if len(self.counts) else 0
+
+    @property
+    def width(self) -> float:
+        """The width of a bin."""
+        return math.ldexp(1.0, self.exponent)
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """The bin edges, float64 of shape (bins + 1,)."""
+        first = self.first
+        return np.ldexp(np.arange(first, first + len(self.counts) + 1, dtype=np.float64), self.exponent)
+
+    def merge(self, other: Bins) -> Bins:
+        """Return the bins of the elements of both: bit for bit what counting all of them at once gives."""
+        if not len(self.counts) or not len(other.counts):
+            return self if len(self.counts) else other
+        minimum, maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        exponent = exponent_of(minimum, maximum)
+        first = bin_of(minimum, exponent)
+        counts = np.zeros(bin_of(maximum, exponent) - first + 1, np.int64)
+        for part in (self, other):
+            add_bins(counts, part.counts, part.first, exponent - part.exponent, first)
+        return Bins(minimum, maximum, counts)
+
+    def check(self) -> None:
+        """Check that the counts are those of a range.
+
+        Raises:
+            ValueError: They are not.
+        """
+        if not len(self.counts):
+            return
+        exponent = exponent_of(self.minimum, self.maximum)
+        size = bin_of(self.maximum, exponent) - bin_of(self.minimum, exponent) + 1
+        if len(self.counts) != size or self.counts.min() < 0 or self.counts.sum() <= 0:
+            raise ValueError("counts contradict the extremes")
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram(Statistic):
+    """The bins of the elements of a tensor, or of an even selection of them.
+
+    The option ``elements`` says how many evenly spaced elements of a larger array are counted; 0 counts all.
+
+    Args:
+        whole: The bins of all.
+        core: Those of the elements below `MASK` in magnitude; None where no other was seen.
+    """
+
+    kind: ClassVar[str] = "histogram"
+    options: ClassVar[tuple[tuple[str, Option], ...]] = (("elements", HISTOGRAM_ELEMENTS),)
+
+    whole: Bins = field(default_factory=Bins)
+    core: Bins | None = None
+
+    @classmethod
+    def observed(cls, seen: Seen, request: Request) -> Histogram:
+        """Return the histogram of one array.
+
+        Raises:
+            DataError: The dtype is no float type, or an element is NaN or infinite.
+        """
+        observer = cls.observer(request)
+        observer.add(seen)
+        return observer.statistic()
+
+    @classmethod
+    def observer(cls, request: Request) -> HistogramObserver:
+        """Return what counts arrays in place."""
+        return HistogramObserver(int(request.option("elements", 0)) or None)
+
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        return 2 * BINS * np.dtype(np.int64).itemsize
+
+    def merge(self, other: Histogram) -> Histogram:
+        """Return the histogram of the elements of both."""
+        core = None if self.core is None and other.core is None else self.below_mask.merge(other.below_mask)
+        return Histogram(self.whole.merge(other.whole), core)
+
+    @property
+    def below_mask(self) -> Bins:
+        """The bins of the elements below `MASK` in magnitude, which may be all."""
+        return self.whole if self.core is None else self.core
+
+    def arrays(self) -> Arrays:
+        """Return ends of shape (1 or 2, 2), how many bins of shape (1 or 2,), and the counts of both."""
+        parts = [self.whole] if self.core is None else [self.whole, self.core]
+        return {
+            "ends": np.array([[part.minimum, part.maximum] for part in parts], np.float64),
+            "sizes": np.array([len(part.counts) for part in parts], np.int64),
+            "counts": np.concatenate([part.counts for part in parts]),
+        }
+
+    @classmethod
+    def restored(cls, arrays: Arrays) -> Histogram:
+        """Return the histogram of which these are the arrays."""
+        ends, sizes, counts = restored_from(arrays, ("ends", "sizes", "counts"))
+        if len(sizes) not in (1, 2) or ends.shape != (len(sizes), 2) or sizes.sum() != len(counts):
+            raise ValueError("the parts of a histogram do not fit")
+        pieces = np.split(counts, np.cumsum(sizes)[:-1])
+        parts = [Bins(float(low), float(high), piece) for (low, high), piece in zip(ends, pieces, strict=True)]
+        for part in parts:
+            part.check()
+        return cls(*parts)
+
+
+class HistogramObserver:
+    """Counts elements into bins that grow with the range: bit for bit what merging the arrays' histograms gives.
+
+    Args:
+        elements: A larger array is counted at about that many evenly spaced elements; None counts all.
+    """
+
+    def __init__(self, elements: int | None) -> None:
+        self._elements = elements
+        self._whole = _Counter()
+        self._core: _Counter | None = None
+
+    def add(self, seen: Seen) -> None:
+        """Take in one array.
+
+        Raises:
+            DataError: The dtype is no float type, or an element is NaN or infinite.
+        """
+        chosen = self._chosen(seen, seen.values)
+        if seen.core is not seen.values and self._core is None:
+            # Up to now, all elements were below the magnitude of masks.
+            self._core = self._whole.copy()
+        self._whole.take(seen.ends, chosen)
+        if self._core is not None and seen.core.size:
+            self._core.take(seen.core_ends, chosen if seen.core is seen.values else self._chosen(seen, seen.core))
+
+    def statistic(self) -> Histogram:
+        """Return the histogram of all that was added."""
+        return Histogram(self._whole.bins(), None if self._core is None else self._core.bins())
+
+    def _chosen(self, seen: Seen, values: NDArray[Any]) -> NDArray[Any]:
+        return values[seen.selection(values.size, self._elements)]
+
+
+class _Counter:
+    """A histogram that changes in place; its bins become wider as the range grows."""
+
+    def __init__(self) -> None:
+        self._minimum, self._maximum = math.inf, -math.inf
+        self._exponent, self._first = MINIMUM_EXPONENT, 0
+        self._counts = np.zeros(0, np.int64)
+        self._is_wide_enough = True
+        self._waiting: list[NDArray[Any]] = []
+        self._room = _WAITING
+
+    def copy(self) -> _Counter:
+        self._count()
+        other = _Counter()
+        vars(other).update(vars(self), _counts=self._counts.copy(), _waiting=[])
+        return other
+
+    def take(self, ends: tuple[float, float], chosen: NDArray[Any]) -> None:
+        """Take in elements of that range, of which the chosen ones are counted."""
+        minimum, maximum = ends
+        if minimum < self._minimum or maximum > self._maximum:
+            self._minimum, self._maximum = min(minimum, self._minimum), max(maximum, self._maximum)
+            self._is_wide_enough = False
+        self._room -= chosen.size
+        # What waits is no part of a large array, which would stay with it.
+        self._waiting.append(chosen if self._room <= 0 else chosen.copy())
+        if self._room <= 0:
+            self._count()
+
+    def bins(self) -> Bins:
+        self._count()
+        return Bins(self._minimum, self._maximum, self._counts.copy())
+
+    def _count(self) -> None:
+        """Count what waits."""
+        if not self._is_wide_enough:
+            self._widen()
+        waiting, self._waiting, self._room = self._waiting, [], _WAITING
+        for block in _blocks(waiting[0] if len(waiting) == 1 else np.concatenate(waiting)) if waiting else ():
+            self._counts += np.bincount(bins_of(block, self._exponent, self._first), minlength=len(self._counts))
+
+    def _widen(self) -> None:
+        exponent = exponent_of(self._minimum, self._maximum)
+        first = bin_of(self._minimum, exponent)
+        counts = np.zeros(bin_of(self._maximum, exponent) - first + 1, np.int64)
+        if len(self._counts):
+            add_bins(counts, self._counts, self._first, exponent - self._exponent, first)
+        self._counts, self._exponent, self._first, self._is_wide_enough = counts, exponent, first, True
+
+
+def _blocks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    return (values[start : start + _BLOCK] for start in range(0, values.size, _BLOCK))

@@ -1,0 +1,180 @@
+"""What evidence is of: the content of the model and of each sample, as digests."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError, ModelError
+from onnxq.ir.external import DataFolder
+from onnxq.ir.stored import ProtoPayload
+from onnxq.ir.stored_tensors import stored_tensors
+
+_BLOCK = 1 << 20
+_DIGEST_BYTES = 16
+# What decides which kernels a runtime chooses, best first.
+_INSTRUCTIONS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "avx", "sve", "i8mm", "asimddp", "asimd")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The model that evidence was taken from, and what ran it; empty where nobody asked.
+
+    Args:
+        model: Digest of the float model, see `model_digest`; empty when not known.
+        runtime: What ran the model, as `onnxq.runtime.sessions.runtime_version` gives it: others round otherwise.
+        machines: Instruction sets of the processors that ran it, see `instruction_set`, in rising order: the last bits
+            of evidence may differ between them.
+    """
+
+    model: str = ""
+    runtime: str = ""
+    machines: tuple[str, ...] = ()
+
+    def merge(self, other: Provenance) -> Provenance:
+        """Return the provenance of what is of both.
+
+        Raises:
+            DataError: The models or runtimes differ.
+        """
+        if self.model and other.model and self.model != other.model:
+            raise DataError(
+                f"Statistics of model {self.model[:12]} and of model {other.model[:12]} cannot be merged, expected one "
+                "model; calibrate both shards on the same file"
+            )
+        if self.runtime and other.runtime and self.runtime != other.runtime:
+            raise DataError(
+                f"Statistics of {self.runtime} and of {other.runtime} cannot be merged, expected one version; "
+                "calibrate both shards with the same"
+            )
+        machines = tuple(sorted({*self.machines, *other.machines}))
+        return Provenance(self.model or other.model, self.runtime or other.runtime, machines)
+
+
+@cache
+def instruction_set() -> str:
+    """Return the kind of this processor and the widest vectors that it has, as in ``x86_64 avx512_vnni``."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        # Only Linux tells there.
+        words = set()
+    widest = next((name for name in _INSTRUCTIONS if name in words), "")
+    return f"{platform.machine()} {widest}".strip()
+
+
+def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:
+    """Return a digest of the names, types, shapes and values of a sample.
+
+    >>> sample_digest({"x": np.zeros(2)}) == sample_digest({"x": np.zeros((2, 1))})
+    False
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for name in sorted(sample):
+        value = np.asarray(sample[name])
+        if value.dtype.hasobject:
+            value = value.astype(str)
+        digest.update(repr((name, value.dtype.str, value.dtype.name, value.shape)).encode())
+        if value.size:
+            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def model_digest(model: onnx.ModelProto | Path) -> str:
+    """Return a digest of what a model computes: its nodes and weights, wherever these lie, in its file or beside it.
+
+    Weights are read one by one, and those that lie in files block by block. Left out are the opset, the declared types
+    of inner tensors, and what people and tools have written about it. Of a model in memory that has external data, what
+    counts are the references to it.
+
+    Raises:
+        ModelError: A file cannot be read, or a tensor is damaged.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    folder = DataFolder.of_model(model) if isinstance(model, Path) else None
+    proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+    for field, part in _content(proto):
+        payloads = [ProtoPayload(tensor, folder) for tensor in stored_tensors(part)]
+        described = _without_values(part).SerializeToString(deterministic=True)
+        digest.update(f"{field} {len(described)} ".encode())
+        digest.update(described)
+        for payload in payloads:
+            for values in _values(payload):
+                digest.update(values)
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of the bytes of a file, which takes a fraction of the time of that of a model.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for block in _blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
+    """Yield what decides what a model computes, part by part, so that weights are not copied at once."""
+    graph = model.graph
+    for node in graph.node:
+        bare = onnx.NodeProto()
+        bare.CopyFrom(node)
+        for field in ("doc_string", "metadata_props"):
+            bare.ClearField(field)
+        yield "node", bare
+    yield from (("function", function) for function in model.functions)
+    yield from (("initializer", tensor) for tensor in graph.initializer)
+    yield from (("sparse", tensor) for tensor in graph.sparse_initializer)
+    yield from (("input", onnx.ValueInfoProto(name=value.name, type=value.type)) for value in graph.input)
+    yield from (("output", onnx.ValueInfoProto(name=value.name)) for value in graph.output)
+
+
+def _without_values(part: Any) -> Any:
+    """Return a part of a model whose tensors say neither values nor where these lie."""
+    bare = type(part)()
+    if isinstance(part, onnx.TensorProto):
+        ProtoPayload(part).fill_without_values(bare, part.name)
+        return bare
+    bare.CopyFrom(part)
+    for tensor in stored_tensors(bare):
+        tensor.CopyFrom(_without_values(tensor))
+    return bare
+
+
+def _values(payload: ProtoPayload) -> Iterator[bytes | memoryview]:
+    """Yield the values of a tensor, as raw data whatever they are stored as."""
+    if payload.onnx_dtype == onnx.TensorProto.STRING:
+        yield repr(list(payload.proto.string_data)).encode()
+    elif not payload.external:
+        yield from payload.chunks()
+    elif payload.folder is None:
+        yield from (entry.SerializeToString(deterministic=True) for entry in payload.proto.external_data)
+    else:
+        # What is mapped, as chunks are, would count as memory that this process takes.
+        place = payload.data_range()
+        yield from _blocks(place.path, place.offset, place.length)
+
+
+def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+    left = math.inf if length is None else length
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            while block := stream.read(int(min(_BLOCK, left))):
+                left -= len(block)
+                yield block
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}; expected a file of the model") from error

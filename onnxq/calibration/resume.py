@@ -1,0 +1,300 @@
+"""Calibration that starts from what is known: evidence of an earlier run, or of one that was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from pathlib import Path
+
+import onnx
+
+from onnxq.calibration.budget import (
+    evidence_bytes,
+    hungriest,
+    largest_segment,
+    peak_memory,
+    tap_groups,
+    tap_passes,
+    tap_sizes,
+)
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.provenance import model_digest, sample_digest
+from onnxq.calibration.requests import Request
+from onnxq.calibration.runner import Ledger, collect
+from onnxq.calibration.segments import segments
+from onnxq.calibration.storage import discard, load_statistics, save_statistics
+from onnxq.calibration.work import SHARD_BYTES
+from onnxq.calibration.workers import Threads, Workers, workers_for
+from onnxq.data.data import evenly
+from onnxq.data.inputs import SampleSource, sample_bytes
+from onnxq.errors import DataError, SchemeError
+from onnxq.runtime.sessions import runtime_version
+from onnxq.system.cores import available_cores
+from onnxq.system.option_values import size_of
+
+Notice = Callable[[str], None]
+
+_SIZED_SAMPLES = 8
+"""Of so many samples the largest says how much memory one takes."""
+_COPIES = 3
+"""How often one thread's statistics of a pass are in memory: observed, summed up, and in the next sum."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """How statistics are collected; they are the same bits whatever workers, memory and files are chosen here.
+
+    Attributes:
+        workers: where samples run: in so many processes, or on the Dask cluster of this address; None runs them in
+            threads of this process.
+        reuse: a file of statistics; what fits the model, the samples and the tensors is not run again.
+        checkpoint: the file that statistics are going to be written to; files beside it keep what is finished.
+        seconds: time between two writes of a checkpoint.
+        memory: bytes that this process may take, or a text such as ``4GB``; tensors of a segment that do not fit at
+            once are tapped in several passes, and weights whose Gram matrices do not fit are rounded without them.
+        notice: told in a sentence what of a file was not used; a logger is, unless something else is given.
+
+    Raises:
+        SchemeError: the memory is no size, or there are less than one process.
+
+    >>> Collection(memory="4GB").most_bytes
+    4000000000
+    """
+
+    workers: Workers | int | str | None = None
+    reuse: str | Path | None = None
+    checkpoint: Path | None = None
+    seconds: float = 2.0
+    memory: int | str | None = None
+    notice: Notice = logging.getLogger(__name__).info
+
+    def __post_init__(self) -> None:
+        # What is wrong with them is told here and not after minutes.
+        _ = self.most_bytes, self.run_by
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The memory in bytes; None where there is no limit."""
+        if not isinstance(self.memory, str):
+            return self.memory
+        try:
+            return size_of(self.memory)
+        except ValueError as reason:
+            raise SchemeError(f"the memory for calibration is wrong: {reason}") from None
+
+    @property
+    def run_by(self) -> Workers | None:
+        """The workers; None where samples run in threads of this process, as many as fit."""
+        if isinstance(self.workers, int):
+            return workers_for(jobs=self.workers)
+        return workers_for(cluster=self.workers) if isinstance(self.workers, str) else self.workers
+
+
+def calibrate_tensors(
+    model: Path,
+    samples: SampleSource,
+    requests: Sequence[Request],
+    collection: Collection,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    digest: str = "",
+    others: Sequence[str] = (),
+) -> Evidence:
+    """Return what is requested of tensors in all samples, with its provenance, running only what is missing.
+
+    Args:
+        model: The float model.
+        samples: Checked samples.
+        requests: See `collect`.
+        collection: Where and from what it starts.
+        progress: Called with (samples done, samples in all) after each sample, in each pass.
+        digest: Of the model's content, see `model_digest`; found out where it is empty.
+        others: See `collect`.
+
+    Raises:
+        ModelError: The model does not load, or a name is no tensor of the main graph.
+        DataError: A sample does not run, a tensor is not finite, the file to reuse is damaged, or one tensor alone is
+            beyond the memory budget.
+        OutputError: A checkpoint cannot be written.
+        SchemeError: The workers cannot be had.
+    """
+    requests = tuple(dict.fromkeys(requests))
+    names = tuple(dict.fromkeys((*others, *(request.tensor for request in requests))))
+    digest = digest or model_digest(model)
+    known = _Known(digest, samples, collection.notice)
+    earlier = known.fitting(Path(collection.reuse), requests) if collection.reuse else Evidence()
+    if len(earlier.samples) > len(samples):
+        return earlier
+    workers, passes = _passes(model, samples, requests, earlier, collection)
+    groups = [(tuple(earlier.statistics), earlier), *((group, Evidence()) for group in passes)]
+    found = []
+    for group, base in groups:
+        if not group:
+            continue
+        partial = _partial(collection.checkpoint, group, requests)
+        if partial and partial.exists():
+            base = known.continued(partial, group, base)
+        if len(base.samples) < len(samples):
+            # What is known was compared with all samples, which need not be read for that once more.
+            digests = known.digests if base.samples else ()
+            ledger = Ledger(digest, base, _keeper(partial, base, collection.seconds), digests)
+            base = collect(model, samples, group, progress=progress, workers=workers, others=names, ledger=ledger)
+            if partial:
+                save_statistics(base, partial)
+        found.append(base)
+    return reduce(Evidence.join, found).select(requests) if found else Evidence()
+
+
+def discard_checkpoints(checkpoint: Path) -> None:
+    """Remove what `calibrate_tensors` kept beside the file that statistics have now been written to."""
+    for path in _beside(checkpoint):
+        discard(path)
+
+
+def _passes(
+    model: Path, samples: SampleSource, requests: Sequence[Request], earlier: Evidence, collection: Collection
+) -> tuple[Workers | None, tuple[tuple[Request, ...], ...]]:
+    """Return the workers to use and the requests of each pass."""
+    workers, most_bytes = collection.run_by, collection.most_bytes
+    names = tuple(dict.fromkeys(request.tensor for request in requests))
+    missing = tuple(request for request in requests if request not in earlier.statistics)
+    if most_bytes is None or not missing:
+        return workers, (missing,)
+    sample = max(evenly(samples, _SIZED_SAMPLES), key=sample_bytes)
+    sizes = tap_sizes(model, sample, names)
+    parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
+    kept = evidence_bytes(missing, sizes, len(samples))
+    result = sum(kept.values())
+    # Between reading and running, each worker has up to two shards of samples before it.
+    cores = available_cores()
+    used, ahead = peak_memory(), 2 * cores * (SHARD_BYTES + sample_bytes(sample))
+    left = most_bytes - used - ahead - result
+    # Statistics are in each thread's observers, on their way from it, and in a sum and the next one.
+    if workers is None and largest_segment(parts, sizes) * cores + result * (2 * cores + 1) <= left:
+        return Threads(cores), (missing,)
+    statistics = max(0, min(_COPIES * result, left // 2))
+    # Rounded, so that a run that is continued splits the tensors as the interrupted one did.
+    limit = 1 << ((left - statistics).bit_length() - 1) if left > statistics else 0
+    wanted = tuple(dict.fromkeys(request.tensor for request in missing))
+    name, needed = hungriest(parts, sizes, wanted)
+    most = max(needed, _COPIES * max(kept.values()))
+    if limit < needed or statistics < _COPIES * max(kept.values()):
+        tensors = 1 << (most - 1).bit_length()
+        raise DataError(
+            f"--memory is {_megabytes(most_bytes)}, expected at least "
+            f"{_megabytes(used + ahead + result + 2 * tensors)}: {_megabytes(used)} of the process, "
+            f"{_megabytes(ahead)} of samples on their way, {_megabytes(result + tensors)} of statistics and "
+            f"{_megabytes(tensors)} of tensor {name!r} with what is computed beside it; raise it"
+        )
+    copies = {tensor: _COPIES * size for tensor, size in kept.items()}
+    passes = [
+        frozenset(group)
+        for names in tap_passes(parts, sizes, wanted, limit)
+        for group in tap_groups({name: copies[name] for name in names}, statistics)
+    ]
+    return workers or Threads(1), tuple(
+        tuple(request for request in missing if request.tensor in group) for group in passes
+    )
+
+
+def _megabytes(size: int) -> str:
+    return f"{math.ceil(size / 1e6)} MB"
+
+
+def _keeper(partial: Path | None, base: Evidence, seconds: float) -> Callable[[Evidence], None]:
+    """Return a function that writes statistics when it is time to; a place that cannot be written shows at once."""
+    if partial is None:
+        return lambda total: None
+    save_statistics(base, partial)
+    written = time.monotonic()
+
+    def keep(total: Evidence) -> None:
+        nonlocal written
+        if time.monotonic() - written >= seconds:
+            save_statistics(total, partial)
+            written = time.monotonic()
+
+    return keep
+
+
+def _partial(checkpoint: Path | None, observed: Sequence[Request], computed: Sequence[Request]) -> Path | None:
+    if checkpoint is None:
+        return None
+    tag = hashlib.blake2b(repr((observed, computed)).encode(), digest_size=4).hexdigest()
+    return checkpoint.with_name(f"{checkpoint.name}.{tag}.partial")
+
+
+def _beside(checkpoint: Path) -> Iterator[Path]:
+    """Yield the files of checkpoints, and what of a file that was being written is left of a killed run."""
+    name = re.escape(checkpoint.name)
+    ours = re.compile(rf"{name}\.[0-9a-f]{{8}}\.partial|\.{name}(\.[0-9a-f]{{8}}\.partial)?\.\d+\.tmp")
+    yield from (path for path in checkpoint.parent.iterdir() if ours.fullmatch(path.name))
+
+
+class _Known:
+    """What evidence must be of to be used; the samples are only read for it when there is a file to compare."""
+
+    def __init__(self, model: str, samples: SampleSource, notice: Notice) -> None:
+        self._model = model
+        self._source = samples
+        self._notice = notice
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """The digest of each sample, in their order; all are read for them, once."""
+        return tuple(sample_digest(sample) for sample in self._source)
+
+    def fitting(self, path: Path, requests: Sequence[Request]) -> Evidence:
+        """Return what a file holds for these requests from these samples; nothing when it is of anything else."""
+        found = load_statistics(path)
+        there = [request for request in requests if request in found.statistics]
+        if problem := self._misfit(found, whole=len(there) == len(requests)):
+            self._notice(f"{path} {problem}; nothing of it is used")
+            return Evidence()
+        missing = tuple(dict.fromkeys(request.tensor for request in requests if request not in found.statistics))
+        if missing:
+            tensors = len({request.tensor for request in requests})
+            shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+            self._notice(f"{path} lacks {len(missing)} of {tensors} tensors ({shown}); they are calibrated now")
+        if lacking := found.lacks(self.digests):
+            self._notice(f"{path} lacks {lacking} of {len(self.digests)} samples; they are run now")
+        if more := len(found.samples) - len(self.digests) + lacking:
+            self._notice(f"{path} holds {more} samples besides these; it is used as it is")
+        return found.select(there) if there else Evidence()
+
+    def continued(self, path: Path, requests: Sequence[Request], base: Evidence) -> Evidence:
+        """Return what an interrupted run kept, or `base` where that is more or all that can be used."""
+        try:
+            found = load_statistics(path)
+        except DataError as error:
+            self._notice(str(error))
+            return base
+        fewer = (count := len(found.samples)) <= len(base.samples)
+        if fewer or self._misfit(found, whole=False) or not set(requests) <= set(found.statistics):
+            return base
+        self._notice(f"{path} holds {count} of {len(self._source)} samples of an interrupted run; it goes on")
+        return found.select(requests)
+
+    def _misfit(self, found: Evidence, *, whole: bool) -> str:
+        """Say what evidence is not of, or nothing when it fits.
+
+        Evidence of more samples than these cannot be completed, so it must be whole.
+        """
+        provenance = found.provenance
+        if not provenance.model:
+            return "does not say which model it is of"
+        if provenance.model != self._model:
+            return "is of another model, or of one prepared by another version of onnxq"
+        if provenance.runtime != runtime_version():
+            return f"is of {provenance.runtime} and not {runtime_version()}"
+        others = (Counter(found.samples) - Counter(self.digests)).total()
+        if others and (found.lacks(self.digests) or not whole):
+            return f"has {others} of {len(found.samples)} samples that are not among these"
+        return ""

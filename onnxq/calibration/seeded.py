@@ -1,0 +1,74 @@
+"""Models that draw random numbers, run so that every run draws the same."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+from onnx import GraphProto, NodeProto, defs
+
+from onnxq.ir.elements import domain_named
+from onnxq.onnx_api.functions import all_nodes
+from onnxq.ops import OPERATORS
+from onnxq.runtime.sessions import Session
+
+_SEEDS = 1 << 16
+_TRAINING = 2
+
+
+def draws(model: onnx.ModelProto) -> bool:
+    """Return whether any node of a model draws random numbers."""
+    return any(True for _ in _drawing(model.graph))
+
+
+def put_seeds(model: onnx.ModelProto) -> None:
+    """Give each node that draws random numbers a seed, by the name of what it makes, unless it has one."""
+    opset = next((entry.version for entry in model.opset_import if not domain_named(entry.domain)), 1)
+    for node in _drawing(model.graph):
+        is_known = defs.has(node.op_type, opset, "")
+        declared = defs.get_schema(node.op_type, opset).attributes.get("seed") if is_known else None
+        if declared is None or any(attribute.name == "seed" for attribute in node.attribute):
+            continue
+        seed = zlib.crc32(node.output[0].encode()) % _SEEDS
+        whole = declared.type == defs.OpSchema.AttrType.INT
+        node.attribute.append(onnx.helper.make_attribute("seed", seed if whole else float(seed)))
+
+
+class SeededSession:
+    """A session made anew for each run: a seed says what the first run draws, and later ones would go on from there."""
+
+    def __init__(self, make: Callable[[], Session]) -> None:
+        """Open the first one, by which it is known that the model loads."""
+        self._make = make
+        self._fresh: Session | None = make()
+        self._outputs = self._fresh.get_outputs()
+
+    def get_outputs(self) -> Any:
+        """Return what a session of onnxruntime does, as all that follow."""
+        return self._outputs
+
+    def run(self, *given: Any) -> Any:
+        """Run one sample."""
+        return self._next().run(*given)
+
+    def run_with_ort_values(self, *given: Any) -> Any:
+        """Run one sample of values of onnxruntime."""
+        return self._next().run_with_ort_values(*given)
+
+    def _next(self) -> Session:
+        session, self._fresh = self._fresh or self._make(), None
+        return session
+
+
+def _drawing(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in all_nodes(graph.node):
+        row = OPERATORS.get((domain_named(node.domain), node.op_type))
+        if row is not None and row.random and _is_random(node):
+            yield node
+
+
+def _is_random(node: NodeProto) -> bool:
+    """Whether a node of a random operator draws numbers: a Dropout does only in training."""
+    return node.op_type != "Dropout" or (len(node.input) > _TRAINING and bool(node.input[_TRAINING]))

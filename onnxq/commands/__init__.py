@@ -1,0 +1,1 @@
+"""Commands beside `quantize`: optimize, dequantize, inspect and web folders."""

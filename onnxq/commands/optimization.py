@@ -1,0 +1,246 @@
+"""Optimizing a float model: the same function in canonical form, never slower, never larger, and proven equal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from onnxq.errors import DataError, ModelError, SchemeError, nearest
+from onnxq.evaluation.latency import NOT_SLOWER, Latency, measure_latency
+from onnxq.ir import Graph, constants, forget_types, inner_variables, load, save, scopes, types_to_declare
+from onnxq.ir.intake import taken_in
+from onnxq.ir.large_models import is_large
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.strip_metadata import StripMetadata
+from onnxq.passes.quantize.expand_constants import ExpandConstants
+from onnxq.passes.quantize.store_once import StoreOnce
+from onnxq.preparing.equivalence import Difference, Original, find_culprits, original
+from onnxq.preparing.preparation import canonical_steps, counts_of, prepare_in_place
+from onnxq.preparing.rewriting import Verify
+from onnxq.rewrite import Applied, Pipeline
+from onnxq.system.publish import publish, staging, stored_bytes
+
+# Models of thousands of nodes take seconds to load, in each round anew.
+_PATIENCE = 20.0
+# Other values of the same name in the file: a header's length is no growth.
+_FEWEST_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a model is.
+
+    Attributes:
+        nodes: its nodes, those in bodies included.
+        bytes: its file, with its external data.
+    """
+
+    nodes: int
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Optimized:
+    """An optimized model and how it came about.
+
+    Attributes:
+        graph: the model.
+        applied: what each pass changed and left.
+        before: size of the given model.
+        after: size of the optimized one.
+        difference: how far its worst output is from the given model's; None where nothing could be compared.
+        made_up: whether the compared outputs are those of made-up inputs.
+        latency: beside the given model; None when it was not asked for.
+        left_out: passes and rules that were not applied, each with the reason; ``*`` stands for all of them.
+    """
+
+    graph: Graph
+    applied: tuple[Applied, ...]
+    before: Size
+    after: Size
+    difference: Difference | None
+    made_up: bool
+    latency: Latency | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many changes each pass and rule made, by its name, those that made some."""
+        return counts_of(self.applied)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON."""
+        return {
+            "nodes": [self.before.nodes, self.after.nodes],
+            "bytes": [self.before.bytes, self.after.bytes],
+            "speed": self.latency.speed if self.latency else None,
+            "speed_interval": list(self.latency.interval) if self.latency and self.latency.is_bounded else None,
+            "difference": self.difference.share if self.difference else None,
+            "made_up": self.made_up,
+            "changes": self.counts,
+            "left_out": [list(pair) for pair in self.left_out],
+            "passes": [one.to_dict() for one in self.applied],
+        }
+
+
+def optimize(
+    model: str | Path | ModelProto | Any,
+    output: str | Path | None = None,
+    *,
+    verify: Verify | None = None,
+    without: Collection[str] = (),
+    seconds: float = 2.0,
+    strip_metadata: bool = False,
+    unverified: bool = False,
+) -> Optimized:
+    """Rewrite a float model into canonical form: what `quantize` prepares, on its own.
+
+    The result is compared with the model as it was given, without optimisations of the runtime. A rule that changes
+    outputs beyond the tolerance is left out, and so is everything where the result would be larger or slower.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
+        output: file to write; None writes nothing. An existing file is replaced only by a verified one.
+        verify: the samples and the tolerance; by default inputs that are made up.
+        without: names of passes and rules to leave out.
+        seconds: time to spend on comparing latency; 0 leaves it out.
+        strip_metadata: whether what exporters wrote about nodes and tensors is left out.
+        unverified: whether a model that onnxruntime does not run is rewritten all the same, without any comparison.
+
+    Raises:
+        ModelError: the model cannot be read, or onnxruntime does not load it.
+        DataError: the samples do not fit the model, or it runs none that were made up.
+        SchemeError: there is no pass or rule of a name in ``without``.
+        OutputError: the output cannot be written.
+    """
+    wanted = verify or Verify()
+    _check_names(without)
+    graph, source, output = taken_in(model, output)
+    with staging(output) as folder:
+        reference = source or _saved(graph, folder / "original.onnx")
+        before = Size(_nodes(graph), _bytes(reference, graph))
+        known = _answers(reference, wanted, unverified=unverified)
+        if strip_metadata:
+            StripMetadata().apply(graph)
+        staged = folder / (output.name if output is not None else "model.onnx")
+        judge = _Judge(reference, known, wanted.tolerance, seconds)
+        done = _no_worse(graph, judge, staged, dict.fromkeys(without, "it was asked for"))
+        done = replace(done, before=before)
+        if done.after.bytes > before.bytes + _FEWEST_BYTES:
+            done = _unchanged(done, graph, staged, known, f"it would have {done.after.bytes} bytes")
+        if output is None:
+            return done
+        publish(staged, output)
+    return replace(done, graph=load(output))
+
+
+def _answers(reference: Path, wanted: Verify, *, unverified: bool) -> Original | None:
+    try:
+        return original(reference, wanted.data, images=wanted.images, limit=wanted.limit)
+    except (DataError, ModelError):
+        if not unverified:
+            raise
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """Says what is wrong with a rewritten model beside the one that was given.
+
+    Attributes:
+        reference: file of the given model.
+        known: what it answers; None where it does not run.
+        tolerance: share of an output's largest value by which it may differ.
+        seconds: for a look at the speed; 0 leaves it out.
+    """
+
+    reference: Path
+    known: Original | None
+    tolerance: float
+    seconds: float
+
+    def fault(self, done: Optimized) -> str:
+        """Say what is wrong with a model that was compared and timed; an empty string where nothing is."""
+        found, latency = done.difference, done.latency
+        if found is not None and not found.share <= self.tolerance:
+            return f"it changes output {found.output!r} by {found.share:.2g} of its largest value"
+        if latency is None or latency.keeps_up or latency.speed >= NOT_SLOWER:
+            return ""
+        return f"the model would run at {latency.speed:.2f} times the speed"
+
+    def latency(self, staged: Path) -> Latency | None:
+        if self.known is None or self.seconds <= 0 or is_large(self.reference) or not self.known.samples:
+            return None
+        look = partial(measure_latency, self.reference, staged, self.known.samples, patience=_PATIENCE)
+        first = look(seconds=self.seconds)
+        if first.keeps_up:
+            return first
+        # Other work on the machine may have made it so.
+        return look(seconds=2 * self.seconds, rounds=2 * first.rounds)
+
+
+def _no_worse(graph: Graph, judge: _Judge, staged: Path, without: dict[str, str]) -> Optimized:
+    """Rewrite and write a copy, without what turns out to change outputs or to make the model slower."""
+
+    def tried(left_out: Mapping[str, str]) -> Optimized:
+        done = _rewritten(graph, judge.known, staged, {**without, **left_out})
+        return replace(done, latency=judge.latency(staged)) if not judge.fault(done) else done
+
+    first = tried({})
+    if not (reason := judge.fault(first)):
+        return first
+    culprits = find_culprits(
+        tuple(first.counts),
+        lambda names: judge.fault(tried(dict.fromkeys(names, ""))) if names else reason,
+    )
+    done = tried(culprits)
+    return _unchanged(done, graph, staged, judge.known, reason) if (reason := judge.fault(done)) else done
+
+
+def _unchanged(done: Optimized, graph: Graph, staged: Path, known: Original | None, reason: str) -> Optimized:
+    as_it_was = _rewritten(graph, known, staged, {"*": reason})
+    return replace(as_it_was, before=done.before, left_out=(*done.left_out, ("*", reason)))
+
+
+def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict[str, str]) -> Optimized:
+    """Write a rewritten copy of a graph and compare it."""
+    copy = graph.copy()
+    declared = {tensor.name for tensor in inner_variables(copy) if tensor.dtype is not None}
+    applied: tuple[Applied, ...] = ()
+    if "*" not in without:
+        # What is tied stays so: a weight that two nodes read in two orders is stored once.
+        tied = Pipeline((StoreOnce(), ExpandConstants(), RemoveUnused()))
+        applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
+    forget_types(copy, declared | types_to_declare(copy))
+    _saved(copy, staged)
+    after = Size(_nodes(copy), _bytes(staged, copy))
+    found = known.difference(staged) if known is not None else None
+    made_up = known is not None and known.made_up
+    return Optimized(copy, applied, after, after, found, made_up, left_out=tuple(without.items()))
+
+
+def _check_names(names: Collection[str]) -> None:
+    known = canonical_steps()
+    if unknown := next((name for name in names if name not in known), None):
+        hint = nearest(unknown, known) or f"; leave out one of {', '.join(known)}"
+        raise SchemeError(f"no pass or rule that can be left out is named {unknown!r}{hint}")
+
+
+def _saved(graph: Graph, path: Path) -> Path:
+    external = any(tensor.payload.external for tensor in constants(graph))
+    save(graph, path, external_data=external or None)
+    return path
+
+
+def _nodes(graph: Graph) -> int:
+    return sum(node.op != "Constant" for scope in scopes(graph) for node in scope.nodes)
+
+
+def _bytes(path: Path, graph: Graph) -> int:
+    external = sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)
+    return stored_bytes(path) + external

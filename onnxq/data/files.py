@@ -1,0 +1,260 @@
+"""Which files and folders are samples, found in a fixed order and opened by their headers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from onnxq.data.arrays import StoredArray, npy_array, npz_arrays, read_tensor
+from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, read_image
+from onnxq.data.inputs import Input, Sample, check_signature, required
+from onnxq.data.stacks import as_sample, is_batch, sample_shape, stack_size
+from onnxq.data.stores import Location
+from onnxq.errors import DataError, nearest
+
+_ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
+_WHOLE = frozenset({".npz"}) | _ONE_ARRAY
+_READ = _WHOLE | {".pb"}
+_TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of samples from one origin: a file, a folder that is one sample, or the caller's list.
+
+    Attributes:
+        where: the origin, for errors.
+        sequence: what the samples of this part continue, see `onnxq.data.data.Samples.sequences`.
+        count: how many samples there are.
+        read: yields the samples of ascending indices.
+        stored: whether another process can call `read` too.
+        stacked: whether errors say which sample of the origin is meant.
+        file: the file or folder that holds the samples; empty where they came from memory.
+    """
+
+    where: str
+    sequence: str
+    count: int
+    read: Callable[[Sequence[int]], Iterator[Sample]]
+    stored: bool = True
+    stacked: bool = True
+    file: str = ""
+
+
+Opening: TypeAlias = Callable[[bool], Part]
+"""Opens a file or folder. True keeps the rows of an array file together, as the model is run with them."""
+
+LARGEST_BATCH = 256 * 10**6
+"""Bytes of an array file above which it is a data set, whose rows are never run together by themselves."""
+
+
+def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Opening]:
+    """Yield what opens the parts below `source`, in natural order of names; `open_samples` says which there are.
+
+    Raises:
+        DataError: A path cannot be listed. Those that are yielded raise it where a file does not fit the inputs.
+    """
+    if not source.is_dir():
+        yield partial(_file, source, inputs, images)
+        return
+    pending, visited = [source], set[Path]()
+    while pending:
+        path = pending.pop()
+        if not path.is_dir():
+            yield partial(_file, path, inputs, images)
+            continue
+        real = path.resolve()
+        # A link back to a parent would otherwise repeat its samples for ever.
+        if real in visited:
+            continue
+        visited.add(real)
+        entries = _entries(path)
+        sample = _sample_folder(path, entries, inputs, images)
+        if sample:
+            yield partial(_as_it_is, sample)
+        else:
+            pending.extend(e for e in reversed(entries) if e.is_dir() or (e.is_file() and _suffix(e) in _WHOLE))
+
+
+def is_read(file: Location) -> bool:
+    """Return whether a file is one of those that are read without a source."""
+    return _suffix(file) in _READ
+
+
+def suffixes(folder: Location) -> str:
+    """Return the kinds of files in a folder, for an error: ``.json, .txt``, or ``no files``."""
+    found = sorted({_suffix(path) or path.name for path in folder.rglob("*") if path.is_file()})
+    return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
+
+
+def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> Part:
+    """Return the part that is one sample, which has been written to an ``.npz`` file as it came."""
+    return _one(where, sequence, partial(_read_npz, path, inputs), file)
+
+
+def _as_it_is(part: Part, together: bool) -> Part:
+    return part
+
+
+def _one(where: str, sequence: str, alone: Callable[[], Sample], file: str) -> Part:
+    return Part(where, sequence, 1, partial(_alone, alone), stacked=False, file=file)
+
+
+def _alone(read: Callable[[], Sample], indices: Sequence[int]) -> Iterator[Sample]:
+    return (read() for _ in indices)
+
+
+def _sample_of(path: Location, alone: Callable[[], Sample]) -> Part:
+    return _one(str(path), str(Path(str(path)).parent), alone, str(path))
+
+
+def _entries(folder: Location) -> list[Location]:
+    try:
+        return sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=_natural)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed: {error.strerror or error}; check its permissions") from error
+
+
+def _natural(path: Location) -> tuple[list[str | int], str]:
+    pieces = re.split(r"([0-9]+)", path.name)
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], path.name
+
+
+def _suffix(path: Location) -> str:
+    return path.suffix.lower()
+
+
+def _file(path: Location, inputs: Sequence[Input], images: ImageOptions, together: bool) -> Part:
+    suffix = _suffix(path)
+    if suffix == ".npz":
+        return _arrays_part(path, npz_arrays(path), inputs, together)
+    if suffix not in _READ:
+        raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
+    needed = required(inputs)
+    if len(needed) > 1:
+        names = ", ".join(repr(entry.name) for entry in needed)
+        raise DataError(
+            f"{path} holds one array, expected arrays for {names}; save them in one .npz file or in a folder per sample"
+        )
+    (entry,) = needed
+    if suffix == ".npy":
+        return _arrays_part(path, {entry.name: npy_array(path)}, inputs, together)
+    if suffix == ".pb":
+        return _sample_of(path, partial(_read_tensor, path, entry))
+    return _sample_of(path, partial(_read_image, path, entry, images))
+
+
+def _sample_folder(
+    folder: Location, entries: Sequence[Location], inputs: Sequence[Input], images: ImageOptions
+) -> Part | None:
+    files = [entry for entry in entries if entry.is_file()]
+    tensors = {int(found[1]): path for path in files if (found := _TEST_INPUT.fullmatch(path.name))}
+    if tensors:
+        return _sample_of(folder, partial(_read_tensors, folder, tensors, inputs))
+    arrays = {path.stem: path for path in files if _suffix(path) in _ONE_ARRAY}
+    if len(required(inputs)) == 1 or not arrays:
+        return None
+    if mixed := next((path for path in files if _suffix(path) == ".npz"), None):
+        raise DataError(
+            f"{folder} mixes {mixed.name} with files of one input, expected only one kind; move one of them"
+        )
+    return _sample_of(folder, partial(_read_arrays, folder, arrays, inputs, images))
+
+
+def _read_tensor(path: Location, entry: Input) -> Sample:
+    return {entry.name: read_tensor(path)[1]}
+
+
+def _read_image(path: Location, entry: Input, images: ImageOptions) -> Sample:
+    return {entry.name: read_image(path, entry, images)}
+
+
+def _read_npz(path: Location, inputs: Sequence[Input]) -> Sample:
+    return _read_stored(_with_extended_types(npz_arrays(path), inputs))
+
+
+def _read_stored(arrays: Mapping[str, StoredArray]) -> Sample:
+    return {name: array.read() for name, array in arrays.items()}
+
+
+def _read_rows(
+    arrays: Mapping[str, StoredArray], wanted: Mapping[str, Input], indices: Sequence[int]
+) -> Iterator[Sample]:
+    for rows in zip(*(array.rows(indices) for array in arrays.values()), strict=True):
+        yield {name: as_sample(row, wanted[name]) for name, row in zip(arrays, rows, strict=True)}
+
+
+def _read_tensors(folder: Location, tensors: Mapping[int, Location], inputs: Sequence[Input]) -> Sample:
+    named = {position: read_tensor(path) for position, path in tensors.items()}
+    names = [name for name, _ in named.values()]
+    if len(set(names)) == len(names) and set(names) <= {entry.name for entry in inputs}:
+        return dict(named.values())
+    if extra := [position for position in named if position >= len(inputs)]:
+        raise DataError(f"{tensors[extra[0]]} is one input too many, expected {len(inputs)} in {folder}; remove it")
+    return {inputs[position].name: array for position, (_, array) in sorted(named.items())}
+
+
+def _read_arrays(
+    folder: Location, arrays: Mapping[str, Location], inputs: Sequence[Input], images: ImageOptions
+) -> Sample:
+    wanted = {entry.name: entry for entry in inputs}
+    for name, path in arrays.items():
+        if name not in wanted:
+            raise DataError(
+                f"{path} stands for no input of the model, expected {', '.join(wanted)}{nearest(name, wanted)}"
+            )
+    return {
+        name: npy_array(path).read() if _suffix(path) == ".npy" else read_image(path, wanted[name], images)
+        for name, path in arrays.items()
+    }
+
+
+def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input], together: bool) -> Part:
+    typed = _with_extended_types(arrays, inputs)
+    shapes = {name: array.shape for name, array in typed.items()}
+    count, wanted = stack_size(shapes, inputs), {entry.name: entry for entry in inputs}
+    if count and together and is_batch(shapes, inputs) and sum(map(_bytes, typed.values())) <= LARGEST_BATCH:
+        count = None
+    check_signature(
+        {name: (array.dtype, sample_shape(array.shape, wanted.get(name), count)) for name, array in typed.items()},
+        inputs,
+        str(path),
+    )
+    if count is None:
+        return _sample_of(path, partial(_read_stored, typed))
+    return Part(str(path), str(path), count, partial(_read_rows, typed, wanted), file=str(path))
+
+
+def _bytes(array: StoredArray) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
+
+
+def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:
+    """Numpy saves bfloat16 and float8 as plain bytes; read such bytes as the type that the model wants."""
+    wanted = {entry.name: entry.dtype for entry in inputs}
+    return {
+        name: dataclasses.replace(array, stored=wanted[name])
+        if name in wanted
+        and array.stored.kind == wanted[name].kind == "V"
+        and array.stored.names is None
+        and array.stored.itemsize == wanted[name].itemsize
+        else array
+        for name, array in arrays.items()
+    }
+
+
+def files_below(place: Location) -> Iterator[Location]:
+    """Yield the files of a folder in natural order of names, those of its folders too, or a file itself."""
+    if not place.is_dir():
+        yield place
+        return
+    for entry in _entries(place):
+        # A link back to a parent would otherwise repeat its files for ever.
+        if not (isinstance(entry, Path) and entry.is_symlink() and entry.is_dir()):
+            yield from files_below(entry)

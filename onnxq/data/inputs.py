@@ -1,0 +1,243 @@
+"""What a model wants to be fed, and the checks that say in one sentence why a sample does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.data.batches import Dims, counts_samples, open_batch, says_nothing
+from onnxq.errors import DataError, ModelError, nearest
+from onnxq.ir.shape_entries import is_symbol
+
+Sample: TypeAlias = dict[str, NDArray[Any]]
+Shape: TypeAlias = tuple[int, ...]
+Signature: TypeAlias = Mapping[str, tuple[np.dtype[Any], Shape]]
+
+
+class SampleSource(Protocol):
+    """A sized stream of samples: `onnxq.data.data.Samples`, or a list."""
+
+    def __len__(self) -> int:
+        """Return how many samples an iteration yields."""
+        ...
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Start again at the first sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class Input:
+    """One graph input: a fixed dim is an int, a symbolic dim its name, an unknown dim None, an unknown rank shape None.
+
+    Samples may leave an `optional` input out. The first dim of an `open_batch` counts samples without saying so.
+
+    >>> str(Input("x", np.dtype(np.float32), ("N", 3, None)))
+    "'x' float32[N, 3, ?]"
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: Dims | None
+    optional: bool = False
+    open_batch: bool = False
+
+    @property
+    def batched(self) -> bool:
+        """Whether the first dim counts samples: it is 1, is called batch, or the model as a whole shows it."""
+        return self.shape is not None and len(self.shape) > 0 and (self.open_batch or counts_samples(self.shape[0]))
+
+    def __str__(self) -> str:
+        dims = "any rank" if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
+        return f"{self.name!r} {self.dtype.name}[{dims}]"
+
+
+def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
+    """Return the inputs a sample has to provide, in the model's order.
+
+    Graph inputs that have an initializer are defaults and left out. Placeholder dims that exporters write
+    (0, -1, ``?``, ``None``) count as unknown. First dims that say nothing count samples where
+    `onnxq.data.batches.open_batch` says so, unless a recurrent node reads the input, whose first axis is time.
+
+    Raises:
+        ModelError: An input is not a tensor or has no element type.
+    """
+    graph = model.graph
+    defaults = {tensor.name for tensor in graph.initializer} | {
+        sparse.values.name for sparse in graph.sparse_initializer
+    }
+    inputs = tuple(_input(value) for value in graph.input if value.name not in defaults)
+    if not open_batch([entry.shape for entry in inputs], [_dims(value) for value in graph.output]):
+        return inputs
+    if any(_reads_time_first(node) and node.input[0] in {entry.name for entry in inputs} for node in graph.node):
+        return inputs
+    return tuple(replace(entry, open_batch=says_nothing(entry.shape[0])) if entry.shape else entry for entry in inputs)
+
+
+def _input(value: onnx.ValueInfoProto) -> Input:
+    tensor = value.type.tensor_type
+    if value.type.WhichOneof("value") != "tensor_type" or tensor.elem_type == onnx.TensorProto.UNDEFINED:
+        kind = value.type.WhichOneof("value") or "untyped"
+        raise ModelError(
+            f"Graph input {value.name!r} is {kind.removesuffix('_type')}, expected a tensor with an element type; "
+            "samples can only feed tensors"
+        )
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except KeyError as error:
+        raise ModelError(
+            f"Graph input {value.name!r} has the element type {tensor.elem_type}, which onnx does not know; export the "
+            "model again or upgrade onnx"
+        ) from error
+    return Input(value.name, dtype, _dims(value))
+
+
+def _dims(value: onnx.ValueInfoProto) -> Dims | None:
+    tensor = value.type.tensor_type
+    return tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dim.dim_value > 0:
+        return dim.dim_value
+    return dim.dim_param if is_symbol(dim.dim_param) else None
+
+
+def _reads_time_first(node: onnx.NodeProto) -> bool:
+    layout = next((attribute.i for attribute in node.attribute if attribute.name == "layout"), 0)
+    return node.op_type in ("GRU", "LSTM", "RNN") and layout == 0
+
+
+@cache
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Tell whether ``dtype`` is a float type, bfloat16 and float8 included."""
+    return dtype.name.startswith(("float", "bfloat"))
+
+
+def required(inputs: Sequence[Input]) -> tuple[Input, ...]:
+    """Return the inputs that every sample has to provide."""
+    return tuple(entry for entry in inputs if not entry.optional)
+
+
+def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> None:
+    """Check names, dtypes, ranks and dims of one sample.
+
+    Args:
+        found: Dtype and shape per name.
+        inputs: What the model wants.
+        where: The file or sample, as the error should name it.
+
+    Raises:
+        DataError: The first thing that does not fit: what, expected, found and what to do.
+    """
+    wanted = {entry.name: entry for entry in inputs}
+    for name in found:
+        if name not in wanted:
+            raise DataError(
+                f"{where}: {name!r} is not an input of the model, expected {_names(wanted)}{nearest(name, wanted)}"
+            )
+    for entry in required(inputs):
+        if entry.name not in found:
+            raise DataError(f"{where}: input {entry} is missing, found {_names(found)}; add an array of that name")
+    for name, (dtype, shape) in found.items():
+        _check_dtype(dtype, wanted[name], where)
+        _check_shape(shape, wanted[name], where)
+    _check_symbols({name: shape for name, (_, shape) in found.items()}, inputs, where)
+
+
+def _check_dtype(dtype: np.dtype[Any], entry: Input, where: str) -> None:
+    if dtype == entry.dtype or (entry.dtype.hasobject and dtype.kind in "UO"):
+        return
+    if entry.dtype.hasobject:
+        raise DataError(f"{where}: {entry.name!r} is {dtype.name}, expected strings; save it as a numpy array of str")
+    if is_floating(entry.dtype) and dtype.kind in "iub":
+        raise DataError(
+            f"{where}: {entry.name!r} is {dtype.name}, expected {entry.dtype.name}; save what the model "
+            f"was trained on, such as array.astype({entry.dtype.name!r}) / 255 where it takes pixels in 0..1"
+        )
+    raise DataError(
+        f"{where}: {entry.name!r} is {dtype.name}, expected {entry.dtype.name}; "
+        f"save it as array.astype({entry.dtype.name!r}) if no value is lost"
+    )
+
+
+def _check_shape(shape: Shape, entry: Input, where: str) -> None:
+    if entry.shape is None:
+        return
+    if len(shape) != len(entry.shape):
+        raise DataError(
+            f"{where}: {entry.name!r} has shape {list(shape)} of rank {len(shape)}, "
+            f"expected rank {len(entry.shape)} as in {entry}; add or remove an axis"
+        )
+    for axis, (dim, wanted) in enumerate(zip(shape, entry.shape, strict=True)):
+        if isinstance(wanted, int) and dim != wanted:
+            raise DataError(
+                f"{where}: {entry.name!r} has shape {list(shape)}, expected {wanted} and found {dim} on axis {axis} "
+                f"of {entry}; preprocess the sample to that shape"
+            )
+
+
+def _check_symbols(shapes: Mapping[str, Shape], inputs: Sequence[Input], where: str) -> None:
+    seen: dict[str, tuple[str, int]] = {}
+    for entry in inputs:
+        for wanted, dim in zip(entry.shape or (), shapes.get(entry.name, ()), strict=False):
+            if not isinstance(wanted, str):
+                continue
+            other, size = seen.setdefault(wanted, (entry.name, dim))
+            if size != dim:
+                raise DataError(
+                    f"{where}: dim {wanted!r} is {size} in {other!r} and {dim} in {entry.name!r}, expected one size; "
+                    "save both from the same sample"
+                )
+
+
+def sample_bytes(sample: Sample) -> int:
+    """Return the bytes of a sample's arrays."""
+    return sum(int(np.asarray(value).nbytes) for value in sample.values())
+
+
+def checked(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> Sample:
+    """Return the arrays of a sample that fits; see `check_sample`."""
+    check_sample(sample, inputs, where)
+    return {name: np.asarray(value) for name, value in sample.items()}
+
+
+def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> None:
+    """Check one sample as `check_signature` does, and that every float value is finite.
+
+    Raises:
+        DataError: The sample does not fit the inputs, is no dict of arrays, is empty, or holds NaN or infinite values.
+    """
+    if not isinstance(sample, Mapping):
+        raise DataError(
+            f"{where} is {type(sample).__name__}, expected a dict from input name to numpy array; "
+            "wrap single samples as [{'name': array}]"
+        )
+    for name, value in sample.items():
+        if not isinstance(value, np.ndarray | np.generic):
+            raise DataError(
+                f"{where}: {name!r} is {type(value).__name__}, expected a numpy array; convert it with numpy.asarray"
+            )
+    check_signature({name: (value.dtype, value.shape) for name, value in sample.items()}, inputs, where)
+    if sample and not any(value.size for value in sample.values()):
+        # Kernels of onnxruntime that are fed nothing end the process, and models of any codes agree on it.
+        shapes = ", ".join(f"{name!r} {list(value.shape)}" for name, value in sample.items())
+        raise DataError(f"{where} is empty ({shapes}), expected values in one input at least; leave it out")
+    for name, value in sample.items():
+        if value.dtype.hasobject and (kinds := {type(one).__name__ for one in value.flat if not isinstance(one, str)}):
+            raise DataError(f"{where}: {name!r} holds {min(kinds)}, expected strings alone; convert it with str")
+        if is_floating(value.dtype) and (bad := value.size - int(np.count_nonzero(np.isfinite(value)))):
+            raise DataError(
+                f"{where}: {name!r} holds {bad} NaN or infinite values of {value.size}, expected finite values; "
+                "fix or remove the sample"
+            )
+
+
+def _names(names: Mapping[str, object]) -> str:
+    return ", ".join(repr(name) for name in list(names)[:8]) + (", ..." if len(names) > 8 else "") or "nothing"

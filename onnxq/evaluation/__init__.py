@@ -1,0 +1,1 @@
+"""Evaluation: how far a model is from the float model, what that says of other samples, and how fast it is."""

@@ -1,0 +1,257 @@
+"""Compare what two models answer on the same samples, output by output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from onnxq.calibration.chain import samples_of
+from onnxq.calibration.data import Data, SamplesLike
+from onnxq.data.apart import counting_as_one, shared_files
+from onnxq.data.inputs import SampleSource
+from onnxq.data.selection import Selection
+from onnxq.data.stretches import even_places, picked
+from onnxq.errors import DataError, check_path
+from onnxq.evaluation.bounds import RISK
+from onnxq.evaluation.joined import Part
+from onnxq.evaluation.labels import decibels_of_labels
+from onnxq.evaluation.reference import Reference, run_beside
+from onnxq.evaluation.tally import DetailedTally
+from onnxq.evaluation.views import EngineView, View, Views
+from onnxq.evaluation.worst_places import WorstPlace, traced, worst_places
+from onnxq.numerics.numerics import signal_to_noise
+from onnxq.runtime.engine import Engine
+from onnxq.system.publish import staging
+from onnxq.system.records import plain
+
+
+@dataclass(frozen=True)
+class OutputAgreement:
+    """How well one output of a candidate, or what stands for it, agrees with the reference's, over all samples.
+
+    Attributes:
+        name: the output.
+        sqnr: signal-to-quantization-noise ratio in decibels over all elements of all samples, infinite when equal;
+            None for outputs that are not floating point.
+        agreement: share of equal arg max over the last axis, for float outputs of rank 2 or 3 with two or more
+            entries; share of equal elements for other types; None where neither says anything.
+        largest_error: largest absolute difference; 0 for outputs that are not floating point and equal.
+        same_shapes: whether every shape is the reference's.
+        finite: whether the candidate is finite wherever the reference is.
+        compared: how many arg maxes or elements the agreement is a share of.
+        stands_for: where it is a tensor by which the model chooses, the outputs that are decided by it, whether they
+            are compared themselves or not; see `onnxq.evaluation.views.Views`.
+        bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
+            what may turn over, see `Tally.bound`. None for outputs that are no floats.
+        worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
+        parts: that the output is joined of, each with its own SQNR.
+        telling: as how many independent ones those count that differ, where samples share files, see
+            `onnxq.evaluation.labels.telling`; None where each is one, and for floats.
+        skipped: how many elements were not compared, as the float model is NaN or infinite there.
+        is_compared: whether there was any element to compare.
+    """
+
+    name: str
+    sqnr: float | None
+    agreement: float | None
+    largest_error: float
+    same_shapes: bool
+    finite: bool
+    compared: int
+    stands_for: tuple[str, ...] = ()
+    bound: float | None = None
+    worst: tuple[WorstPlace, ...] = ()
+    parts: tuple[Part, ...] = ()
+    telling: float | None = None
+    skipped: int = 0
+    is_compared: bool = True
+
+    @property
+    def label(self) -> str:
+        """What it is called when it is told of: an output, or what outputs are judged by."""
+        if not self.stands_for:
+            return f"output {self.name}"
+        return f"tensor {self.name}, which judges {', '.join(self.stands_for)},"
+
+    @property
+    def differing(self) -> int:
+        """How many arg maxes or elements differ."""
+        return 0 if self.agreement is None else self.compared - round(self.agreement * self.compared)
+
+    @property
+    def decibels(self) -> float:
+        """The SQNR; of labels and all else that is no float, that of scores that makes as many labels differ.
+
+        See `decibels_of_labels`: a classifier that gives labels and probabilities is judged by both, and hardly more
+        strictly than one that gives probabilities alone.
+        """
+        return self.sqnr if self.sqnr is not None else decibels_of_labels(self.differing, self.compared, self.telling)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well a candidate model agrees with a reference model.
+
+    Attributes:
+        samples: how many samples were run.
+        outputs: one entry for each output.
+        files: how many files they are of, where those of one file count as one; 0 where each counts by itself.
+    """
+
+    samples: int
+    outputs: tuple[OutputAgreement, ...]
+    files: int = 0
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The outputs that were compared with what the float model chose in front of them."""
+        names = {output.name for output in self.outputs if output.is_compared}
+        return tuple(name for name in self._stood_for if name in names)
+
+    @property
+    def decided(self) -> tuple[str, ...]:
+        """The outputs that were not compared themselves, but only what they are decided by."""
+        names = {output.name for output in self.outputs}
+        return tuple(name for name in self._stood_for if name not in names)
+
+    @property
+    def _stood_for(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for output in self.outputs for name in output.stands_for))
+
+    @property
+    def worst_sqnr(self) -> float:
+        """The lowest SQNR in decibels, or what stands for it where an output is no float; infinite without outputs."""
+        return min((output.decibels for output in self.outputs), default=math.inf)
+
+    @property
+    def worst_agreement(self) -> float | None:
+        """The lowest arg max agreement, None when no output has one."""
+        return min((output.agreement for output in self.outputs if output.agreement is not None), default=None)
+
+    @property
+    def equal_labels(self) -> float:
+        """The lowest share of equal elements of outputs that are not floating point, 1 where there are none."""
+        shares = (output.agreement for output in self.outputs if output.sqnr is None)
+        return min((share for share in shares if share is not None), default=1.0)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON; an infinite SQNR becomes None beside a largest error of 0."""
+        outputs = [asdict(output) for output in self.outputs]
+        for output in outputs:
+            output |= {name: None for name in ("sqnr", "bound") if not np.isfinite(output[name] or 0.0)}
+            output |= {name: plain(output[name]) for name in ("worst", "parts")}
+        return {"samples": self.samples, "files": self.files, "outputs": outputs}
+
+    @property
+    def sound(self) -> bool:
+        """Whether every output is finite and of the right shape."""
+        return all(output.same_shapes and output.finite for output in self.outputs)
+
+
+def compare(
+    one: Reference, other: View | EngineView, samples: SampleSource, risk: float = RISK, most: int = 0
+) -> Agreement:
+    """Run both models on samples and compare them, holding no more samples at a time than there are cores.
+
+    Args:
+        one: the float model.
+        other: a model made from it, open for the same.
+        samples: the data.
+        risk: how often a bound may be wrong; see `risk_of_look`.
+        most: samples to compare at most, evenly spaced; 0 compares all.
+
+    Returns:
+        The agreement, outputs in the reference's order, then what stands for others.
+
+    Raises:
+        DataError: there is no sample, or a run fails.
+    """
+    stand_ins, places = one.views.stand_ins, even_places(len(samples), most or len(samples))
+    files, pairs = shared_files(Selection(samples, places)), run_beside(one, other, picked(samples, places))
+    found = agreement_of(one.views.names, pairs, risk, one.views.parts, files)
+    outputs = [
+        replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
+        for output in found.outputs
+    ]
+    return replace(found, outputs=tuple(outputs))
+
+
+def compare_files(
+    reference: str | Path,
+    candidate: str | Path,
+    data: SamplesLike | Data,
+    *,
+    engine: Engine | None = None,
+) -> Agreement:
+    """Compare two model files on samples that fit the reference; see compare.
+
+    Args:
+        reference: file of the float model, which runs on onnxruntime in this process.
+        candidate: file of a model made from it.
+        data: the samples, or Data with how they are read; chained inputs are completed by the reference.
+        engine: what runs the candidate; None stands for onnxruntime in this process.
+
+    Raises:
+        ModelError: a file cannot be read or loaded.
+        DataError: the samples do not fit, or the outputs differ in name.
+        EngineError: the engine fails.
+    """
+    for path in (reference, candidate):
+        check_path(path, "the file of a model")
+    reference, candidate = Path(reference), Path(candidate)
+    samples, views = samples_of(reference, data), Views.of(reference, candidate)
+    with staging(None) as folder:
+        there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
+        return compare(Reference(reference, views), there, samples)
+
+
+def agreement_of(
+    names: Sequence[str],
+    pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]],
+    risk: float = RISK,
+    parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
+    files: Sequence[str] = (),
+) -> Agreement:
+    """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's.
+
+    Args:
+        names: of the outputs.
+        pairs: one for each sample.
+        risk: how often a bound may be wrong; see `risk_of_look`.
+        parts: that outputs are joined of.
+        files: of each sample, see `shared_files`; nothing where each counts by itself.
+    """
+    tallies = [DetailedTally(parts.get(name, ())) for name in names]
+    count = 0
+    for expected, found in pairs:
+        count += 1
+        for tally, one, other in zip(tallies, expected, found, strict=True):
+            tally.add_sample(one, other)
+    if not count:
+        raise DataError("there are no samples to compare the models on; give at least one")
+    outputs = (_told(name, tally, risk, files) for name, tally in zip(names, tallies, strict=True))
+    return Agreement(count, tuple(outputs), len(counting_as_one(files)))
+
+
+def _told(name: str, tally: DetailedTally, risk: float, files: Sequence[str]) -> OutputAgreement:
+    return OutputAgreement(
+        name=name,
+        sqnr=tally.sqnr if tally.is_float else None,
+        agreement=tally.equal / tally.compared if tally.compared else None,
+        largest_error=tally.largest,
+        same_shapes=tally.same_shapes,
+        finite=tally.finite,
+        compared=tally.compared,
+        bound=tally.bound(risk, files) if tally.is_float else None,
+        worst=worst_places(tally.energies, tally.places),
+        parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in tally.parts.items()),
+        telling=None if tally.is_float else tally.telling(files),
+        skipped=tally.skipped,
+        is_compared=tally.elements > 0 or not tally.same_shapes,
+    )

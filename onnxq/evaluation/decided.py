@@ -1,0 +1,341 @@
+"""What data decides in a model: the places that it chooses, their order, and how many elements outputs have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxq.data.inputs import is_floating
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, producer, scopes
+from onnxq.ir.order import tensors_read
+from onnxq.ops import operator_of
+
+_OF_SHAPES = frozenset({"Shape", "Size"})
+# Which tensors hold what a node chose, where all that it chooses can be told from these.
+_CHOSEN: Mapping[str, Callable[[Node], Sequence[Tensor]]] = MappingProxyType(
+    {
+        "Compress": lambda node: node.inputs[1:2],
+        "NonMaxSuppression": lambda node: node.outputs,
+        "NonZero": lambda node: node.outputs,
+        "TopK": lambda node: node.outputs[1:],
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A node of the main graph that chooses by floats that the model computes.
+
+    Attributes:
+        node: it.
+        chosen: the tensor of integers or bools that says what it chose.
+        scores: the float tensors that it chooses by.
+    """
+
+    node: Node
+    chosen: Variable
+    scores: tuple[Variable, ...]
+
+    @property
+    def given(self) -> str:
+        """The name of the input that takes what was chosen; other readers of a condition go on to read their own."""
+        return f"{self.chosen.name}.chosen" if self.node.op == "Compress" else self.chosen.name
+
+    @property
+    def named(self) -> Chosen:
+        """What is known of it without the graph."""
+        return Chosen(self.node.op, self.chosen.name, tuple(score.name for score in self.scores))
+
+
+class Chosen(NamedTuple):
+    """A choice of the float model.
+
+    Attributes:
+        op: operator of the node that chooses.
+        name: of the tensor that says what it chose.
+        scores: names of the float tensors that it chooses by.
+    """
+
+    op: str
+    name: str
+    scores: tuple[str, ...]
+
+
+class Decided:
+    """The tensors of a graph that data decides on, such as the boxes that a detector keeps.
+
+    A tensor *varies* when it is computed from floats, and so may be another in a model of other weights. What a node
+    *chose* in one model can be given to another. Everything behind it can then be compared, except for what is made of
+    the choice alone: all else is *free*. A tensor is *counted* when its number of elements depends on what is free, or
+    when it is computed from such a tensor. It is a *label* when it says which of what is free is the largest or least,
+    or is made of that without becoming a float.
+
+    Args:
+        graph: its types are known, and its nodes are in order.
+        only: names of chosen tensors that are given; None gives all.
+    """
+
+    def __init__(self, graph: Graph, only: Container[str] | None = None) -> None:
+        self._graph = graph
+        self._only = only
+        self._fixed: set[Tensor] = set()
+        self._varying: set[Tensor] = set()
+        self._free: set[Tensor] = set()
+        self._counted: set[Tensor] = set()
+        self._labels: set[Tensor] = set()
+        self._found: dict[Tensor, Choice] = {}
+        self._behind: dict[Tensor, dict[Choice, None]] = {}
+        for node in graph.nodes:
+            self._visit(node)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """All choices, in the order of the graph."""
+        return tuple(self._found.values())
+
+    @cached_property
+    def chosen(self) -> Mapping[str, tuple[Choice, ...]]:
+        """The choices before each output, of those that lie behind any."""
+        outputs = (output for output in self._graph.outputs if output in self._varying)
+        found = {output.name: tuple(self._behind.get(output, ())) for output in outputs}
+        return {name: choices for name, choices in found.items() if choices}
+
+    @cached_property
+    def made_of_choices(self) -> tuple[str, ...]:
+        """The outputs that are made of choices alone."""
+        outputs = (output for output in self._graph.outputs if output in self._varying)
+        return tuple(output.name for output in outputs if output not in self._free)
+
+    @cached_property
+    def entering(self) -> Mapping[str, tuple[Variable, ...]]:
+        """The float tensors that decide labels, and outputs that are counted and of no known shape, by output."""
+        counted = {one for one in self._graph.outputs if one in self._counted and not self._is_sized(one)}
+        outputs = [output for output in self._graph.outputs if output in counted | self._labels]
+        entering = {output.name: self._entering([output]) for output in outputs}
+        return {name: tensors for name, tensors in entering.items() if tensors}
+
+    @cached_property
+    def weighted(self) -> tuple[str, ...]:
+        """Names of the nodes with weights that compute with what was counted."""
+        made = [node for node in self._graph.nodes if any(tensor in self._counted for tensor in node.outputs)]
+        inside = [inner for node in made for inner in (node, *_inner_nodes(node))]
+        return tuple(node.name or node.op for node in inside if _has_weights(node))
+
+    def _visit(self, node: Node) -> None:
+        read = [tensor for tensor in tensors_read(node) if tensor.name]
+        outputs = [tensor for tensor in node.outputs if tensor.name]
+        if all(isinstance(tensor, Constant) or tensor in self._fixed for tensor in read):
+            self._fixed.update(outputs)
+            return
+        behind = {choice: None for tensor in read for choice in self._behind.get(tensor, ())}
+        counted = any(tensor in self._counted for tensor in read)
+        choice = None if counted else self._choice(node)
+        if choice is not None:
+            behind[choice] = None
+            self._found[choice.chosen] = choice
+            read = [tensor for tensor in read if tensor is not choice.chosen]
+        if counted or (choice is None and self._counts(node)):
+            self._counted.update(outputs)
+            self._varying.update(outputs)
+            self._free.update(outputs)
+        else:
+            floats, inside = any(map(_is_float, read)), bool(node.bodies())
+            made = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
+            of_values = node.op not in _OF_SHAPES
+            varying = choice is not None or (of_values and any(tensor in self._varying for tensor in read))
+            # So do lengths of what was chosen, where the choice says how much that is.
+            varying |= not of_values and any(_counts_elements(one.node) for one in behind)
+            self._varying.update(outputs if varying else made)
+            self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else made)
+        if choice is not None and choice.chosen in outputs:
+            self._free.discard(choice.chosen)
+        gives_labels = _gives_labels(node) and any(tensor in self._free for tensor in read)
+        if gives_labels or any(tensor in self._labels for tensor in read):
+            # Floats that are looked up by labels can be compared themselves.
+            self._labels.update(filter(_is_whole, outputs))
+        if behind:
+            self._behind.update(dict.fromkeys(outputs, behind))
+
+    def _choice(self, node: Node) -> Choice | None:
+        """Return what a node chooses by what is free."""
+        chosen = next(iter(_CHOSEN[node.op](node)), None) if operator_of(node) and node.op in _CHOSEN else None
+        if not isinstance(chosen, Variable) or not chosen.name:
+            return None
+        if chosen in self._found:
+            return self._found[chosen]
+        if self._only is not None and chosen.name not in self._only:
+            return None
+        scores = self._entering([tensor for tensor in _chooses_by(node) if tensor in self._free])
+        return Choice(node, chosen, scores) if scores else None
+
+    def _counts(self, node: Node) -> bool:
+        """Whether what is free says how many elements a node gives, or one in its bodies."""
+        inner = list(_inner_nodes(node))
+        if any(tensor in self._free for tensor in _chooses_by(node)) and _counts_elements(node):
+            return True
+        if not any(tensor in self._free for tensor in tensors_read(node)):
+            return False
+        return any(map(_counts_elements, inner)) or any(
+            self._ends_by_data(one) for one in (node, *inner) if one.op == "Loop"
+        )
+
+    def _is_sized(self, tensor: Tensor) -> bool:
+        """Whether the shape of a tensor is known to follow from those of the inputs."""
+        given = {size for one in self._graph.inputs for size in one.shape or () if isinstance(size, str) and size}
+        return tensor.shape is not None and all(isinstance(size, int) or size in given for size in tensor.shape)
+
+    def _ends_by_data(self, loop: Node) -> bool:
+        """Whether what varies says how often the body of a Loop runs."""
+        (body,) = loop.bodies()
+        carried = dict(zip(body.inputs[1:], zip(loop.inputs[1:], body.outputs, strict=False), strict=False))
+        pending: list[Tensor] = [*loop.inputs[:2], *body.outputs[:1]]
+        seen: set[Tensor] = set()
+        while pending:
+            tensor = pending.pop()
+            if tensor in seen or isinstance(tensor, Constant) or tensor in self._fixed:
+                continue
+            seen.add(tensor)
+            if tensor in self._free or self._is_computed(tensor):
+                return True
+            if tensor in self._varying:
+                continue
+            pending += carried.get(tensor, ())
+            maker = producer(tensor)
+            if maker is not None and maker.op not in _OF_SHAPES:
+                pending += tensors_read(maker)
+        return False
+
+    def _is_computed(self, tensor: Tensor) -> bool:
+        """Whether a tensor of a body is a float that is computed from floats, anew in each iteration."""
+        if tensor in self._around or not _is_float(tensor):
+            return False
+        maker = producer(tensor)
+        return maker is None or any(map(_is_float, tensors_read(maker)))
+
+    @cached_property
+    def _around(self) -> frozenset[Tensor]:
+        """The tensors of the main graph."""
+        return frozenset((*self._graph.inputs, *(tensor for node in self._graph.nodes for tensor in node.outputs)))
+
+    def _entering(self, outputs: Sequence[Tensor]) -> tuple[Variable, ...]:
+        """Return the nearest floats in front of tensors that are not counted."""
+        found: dict[Variable, None] = {}
+        seen: set[Tensor] = set()
+        pending = [*reversed(outputs)]
+        while pending:
+            tensor = pending.pop()
+            if tensor in seen or tensor not in self._varying:
+                continue
+            seen.add(tensor)
+            if tensor in self._found:
+                found.update(dict.fromkeys(self._found[tensor].scores))
+                continue
+            floats = None if tensor in self._counted else tensor if _is_float(tensor) else self._decoded(tensor)
+            if isinstance(floats, Variable):
+                found[floats] = None
+            else:
+                pending += reversed(_made_from(tensor))
+        return tuple(found)
+
+    def _decoded(self, codes: Tensor) -> Tensor | None:
+        """Return the floats that codes stand for, where a node makes them."""
+        readers = (node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes)
+        # Those of bodies are followed by nobody.
+        decoded = (node.outputs[0] for node in readers)
+        return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._counted), None)
+
+
+def paired(wanted: Sequence[Chosen], found: Sequence[Choice]) -> dict[Chosen, Choice]:
+    """Return which choice of a rewritten or quantized model is which one of the float model.
+
+    Args:
+        wanted: of the float model.
+        found: of the other one, in the same order as far as rewriting leaves that.
+
+    Returns:
+        The choice whose tensor has the same name, else the next of the same operator that nothing is known of, where
+        there are as many. Those are left out whose scores are not found.
+    """
+    known = {choice.chosen.name: choice for choice in found}
+    names = {one.name for one in wanted}
+    pairs = {one: known[one.name] for one in wanted if one.name in known}
+    for op in {one.op for one in wanted}:
+        here = [one for one in wanted if one.op == op and one not in pairs]
+        there = [choice for choice in found if choice.node.op == op and choice.chosen.name not in names]
+        if len(here) == len(there):
+            pairs.update(zip(here, there, strict=True))
+    return {one: choice for one, choice in pairs.items() if matched(one.scores, choice.scores) is not None}
+
+
+def matched(wanted: Sequence[str], found: Sequence[Variable]) -> dict[str, str] | None:
+    """Return which tensor of a rewritten or quantized model stands where one of the float model does, both by name.
+
+    Args:
+        wanted: names of the float model's tensors.
+        found: those of the other model, in the same order as far as rewriting leaves that.
+
+    Returns:
+        For each wanted name the one found: of the tensor of that name as it is after any codes of it, else the next
+        that nothing is known of. None where too few are found.
+    """
+    known = {_uncoded(tensor).name: tensor.name for tensor in reversed(found)}
+    others = iter([tensor.name for tensor in found if _uncoded(tensor).name not in wanted])
+    names = {name: known[name] if name in known else next(others, "") for name in wanted}
+    exact = len(found) == len(wanted) or all(name in known for name in wanted)
+    return names if exact and all(names.values()) else None
+
+
+def _uncoded(tensor: Tensor) -> Tensor:
+    """Return the tensor that one stands for behind codes and casts."""
+    maker = producer(tensor)
+    while maker is not None and maker.op in ("QuantizeLinear", "DequantizeLinear", "Cast", "Identity"):
+        tensor = maker.inputs[0]
+        maker = producer(tensor)
+    return tensor
+
+
+def _made_from(tensor: Tensor) -> list[Tensor]:
+    """Return what the node reads whose values make a tensor."""
+    maker = producer(tensor)
+    return list(tensors_read(maker)) if maker is not None else []
+
+
+def _inner_nodes(node: Node) -> Iterable[Node]:
+    return (inner for body in node.bodies() for scope in scopes(body) for inner in scope.nodes)
+
+
+def _has_weights(node: Node) -> bool:
+    operator = operator_of(node)
+    indices = operator.weights if operator is not None else ()
+    return any(index < len(node.inputs) and isinstance(node.inputs[index], Constant) for index in indices)
+
+
+def _chooses_by(node: Node) -> Sequence[Tensor]:
+    return node.inputs[1:2] if node.op == "Compress" else node.inputs
+
+
+def _gives_labels(node: Node) -> bool:
+    operator = operator_of(node)
+    return operator is not None and operator.labels
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is known to hold no floats."""
+    return isinstance(tensor, Variable) and tensor.dtype is not None and not _is_float(tensor)
+
+
+def _counts_elements(node: Node) -> bool:
+    """Whether a node gives as many elements as its data says; a Loop is asked otherwise."""
+    operator = operator_of(node)
+    return operator is not None and operator.data_dependent and node.op not in ("Loop", "TopK")
+
+
+def _is_float(tensor: Tensor) -> bool:
+    if isinstance(tensor, Variable) and (tensor.type != "tensor_type" or tensor.dtype is None):
+        return False
+    return is_floating(np.dtype(tensor.dtype))

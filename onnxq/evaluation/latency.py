@@ -1,0 +1,261 @@
+"""Models timed beside one another, and what the ratio of their times is worth."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import EngineError
+from onnxq.evaluation.bounds import student
+from onnxq.runtime.engine import Engine
+from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.sessions import Array
+from onnxq.runtime.turns import Turn, orders_of
+from onnxq.system.extensions import blamed
+from onnxq.system.publish import staging
+
+ENOUGH = 4
+"""Runs of a model in a round: more tell hardly more of its speed, how rounds differ decides."""
+_CONFIDENCE = 0.95
+NOT_SLOWER = 0.97
+"""A candidate is accepted as not slower than the reference if its speed is above this with 95 % confidence."""
+# Fewer rounds say nothing of their distribution.
+_FEWEST_ROUNDS = 3
+# A model that is so much faster, or whose speed is known as closely, is not looked at any longer.
+_PLAIN, _CLOSE = 1.1, 0.02
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Two models timed by turns on the same samples.
+
+    Attributes:
+        reference: seconds of a run of the float model: the median for each sample, averaged over the samples.
+        candidate: the same of the quantized model.
+        threads: threads inside an operator.
+        runs: timed runs of each model.
+        rounds: how often both models were loaded anew.
+        interval: the speed with a confidence of 95 %.
+        engine: what ran them and its version.
+        ratios: the speed in each round.
+    """
+
+    reference: float
+    candidate: float
+    threads: int
+    runs: int
+    rounds: int = 0
+    interval: tuple[float, float] = (0.0, math.inf)
+    engine: str = ""
+    ratios: tuple[float, ...] = ()
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast as the float model the quantized one is."""
+        return self.reference / self.candidate
+
+    @property
+    def slower(self) -> bool:
+        """Whether the candidate takes longer than the reference; which of two does that are as fast is chance."""
+        return self.speed < 1.0
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the candidate is shown not to be slower than the reference; see `NOT_SLOWER`."""
+        return self.interval[0] > NOT_SLOWER
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the candidate is so much faster, or its speed known as closely, that no further look is worth it."""
+        return _is_plain(self.interval)
+
+    @property
+    def significant(self) -> bool:
+        """Whether the two models differ in speed beyond the measurement's own noise."""
+        low, high = self.interval
+        return not low <= 1.0 <= high
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there were rounds enough for an interval, without which a speed is not to be told."""
+        low, high = self.interval
+        return low > 0 and math.isfinite(high)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether more runs would hardly change what is known: which of the two is faster, or that both are as fast."""
+        return self.significant or self.is_plain
+
+    def together(self, more: Latency) -> Latency:
+        """Return what these rounds and more of them tell of the same two models."""
+        rounds, ratios = self.rounds + more.rounds, self.ratios + more.ratios
+        part = more.rounds / rounds
+        found = replace(
+            more,
+            reference=(1 - part) * self.reference + part * more.reference,
+            candidate=(1 - part) * self.candidate + part * more.candidate,
+            runs=self.runs + more.runs,
+            rounds=rounds,
+            ratios=ratios,
+        )
+        return replace(found, interval=_around(found.speed, median_interval(ratios)))
+
+
+def measure_latency(
+    reference: Path,
+    candidate: Path,
+    samples: Sequence[Mapping[str, Array]],
+    *,
+    seconds: float = 2.0,
+    threads: int | None = None,
+    rounds: int = 6,
+    patience: float = math.inf,
+    engine: Engine | None = None,
+) -> Latency:
+    """Time two models by turns; see `measure_latencies`."""
+    models = (reference, candidate)
+    return measure_latencies(
+        models, samples, seconds=seconds, threads=threads, rounds=rounds, patience=patience, engine=engine
+    )[0]
+
+
+def measure_latencies(
+    models: Sequence[Path],
+    samples: Sequence[Mapping[str, Array]],
+    *,
+    seconds: float = 2.0,
+    threads: int | None = None,
+    rounds: int = 6,
+    patience: float = math.inf,
+    enough: int | None = None,
+    engine: Engine | None = None,
+) -> list[Latency]:
+    """Time models by turns, one run each, so that all see the same moods of the machine.
+
+    Where its weights come to lie in memory makes one and the same model up to a few percent faster or slower for as
+    long as it is loaded, so every round loads all models anew and gives one ratio; what the ratio is worth is told by
+    how the rounds differ, not by how many runs there were (Kalibera and Jones, 2013).
+
+    Args:
+        models: file of the reference, and of each candidate.
+        samples: run round robin; at least one.
+        seconds: time to spend, loading each model in each round and one or two runs to warm it up aside.
+        threads: threads inside an operator; None takes as many as the engine by itself, mostly all cores.
+        rounds: how often all models are loaded; below 3 there is no interval.
+        patience: seconds after which no further round begins, for models that take long to load.
+        enough: runs of a model in a round after which the next one begins, unless they took hardly any time, and no
+            other where all candidates are plainly faster or their speeds are known to 2 %; None leaves that to the
+            seconds and rounds.
+        engine: what runs all; None stands for onnxruntime in this process.
+
+    Returns:
+        The times of each candidate beside the reference; at least one run of each model in each round.
+    """
+    if engine is None:
+        with staging(None) as folder:
+            again = partial(measure_latencies, models, samples, seconds=seconds, threads=threads, rounds=rounds)
+            return again(patience=patience, enough=enough, engine=OnnxRuntime(folder))
+    threads = threads or engine.threads_given
+    times: list[list[Turn]] = [[] for _ in samples]
+    typical: list[NDArray[np.float64]] = []
+    start, orders = time.perf_counter(), orders_of(len(models))
+    for number in range(rounds):
+        if number and time.perf_counter() - start > patience:
+            break
+        # Nor is one of them always loaded first, or between the others.
+        order = orders[number % len(orders)]
+        with blamed(f"engine {engine.name!r}", EngineError):
+            loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
+            running = [loaded[index] for index in range(len(models))]
+            found = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)
+        for model in running:
+            model.close()
+        for all_turns, turns in zip(times, found, strict=True):
+            all_turns.extend(turns)
+        typical.append(_typical(found))
+        if enough is not None and all(_is_plain(median_interval(one)) for one in _ratios(typical)):
+            break
+    whole, runs = [float(one) for one in _typical(times)], sum(map(len, times))
+    latencies = []
+    for candidate, ratios in zip(whole[1:], _ratios(typical), strict=True):
+        interval = _around(whole[0] / candidate, median_interval(ratios))
+        given = whole[0], candidate, threads, runs, len(ratios), interval
+        latencies.append(Latency(*given, engine.version, ratios))
+    return latencies
+
+
+def told_apart(timed: Mapping[str, Latency], model: str) -> Latency | None:
+    """Return what is known of the times of a model that was chosen among several.
+
+    Of models that may be as fast luck made one the fastest. Intervals that hold the speeds of all at once hold that of
+    the one too, which is enough where it is plainly faster than float; elsewhere nothing is known of it.
+    """
+    known = timed.get(model)
+    others = [one for digest, one in timed.items() if digest != model]
+    if known is None or all(one.interval[1] < known.interval[0] for one in others):
+        return known
+    together = replace(known, interval=_around(known.speed, median_interval(known.ratios, 1 + len(others))))
+    return together if together.interval[0] > _PLAIN else None
+
+
+def median_interval(values: Sequence[float], together: int = 1) -> tuple[float, float]:
+    """Return an interval that holds the median of what ratios are drawn from with a probability of at least 95 %.
+
+    Inverts the sign test, which asks nothing of the distribution (Conover, Practical Nonparametric Statistics, 3.2):
+    as many values lie below the median as a fair coin falls on heads. Of fewer than 6, all of which lie on one side too
+    often for that to say anything, the logarithms are taken to be normal (Student's t).
+
+    Args:
+        values: the ratios.
+        together: of how many such intervals all are to hold theirs with that probability (Bonferroni).
+
+    Returns:
+        Two ratios; zero and infinity when there are fewer than 3, which prove nothing.
+
+    >>> median_interval([1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), median_interval([1.1, 1.2])
+    ((1.1, 1.6), (0.0, inf))
+    """
+    if len(values) < _FEWEST_ROUNDS:
+        return 0.0, math.inf
+    risk = (1 - _CONFIDENCE) / 2 / together
+    if 2.0 ** -len(values) > risk:
+        logs = np.log(values)
+        margin = student(len(values) - 1, risk) * logs.std(ddof=1) / math.sqrt(len(values))
+        return math.exp(logs.mean() - margin), math.exp(logs.mean() + margin)
+    count, tail, left_out = len(values), 0.0, -1
+    while (tail := tail + math.comb(count, left_out + 1) / 2**count) <= risk:
+        left_out += 1
+    ordered = sorted(values)
+    return ordered[left_out], ordered[-1 - left_out]
+
+
+def _ratios(typical: Sequence[NDArray[np.float64]]) -> list[tuple[float, ...]]:
+    """Return each candidate's speed in each round so far."""
+    return [tuple(float(one[0] / one[place]) for one in typical) for place in range(1, len(typical[0]))]
+
+
+def _around(speed: float, interval: tuple[float, float]) -> tuple[float, float]:
+    """Return an interval that holds a speed.
+
+    All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
+    """
+    return min(interval[0], speed), max(interval[1], speed)
+
+
+def _is_plain(interval: tuple[float, float]) -> bool:
+    low, high = interval
+    return low > _PLAIN or (low > 0 and high / low < (1 + _CLOSE) ** 2)
+
+
+def _typical(times: Sequence[Sequence[Turn]]) -> NDArray[np.float64]:
+    """Return the median of each model for each sample that ran, averaged over these."""
+    medians = [[median(runs) for runs in zip(*turns, strict=True)] for turns in times if turns]
+    return np.asarray(np.mean(medians, axis=0))

@@ -1,0 +1,246 @@
+"""Where noise comes from along the depth of a quantized model: each layer alone, and all layers up to it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.calibration.chain import samples_of
+from onnxq.calibration.data import Data, SamplesLike
+from onnxq.calibration.runner import read_without_data
+from onnxq.calibration.stage import Stage, stages
+from onnxq.calibration.taps import tensor_types
+from onnxq.data.inputs import Sample
+from onnxq.errors import DataError
+from onnxq.numerics.numerics import signal_to_noise
+from onnxq.planning.plan import DIVIDED_KEY, Plan
+from onnxq.runtime.sessions import Array
+from onnxq.system.records import plain
+
+_FLOATS = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+)
+# Samples that are named of each layer.
+_WORST = 3
+
+
+@dataclass(frozen=True)
+class SampleNoise:
+    """How noisy a tensor is on one sample.
+
+    Attributes:
+        sample: its index.
+        sqnr: SQNR in decibels on it alone.
+    """
+
+    sample: int
+    sqnr: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A tensor that both models have, and what lies between it and the nearest such tensors before it.
+
+    Attributes:
+        tensor: its name.
+        node: the node of the float model that makes it; empty where that has no name.
+        op_type: operator of this node.
+        mode: what the plan makes of it; empty where that is not known.
+        isolated: SQNR in decibels where what lies between is fed with the float model's tensors, pooled over samples;
+            infinite where it gives the same.
+        accumulated: SQNR in decibels in the quantized model as it runs.
+        worst: the samples on which the accumulated SQNR is lowest, the lowest first.
+    """
+
+    tensor: str
+    node: str
+    op_type: str
+    mode: str
+    isolated: float
+    accumulated: float
+    worst: tuple[SampleNoise, ...]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a quantized model beside those of the float model.
+
+    Attributes:
+        samples: how many were run.
+        layers: in the order in which the quantized model computes them.
+        left: tensors of both models that are not compared, with the reason.
+    """
+
+    samples: int
+    layers: tuple[Layer, ...]
+    left: Mapping[str, str] = field(default_factory=dict)
+
+    def of_samples(self, places: Sequence[int]) -> Layers:
+        """Return the same with other numbers of the samples, such as those among all that were given."""
+        layers = (
+            replace(layer, worst=tuple(replace(one, sample=places[one.sample]) for one in layer.worst))
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; an infinite SQNR is the word Infinity."""
+        return dict(plain(self))
+
+
+def compare_layers(
+    reference: str | Path,
+    candidate: str | Path,
+    data: SamplesLike | Data,
+    *,
+    plan: Plan | None = None,
+) -> Layers:
+    """Run a float model and what was quantized from it, and compare all tensors of the main graphs that bear one name.
+
+    A tensor counts as it is computed; what its own codes lose is noise of the layers that read them.
+
+    Args:
+        reference: file of the float model.
+        candidate: file of the quantized model.
+        data: samples that fit the float model, or Data with how they are read; of one at a time all tensors are in
+            memory.
+        plan: what the candidate was made by. It holds the factors that the channels of some tensors are divided by,
+            without which these are not compared.
+
+    Raises:
+        ModelError: a file cannot be read or loaded.
+        DataError: the samples do not fit, or the models share no tensor.
+    """
+    reference, candidate = Path(reference), Path(candidate)
+    floats, coded = read_without_data(reference), read_without_data(candidate)
+    divided, names = _divided(coded), _shared(floats, coded)
+    factors = {name: found for name in divided if (found := _factors(divided[name], plan)) is not None}
+    left = {
+        name: "its channels are divided by factors, which a report tells"
+        for name in names
+        if name in divided.keys() - factors.keys()
+    }
+    names = [name for name in names if name not in left]
+    if not names:
+        raise DataError(
+            f"{reference} and {candidate} share no tensor of a name, expected a float model and what was quantized "
+            "from it"
+        )
+    samples = samples_of(reference, data)
+    (whole,) = stages(reference, (), observed=names)
+    tallies = {name: _Tally(factors.get(name)) for name in names}
+    parts = stages(candidate, names)
+    for sample in samples:
+        _add(tallies, sample, whole.run(sample), parts)
+    left.update({name: "their shapes differ" for name, tally in tallies.items() if not tally.rows})
+    makers = {name: node for node in floats.graph.node for name in node.output}
+    modes = {} if plan is None else {one.node: str(one.mode) for one in plan.decisions}
+    coders = {name: node.name for node in coded.graph.node for name in node.output}
+    compared = (name for part in parts for name in part.outputs if name in tallies and name not in left)
+    layers = tuple(
+        tallies[name].layer(name, makers[name], modes.get(coders[name]) or modes.get(makers[name].name, ""))
+        for name in compared
+    )
+    return Layers(len(samples), layers, left)
+
+
+def _shared(floats: onnx.ModelProto, coded: onnx.ModelProto) -> list[str]:
+    """Return the float tensors that nodes of both main graphs make."""
+    known = [
+        {name for name, value in tensor_types(model).items() if value.type.tensor_type.elem_type in _FLOATS}
+        for model in (floats, coded)
+    ]
+    computed = (node for node in floats.graph.node if node.op_type != "Constant")
+    made = {name for node in computed for name in node.output if name}.intersection(*known)
+    return [name for node in coded.graph.node for name in node.output if name in made]
+
+
+def _divided(coded: onnx.ModelProto) -> dict[str, str]:
+    """Return the tensors whose channels come divided, with the tensor whose factors it are."""
+    entries = [entry.value for entry in coded.metadata_props if entry.key == DIVIDED_KEY]
+    return {name: str(tensor) for entry in entries for name, tensor in json.loads(entry).items()}
+
+
+def _factors(tensor: str, plan: Plan | None) -> _Factors | None:
+    if plan is None:
+        return None
+    activation = plan.by_tensor.get(tensor)
+    if activation is not None and activation.factors:
+        return _Factors(activation.channels, np.array(activation.factors))
+    # Channels of float data lie last.
+    return next((_Factors(-1, np.array(one.factors)) for one in plan.scaling if one.tensor == tensor), None)
+
+
+def _add(tallies: Mapping[str, _Tally], sample: Sample, expected: Mapping[str, Array], parts: Sequence[Stage]) -> None:
+    """Run the quantized model on a sample, once as it is and once with the float model's tensors between its parts."""
+    accumulated: dict[str, Array] = dict(sample)
+    isolated: dict[str, Array] = dict(sample)
+    for part in parts:
+        given = part.run(accumulated)
+        same = all(accumulated[name] is isolated[name] for name in part.inputs)
+        alone = given if same else part.run(isolated)
+        for name in given:
+            if name in tallies and given[name].shape == expected[name].shape:
+                fed = tallies[name].add(expected[name], alone[name], given[name])
+                alone = {**alone, name: np.asarray(fed, given[name].dtype)}
+        accumulated = _kept({**accumulated, **given}, part.kept)
+        isolated = _kept({**isolated, **alone}, part.kept)
+
+
+def _kept(values: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+    return {name: values[name] for name in names if name in values}
+
+
+@dataclass(frozen=True, eq=False)
+class _Factors:
+    """What the channels of a tensor are divided by, along one axis."""
+
+    axis: int
+    values: Array
+
+    def along(self, array: Array) -> Array:
+        channels = self.axis % array.ndim
+        return self.values.reshape([-1 if place == channels else 1 for place in range(array.ndim)])
+
+
+class _Tally:
+    """Energies of one tensor by sample: of the signal, and of the noise of its layer alone and of all."""
+
+    def __init__(self, factors: _Factors | None) -> None:
+        self.factors = factors
+        self.rows: list[tuple[float, float, float]] = []
+
+    def add(self, expected: Array, isolated: Array, accumulated: Array) -> Any:
+        """Compare one sample, and return what the quantized model would have there without noise."""
+        factors = 1.0 if self.factors is None else self.factors.along(expected)
+        usable, wide = np.isfinite(expected), expected.astype(np.float64)
+        errors = (found.astype(np.float64) * factors - wide for found in (isolated, accumulated))
+        alone, together = (_energy(error[usable]) for error in errors)
+        self.rows.append((_energy(wide[usable]), alone, together))
+        return wide / factors
+
+    def layer(self, name: str, maker: onnx.NodeProto, mode: str) -> Layer:
+        """Return what was seen on all samples."""
+        signal, isolated, accumulated = (sum(column) for column in zip(*self.rows, strict=True))
+        by_sample = [SampleNoise(place, signal_to_noise(row[0], row[2])) for place, row in enumerate(self.rows)]
+        return Layer(
+            name,
+            maker.name,
+            maker.op_type,
+            mode,
+            signal_to_noise(signal, isolated),
+            signal_to_noise(signal, accumulated),
+            tuple(sorted(by_sample, key=lambda one: one.sqnr)[:_WORST]),
+        )
+
+
+def _energy(values: Array) -> float:
+    found = float(np.vdot(values, values))
+    return math.inf if math.isnan(found) else found

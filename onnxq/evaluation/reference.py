@@ -1,0 +1,161 @@
+"""The float model that others are judged beside: it runs once on a sample, whoever asks."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from onnxq.calibration.provenance import sample_digest
+from onnxq.data.inputs import Sample
+from onnxq.evaluation.views import RUN_MEMORY, EngineView, View, Views
+from onnxq.ir.large_models import is_large
+from onnxq.runtime.sessions import Array
+from onnxq.system.cores import each_at_once
+
+# Bytes of outputs that are kept of all float models.
+_HELD = 1 << 26
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a model gave for a sample.
+
+    Attributes:
+        outputs: what is compared, in the order of the views; nobody may change it.
+        seconds: that the run took.
+        choices: what the model chose, which other models are given beside the sample.
+    """
+
+    outputs: Sequence[Any]
+    seconds: float
+    choices: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the outputs and choices."""
+        return held_bytes((*self.outputs, *self.choices.values()))
+
+
+class Answers:
+    """Answers that were given before; those that were longest not asked for go where there are too many.
+
+    Args:
+        held: bytes of outputs that are kept.
+    """
+
+    def __init__(self, held: int = _HELD) -> None:
+        self._held, self._bytes = held, 0
+        self._given: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, key: Hashable, give: Callable[[], Answer]) -> Answer:
+        """Return the answer that a key stands for, given now or before."""
+        with self._lock:
+            if key in self._given:
+                self._given.move_to_end(key)
+                return self._given[key]
+        answer = give()
+        with self._lock:
+            before = self._given.pop(key, None)
+            self._given[key] = answer
+            self._bytes += answer.nbytes - (before.nbytes if before is not None else 0)
+            while self._bytes > self._held:
+                self._bytes -= self._given.popitem(last=False)[1].nbytes
+        return answer
+
+
+_ANSWERS = Answers()
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A float model for comparing, which is opened when it is asked for what it has not been asked for before.
+
+    Attributes:
+        model: its file.
+        views: by what models are compared.
+        answers: what float models gave before.
+    """
+
+    model: Path
+    views: Views
+    answers: Answers = _ANSWERS
+
+    def answer(self, sample: Sample) -> Answer:
+        """Return what is compared of one sample.
+
+        Raises:
+            ModelError: the file cannot be loaded.
+            DataError: the run fails, or the model has other outputs than the views.
+        """
+        return self.answers.find((*self._key, sample_digest(sample)), lambda: self._given(sample))
+
+    def run(self, sample: Sample) -> Sequence[Any]:
+        """Return the outputs of `answer`."""
+        return self.answer(sample).outputs
+
+    def answer_each(self, samples: Iterable[Sample]) -> Iterator[Answer]:
+        """Yield what `answer` gives for samples, in order; the first run shows how many there may be at once."""
+        samples = iter(samples)
+        if not self.views.most:
+            yield from map(self.answer, islice(samples, 1))
+        if self.at_once and self.views.most != 1:
+            yield from each_at_once(self.answer, samples, self.views.most)
+        else:
+            yield from map(self.answer, samples)
+
+    def _given(self, sample: Sample) -> Answer:
+        view = self._view
+        start = time.perf_counter()
+        given = RUN_MEMORY.learn(self.model, partial(view.run, sample))
+        seconds, count = time.perf_counter() - start, len(self.views.names)
+        return Answer(given[:count], seconds, dict(zip(view.names[count:], given[count:], strict=True)))
+
+    @cached_property
+    def at_once(self) -> bool:
+        """Whether several samples may run at once, each on one core."""
+        return not self.views.random and not is_large(self.model)
+
+    @cached_property
+    def _view(self) -> View:
+        return self.views.open_float(self.model, at_once=self.at_once)
+
+    @cached_property
+    def _key(self) -> tuple[Hashable, ...]:
+        """What tells the file as it is now, and what is seen of it."""
+        state = self.model.stat()
+        return (
+            self.model.resolve(),
+            state.st_size,
+            state.st_mtime_ns,
+            self.views.names,
+            self.views.choices,
+            self.views.random,
+        )
+
+
+def held_bytes(outputs: Iterable[Any]) -> int:
+    """Return the bytes of outputs; sequences and maps are small."""
+    return sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
+
+
+def run_beside(
+    one: Reference, other: View | EngineView, samples: Iterable[Sample]
+) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+    """Yield what a float model and one made from it give for samples, in order; see `each_at_once`."""
+
+    def both(sample: Sample) -> tuple[Sequence[Any], Sequence[Any]]:
+        answer = one.answer(sample)
+        return answer.outputs, other.run({**sample, **answer.choices})
+
+    return each_at_once(both, samples, one.views.most) if one.at_once and other.at_once else map(both, samples)

@@ -1,1 +1,0 @@
-"""Evidence: what samples have shown of tensors, how it merges and is kept, and the ranges that it means."""

@@ -1,1 +1,0 @@
-"""Execution: parts of a model run over samples, in this process, in others or on a cluster."""

@@ -1,0 +1,166 @@
+"""Edits in one pass each: however many nodes go in or out, the lists of a graph are rebuilt once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from onnxq.errors import ModelError
+from onnxq.ir.elements import Node, Tensor
+from onnxq.ir.model import Graph
+from onnxq.ir.scopes import scopes
+from onnxq.ir.surgeon import restore_classes
+
+
+def insert_nodes(
+    graph: Graph,
+    *,
+    before: Mapping[Node, Sequence[Node]] | None = None,
+    after: Mapping[Node, Sequence[Node]] | None = None,
+    first: Sequence[Node] = (),
+) -> None:
+    """Splice nodes into one graph, in one pass over its list.
+
+    Args:
+        graph: the graph that lists the anchor nodes; its bodies are not searched.
+        before: new nodes to put right before a node.
+        after: new nodes to put right after a node.
+        first: new nodes to put at the beginning.
+
+    Raises:
+        ModelError: the graph does not list an anchor node.
+    """
+    before, after = before or {}, after or {}
+    if not before and not after:
+        graph.nodes[:0] = first
+        return
+    listed = set(graph.nodes)
+    for anchor in (*before, *after):
+        if anchor not in listed:
+            raise ModelError(
+                f"nodes cannot be inserted beside {anchor.op} node {anchor.name!r}: graph {graph.name!r} does not list "
+                "it; use owner_graphs to find the graph that does"
+            )
+    spliced = list(first)
+    for node in graph.nodes:
+        spliced.extend(before.get(node, ()))
+        spliced.append(node)
+        spliced.extend(after.get(node, ()))
+    graph.nodes[:] = spliced
+
+
+def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
+    """Take nodes out of a graph or its bodies and detach them, with the bodies that they hold, from all tensors."""
+    gone = set(nodes)
+    if not gone:
+        return
+    for scope in scopes(graph):
+        if any(node in gone for node in scope.nodes):
+            scope.nodes[:] = [node for node in scope.nodes if node not in gone]
+    _detach(gone)
+
+
+def replace_nodes(graph: Graph, replacements: Mapping[Node, Sequence[Node]]) -> None:
+    """Put new nodes in the place of others, in a graph or its bodies, and detach the old ones as `remove_nodes` does.
+
+    Args:
+        graph: the graph that is searched with its bodies.
+        replacements: the new nodes for each old one, which already make the outputs that others read.
+    """
+    if not replacements:
+        return
+    for scope in scopes(graph):
+        if any(node in replacements for node in scope.nodes):
+            scope.nodes[:] = [new for node in scope.nodes for new in replacements.get(node, (node,))]
+    _detach(set(replacements))
+
+
+def replace_uses(
+    old: Tensor,
+    new: Tensor,
+    consumers: Collection[Node] | None = None,
+    *,
+    graph_outputs: bool = False,
+) -> None:
+    """Make nodes read ``new`` wherever they read ``old``; the time is linear in the number of uses.
+
+    Args:
+        old: the tensor to take away.
+        new: the tensor to read instead; a node that makes it from ``old`` should not be among the consumers.
+        consumers: the nodes to change, in any graph; by default all that read ``old``, except the producers of ``new``.
+        graph_outputs: also let the graphs and bodies that return ``old`` return ``new``. The outputs of a model are
+            known by their names, so where the main graph returned ``old``, the two tensors swap names.
+    """
+    chosen = set(old.outputs) - set(new.inputs) if consumers is None else set(consumers)
+    kept: list[Node] = []
+    gained: list[Node] = []
+    for node in dict.fromkeys(old.outputs):
+        for index, tensor in enumerate(node.inputs):
+            if tensor is old:
+                if node in chosen:
+                    list.__setitem__(node.inputs, index, new)
+                    gained.append(node)
+                else:
+                    kept.append(node)
+    list.__setitem__(old.outputs, slice(None), kept)
+    list.extend(new.outputs, gained)
+    if graph_outputs:
+        _replace_outputs(old, new)
+
+
+def remove_unused(graph: Graph) -> None:
+    """Remove nodes that nothing depends on, in all scopes, and declared constants that have lost their last use.
+
+    What a body reads from the graphs around it counts as used while the node that holds the body is. Graph inputs stay,
+    and so do initializers that a caller may override, and those that were unused when the model was read.
+    """
+    restore_classes(graph)
+    root_scopes = list(scopes(graph))
+    holder = {body: node for scope in root_scopes for node in scope.nodes if node.attrs for body in node.bodies()}
+    needed: set[Node] = set()
+    pending: list[Tensor] = list(graph.outputs)
+    while pending:
+        for producer in pending.pop().inputs:
+            if producer not in needed:
+                needed.add(producer)
+                pending.extend(producer.inputs)
+                for body in producer.bodies() if producer.attrs else ():
+                    pending.extend(body.outputs)
+    for scope in root_scopes:
+        if scope is graph or holder[scope] in needed:
+            _drop(scope, [node for node in scope.nodes if node not in needed])
+    for scope in scopes(graph):
+        returned = set(scope.outputs) | set(scope.inputs)
+        scope.initializers[:] = [
+            tensor
+            for tensor in scope.initializers
+            if tensor.outputs or tensor.kept or tensor.input_source is not None or tensor in returned
+        ]
+
+
+def _drop(scope: Graph, nodes: Iterable[Node]) -> None:
+    gone = set(nodes)
+    if gone:
+        scope.nodes[:] = [node for node in scope.nodes if node not in gone]
+        _detach(gone)
+
+
+def _detach(gone: set[Node]) -> None:
+    """Empty the nodes' inputs and outputs, and those of nodes in their bodies, visiting each tensor once."""
+    inner = {node for outer in gone for body in outer.bodies() for scope in scopes(body) for node in scope.nodes}
+    everything = gone | inner
+    read = {tensor: None for node in everything for tensor in node.inputs}
+    made = {tensor: None for node in everything for tensor in node.outputs}
+    for tensor in read:
+        list.__setitem__(tensor.outputs, slice(None), [node for node in tensor.outputs if node not in everything])
+    for tensor in made:
+        list.__setitem__(tensor.inputs, slice(None), [node for node in tensor.inputs if node not in everything])
+    for node in everything:
+        list.clear(node.inputs)
+        list.clear(node.outputs)
+
+
+def _replace_outputs(old: Tensor, new: Tensor) -> None:
+    for scope in list(dict.fromkeys(old.returned_by)):
+        scope.outputs = [new if tensor is old else tensor for tensor in scope.outputs]
+        if scope.parent is None:
+            old.name, new.name = new.name, old.name

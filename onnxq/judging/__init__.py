@@ -1,1 +1,0 @@
-"""Judging: how far a model is from the float model, what that says of other samples, and whether it is good enough."""

@@ -1,0 +1,175 @@
+"""Blocks: which values share a scale, and the walk over a tensor in pieces that fit in a processor's cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.errors import SchemeError
+from onnxq.numerics.spec import Granularity
+
+Shape = tuple[int, ...]
+
+PIECE = 2**16
+"""Elements of a piece: what is read of it and what is written take half a megabyte, so that they stay in the cache."""
+
+_SHORT_ROW = 512
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor, seen so that its scales broadcast without being repeated.
+
+    Attributes:
+        values: where it lies in the tensor.
+        scales: where its scales lie in the scales' array.
+        split: shape of the part with each axis of several blocks cut in two, blocks and places in the block.
+        spread: shape of its scales that broadcasts against ``split``.
+        shared: axes of ``split`` along which a scale is shared.
+    """
+
+    values: tuple[slice, ...]
+    scales: tuple[slice, ...]
+    split: Shape
+    spread: Shape
+    shared: Shape
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.split)
+
+    def part(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a view of the part in ``values``, of shape ``split``."""
+        # The ellipsis makes a view of a tensor without axes as well.
+        place: tuple[Any, ...] = (*self.values, ...)
+        view: npt.NDArray[Any] = values[place].reshape(self.split)
+        return view
+
+    def own(self, scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a view of the part's entries in ``scales``, which broadcasts with the part."""
+        place: tuple[Any, ...] = (*self.scales, ...)
+        view: npt.NDArray[Any] = scales[place].reshape(self.spread)
+        return view
+
+    def gather(self, terms: npt.NDArray[Any], *into: tuple[np.ufunc, npt.NDArray[Any]]) -> None:
+        """Combine the terms of each block with its entry in an array of the scales' shape.
+
+        Args:
+            terms: array of shape ``split``.
+            into: pairs of what combines, such as ``np.add``, and the array.
+        """
+        axes = self.shared
+        if axes and axes[-1] == terms.ndim - 1 and terms.shape[-1] < _SHORT_ROW:
+            # Reducing many short rows is slow: turned around, the blocks are the long rows.
+            axes = tuple(range(len(axes)))
+            terms = np.moveaxis(terms, self.shared, axes).copy()
+        for combine, array in into:
+            entries = self.own(array)
+            found = combine.reduce(terms, axis=axes, dtype=np.float64 if combine is np.add else None)
+            combine(entries, np.reshape(found, self.spread), out=entries)
+
+
+def block_shape(per: Granularity | Shape, shape: Sequence[int], *, channel_axis: int, reduction_axis: int) -> Shape:
+    """Return the extents of the values that share a scale, one for each axis of a tensor.
+
+    Args:
+        per: what a Spec says.
+        shape: of the tensor.
+        channel_axis: axis of the operator's output channels.
+        reduction_axis: axis that the operator sums over, along which a single block extent lies.
+
+    Raises:
+        SchemeError: the block has more axes than the tensor.
+
+    >>> block_shape((32,), (64, 128), channel_axis=1, reduction_axis=0)
+    (32, 1)
+    >>> block_shape((2, 16), (8, 64, 128), channel_axis=2, reduction_axis=1)
+    (1, 2, 16)
+    """
+    rank = len(shape)
+    if per is Granularity.TENSOR:
+        return tuple(max(extent, 1) for extent in shape)
+    if per is Granularity.CHANNEL:
+        return tuple(1 if axis == channel_axis % rank else max(extent, 1) for axis, extent in enumerate(shape))
+    if len(per) == 1:
+        return tuple(per[0] if axis == reduction_axis % rank else 1 for axis in range(rank))
+    extents = per[-rank:] if rank else ()
+    if math.prod(per) != math.prod(extents):
+        raise SchemeError(
+            f"blocks of {list(per)} have {len(per)} axes and a weight of shape {list(shape)} has {rank}; "
+            "give as many extents as the weight has axes, or fewer"
+        )
+    return (1,) * (rank - len(extents)) + tuple(extents)
+
+
+def grid_shape(shape: Sequence[int], block: Shape) -> Shape:
+    """Return how many blocks lie along each axis; the last may be partial.
+
+    >>> grid_shape((70, 4), (32, 1))
+    (3, 4)
+    """
+    return tuple(-(-extent // length) for extent, length in zip(shape, block, strict=True))
+
+
+def pieces(shape: Sequence[int], block: Shape, elements: int = PIECE) -> Iterator[Piece]:
+    """Cut a tensor into pieces of at most ``elements`` values, in row-major order.
+
+    Along each axis a piece holds whole blocks of equal length, or a part of one block.
+
+    Args:
+        shape: of the tensor.
+        block: extents of a block, one for each axis.
+        elements: most values in a piece.
+    """
+    room, cuts = max(elements, 1), []
+    for extent, length in zip(reversed(shape), reversed(block), strict=True):
+        taken = min(extent, room)
+        cuts.append(list(_cuts(extent, length, max(taken, 1))))
+        room = room // taken if taken == extent and taken else 1
+    for one in product(*reversed(cuts)):
+        split: list[int] = []
+        spread: list[int] = []
+        shared: list[int] = []
+        for start, stop, length in one:
+            blocks = (stop - start) // length
+            if length == 1:
+                split.append(blocks)
+                spread.append(blocks)
+                continue
+            if blocks > 1:
+                split.append(blocks)
+                spread.append(blocks)
+            shared.append(len(split))
+            split.append(length)
+            spread.append(1)
+        yield Piece(
+            tuple(slice(start, stop) for start, stop, _ in one),
+            tuple(slice(start // whole, -(-stop // whole)) for (start, stop, _), whole in zip(one, block, strict=True)),
+            tuple(split),
+            tuple(spread),
+            tuple(shared),
+        )
+
+
+def _cuts(extent: int, length: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """Cut one axis into (start, stop, length of the blocks inside)."""
+    whole = extent // length * length
+    if most >= length:
+        step = most // length * length
+        for start in range(0, whole, step):
+            yield start, min(start + step, whole), length
+        if whole < extent:
+            yield whole, extent, extent - whole
+    else:
+        for first in range(0, extent, length):
+            last = min(first + length, extent)
+            for start in range(first, last, most):
+                stop = min(start + most, last)
+                yield start, stop, stop - start

@@ -1,0 +1,130 @@
+"""What the Burn framework computes, to the last bit: its rounding, scales, second level and offsets.
+
+Rules of burn-ndarray and cubecl as of Burn 0.22, of burn-tensor 0.14 to 0.16 for offsets. Arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.errors import SchemeError
+from onnxq.numerics.blocks import block_shape, pieces
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.numerics import Parameters, QTensor
+from onnxq.numerics.scale_formats import scale_format_named
+from onnxq.numerics.scales import block_range
+from onnxq.numerics.spec import Granularity, Method, Rounding, Spec
+
+Floats = npt.NDArray[np.float32]
+
+# Burn stores scales below the smallest normal number too; ours never are.
+_DENORMAL = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "e8m0": 2.0**-127}
+_EMPTY_SCALE = np.float32(0.1)
+
+
+def encode(values: npt.NDArray[np.floating], spec: Spec) -> QTensor:
+    """Quantize a tensor as Burn's Quantizer does with any parameter of a module.
+
+    Q8S, Q4S, Q2S are the narrow integer formats and Q8F, Q4F, Q2F the full ones. Integers round half away from zero,
+    floating-point codes half to even.
+
+    Args:
+        values: float array.
+        spec: per tensor or per block; extents of blocks are aligned to the tensor's last axes.
+
+    Raises:
+        SchemeError: Burn has no such scheme.
+
+    >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), Spec("int8-narrow")).codes
+    array([-127,  -71,    0,   35], dtype=int8)
+    """
+    check(spec)
+    single = values.astype(np.float32, copy=False)
+    per = spec.per
+    if isinstance(per, tuple):
+        # One extent or several, they lie along the last axes.
+        per = (1,) * (single.ndim - len(per)) + per
+    block = block_shape(per, single.shape, channel_axis=0, reduction_axis=-1)
+    low, high = (ends.astype(np.float32) for ends in block_range(single, block))
+    parameters = replace(_parameters(low, high, spec), block=block)
+    return _quantized(single, parameters, format_named(spec.format))
+
+
+def symmetric_scale(low: Floats, high: Floats, format: Format) -> Floats:
+    """Return ``2 * max(|low|, |high|) / (maximum - minimum)``; the range is not extended to zero."""
+    magnitude = np.maximum(np.abs(low), np.abs(high))
+    scale: Floats = np.float32(2) * magnitude / np.float32(format.maximum - format.minimum)
+    return scale
+
+
+def stored_scale(scale: Floats, name: str) -> Floats:
+    """Return the smallest scale of a format that is not below each given one, denormal ones included."""
+    format = scale_format_named(name)
+    return replace(format, smallest=_DENORMAL.get(name, format.smallest)).round_up(scale)
+
+
+def half_away(values: Floats) -> Floats:
+    """Round to the nearest integer, halves away from zero, as Rust's ``f32::round`` does.
+
+    >>> half_away(np.array([0.5, -2.5, 0.49999997], np.float32)).tolist()
+    [1.0, -3.0, 0.0]
+    """
+    whole = np.trunc(values)
+    with np.errstate(invalid="ignore"):
+        rounded: Floats = whole + np.copysign(np.float32(1), values) * (np.abs(values - whole) >= np.float32(0.5))
+    return rounded
+
+
+def check(spec: Spec) -> None:
+    """Check that Burn has a scheme for a Spec.
+
+    Raises:
+        SchemeError: it has none; the message says what to give instead.
+    """
+    for wrong, what in (
+        (spec.per is Granularity.CHANNEL, "scales per channel; give a block such as [1, 64]"),
+        (spec.method not in (Method.MINMAX, Method.BURN), f'method = "{spec.method}"; leave it out'),
+        (spec.scale_rounding is not Rounding.UP, f'scale_rounding = "{spec.scale_rounding}"; leave it out'),
+        (isinstance(spec.per, tuple) and max(spec.per) > 255, "blocks longer than 255; give smaller ones"),
+        (not spec.symmetric and (spec.format, spec.per) != ("int8", Granularity.TENSOR), "offsets but of int8 tensors"),
+    ):
+        if wrong:
+            raise SchemeError(f"Burn has no {what}")
+
+
+def _parameters(low: Floats, high: Floats, spec: Spec) -> Parameters:
+    format = format_named(spec.format)
+    if not spec.symmetric:
+        return _affine(low, high, format)
+    scale = symmetric_scale(low, high, format)
+    tensor_scale = None
+    if spec.two_level:
+        limit = np.float32(scale_format_named(spec.scale).maximum)
+        tensor_scale = np.maximum(scale.max(initial=0) / limit, np.finfo(np.float32).tiny)
+        scale = scale / tensor_scale
+    return Parameters(stored_scale(np.where(scale == 0, _EMPTY_SCALE, scale), spec.scale), None, tensor_scale)
+
+
+def _affine(low: Floats, high: Floats, format: Format) -> Parameters:
+    """Return scale and zero point of offsets, which Burn 0.14 to 0.16 truncated towards zero."""
+    low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
+    scale = (high - low) / np.float32(format.maximum - format.minimum)
+    scale = np.where(scale == 0, _EMPTY_SCALE, scale)
+    wanted = -(low / scale - np.float32(format.minimum))
+    return Parameters(scale, format.round(np.trunc(wanted)))
+
+
+def _quantized(values: Floats, parameters: Parameters, format: Format) -> QTensor:
+    codes = np.empty(values.shape, format.dtype)
+    scale = parameters.effective_scale
+    for piece in pieces(values.shape, parameters.block_in(values.shape)):
+        scaled = piece.part(values) / piece.own(scale)
+        if parameters.zero_point is not None:
+            scaled += piece.own(parameters.zero_point)
+        if not format.is_float:
+            scaled = half_away(scaled)
+        format.round_into(scaled, piece.part(codes))
+    return QTensor(codes, parameters, format)

@@ -1,0 +1,208 @@
+"""Number formats: the one table that lists what a code may be and how a real number becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from onnxq.errors import check_name
+from onnxq.numerics.codebooks import Codebook
+from onnxq.numerics.minifloats import Minifloat, narrowed
+
+# 1.5 * 2**23: adding it rounds a small float32 to an integer, ties to even, whose two's complement fills the low bits.
+_ROUNDER = np.float32(12582912.0)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A code type: the grid of values that a scaled tensor is rounded to.
+
+    Attributes:
+        name: the name users write, such as ``int8``.
+        dtype: numpy dtype that holds one code; integers below 8 bits lie in int8 or uint8.
+        onnx_type: ``TensorProto.DataType`` of the stored codes.
+        bits: bits one code takes in a packed initializer.
+        minimum: lowest value that is used.
+        maximum: highest value that is used.
+        opset: lowest default-domain opset whose DequantizeLinear reads this type.
+        minifloat: the bit layout of a floating-point code; None for others.
+        codebook: the number of each code, where it is neither an integer nor a floating-point number.
+    """
+
+    name: str
+    dtype: np.dtype[np.generic]
+    onnx_type: int
+    bits: int
+    minimum: float
+    maximum: float
+    opset: int
+    minifloat: Minifloat | None = None
+    codebook: Codebook | None = None
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative codes exist."""
+        return self.minimum < 0
+
+    @property
+    def is_float(self) -> bool:
+        """Whether codes stand for numbers that are no integers, which have no zero point."""
+        return self.minifloat is not None or self.codebook is not None
+
+    @cached_property
+    def values(self) -> npt.NDArray[np.float32]:
+        """The float32 value of each bit pattern, ``2 ** bits`` of them; formats of 8 bits and fewer only.
+
+        >>> FORMATS["float4e2m1"].values[:8].tolist()
+        [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+        """
+        assert self.bits <= 8, f"{self.name} has too many codes to list"
+        if self.codebook is not None:
+            table = np.array(self.codebook.numbers, np.float32)
+            table.flags.writeable = False
+            return table
+        patterns = np.arange(2**self.bits, dtype=np.uint8)
+        if self.signed and not self.is_float:
+            half = 2 ** (self.bits - 1)
+            patterns = (patterns ^ half) - np.uint8(half)
+        values = patterns.view(self.dtype).astype(np.float32)
+        values.flags.writeable = False
+        return values
+
+    def numbers(self, codes: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+        """Return the float32 numbers that codes stand for before a scale.
+
+        >>> FORMATS["int8"].numbers(np.array([3, -1], np.int8))
+        array([ 3., -1.], dtype=float32)
+        """
+        if self.codebook is not None or self.minifloat is not None:
+            # Looking a minifloat up is faster than its own cast.
+            table = self.values if self.codebook is not None else _table(self.dtype)
+            return np.asarray(np.take(table, codes.view(np.uint8)))
+        return codes.astype(np.float32)
+
+    def round(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.generic]:
+        """Round to the nearest code, ties to even, and saturate (ONNX QuantizeLinear without its zero point).
+
+        Args:
+            values: scaled values of any shape, zero point already added; infinities saturate. NaN becomes the lowest
+                integer code, as in onnxruntime; the NaN of an 8-bit float; zero in a smaller float.
+
+        Returns:
+            Codes of ``dtype`` in ``[minimum, maximum]``.
+
+        >>> FORMATS["int8"].round(np.array([0.5, 1.5, -200.0]))
+        array([   0,    2, -128], dtype=int8)
+        """
+        codes: npt.NDArray[np.generic] = np.empty(np.shape(values), self.dtype)
+        if self.bits > 16:
+            # float32 holds every code of 16 bits, but not the last of int32.
+            exact = np.fmin(np.fmax(np.rint(values.astype(np.float64)), self.minimum), self.maximum)
+            np.copyto(codes, exact, casting="unsafe")
+        else:
+            self.round_into(narrowed(np.asarray(values)), codes)
+        return codes
+
+    def round_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.generic]) -> None:
+        """Do what ``round`` does to float32 values without allocating.
+
+        Args:
+            values: contiguous; used as scratch and lost.
+            codes: array of ``dtype`` that receives the codes, of the same shape.
+        """
+        if self.bits > 16:
+            np.copyto(codes, self.round(values))
+            return
+        unknown = np.isnan(values) if np.isnan(np.max(values, initial=-np.inf)) else None
+        if (grid := self.minifloat or self.codebook) is None:
+            np.clip(values, self.minimum, self.maximum, out=values)
+            values += _ROUNDER
+            np.copyto(codes, values.view(np.int32), casting="unsafe")
+        else:
+            grid.encode_into(np.atleast_1d(values), np.atleast_1d(codes.view(np.uint8)))
+        if unknown is not None:
+            codes[unknown] = self._code_of_nan()
+
+    def _code_of_nan(self) -> npt.NDArray[np.generic]:
+        if self.codebook is not None:
+            return np.array(self.codebook.zero, self.dtype)
+        if self.minifloat is None:
+            return np.array(self.minimum, self.dtype)
+        return np.array(self.minifloat.nan or 0, np.uint8).view(self.dtype)
+
+
+def _integer(name: str, onnx_type: int, minimum: int, maximum: int, opset: int) -> Format:
+    bits = int(name.split("-")[0].removeprefix("u").removeprefix("int"))
+    dtype = np.dtype(f"{'int' if minimum < 0 else 'uint'}{max(bits, 8)}")
+    return Format(name, dtype, onnx_type, bits, minimum, maximum, opset)
+
+
+def _float(name: str, dtype: type, onnx_type: int, opset: int, layout: Minifloat) -> Format:
+    return Format(name, np.dtype(dtype), onnx_type, layout.bits, -layout.maximum, layout.maximum, opset, layout)
+
+
+def _codebook(name: str, numbers: tuple[float, ...], onnx_type: int, opset: int) -> Format:
+    book = Codebook(numbers)
+    return Format(name, np.dtype(np.uint8), onnx_type, book.bits, min(numbers), max(numbers), opset, codebook=book)
+
+
+@cache
+def _table(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+
+
+# The NormalFloat of 4 bits of QLoRA (Dettmers et al. 2023, section 3): eight quantiles of the normal distribution below
+# zero and nine from it on, divided by the largest; as bitsandbytes and onnxruntime have them to the last bit.
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+# Types that the oldest supported onnx does not name.
+_UINT2, _INT2, _FLOAT6E2M3, _FLOAT6E3M2 = 25, 26, 27, 28
+
+_TABLE = (
+    _integer("int8", TensorProto.INT8, -128, 127, 13),
+    _integer("int8-narrow", TensorProto.INT8, -127, 127, 13),
+    _integer("int8-7bit", TensorProto.INT8, -64, 63, 13),
+    _integer("uint8", TensorProto.UINT8, 0, 255, 13),
+    _integer("uint8-7bit", TensorProto.UINT8, 0, 127, 13),
+    _integer("int16", TensorProto.INT16, -32768, 32767, 21),
+    _integer("int16-narrow", TensorProto.INT16, -32767, 32767, 21),
+    _integer("uint16", TensorProto.UINT16, 0, 65535, 21),
+    _integer("int32", TensorProto.INT32, -(2**31), 2**31 - 1, 13),
+    _integer("int4", TensorProto.INT4, -8, 7, 21),
+    _integer("int4-narrow", TensorProto.INT4, -7, 7, 21),
+    _integer("uint4", TensorProto.UINT4, 0, 15, 21),
+    _integer("int2", _INT2, -2, 1, 25),
+    _integer("int2-narrow", _INT2, -1, 1, 25),
+    _integer("uint2", _UINT2, 0, 3, 25),
+    _float("float8e4m3fn", ml_dtypes.float8_e4m3fn, TensorProto.FLOAT8E4M3FN, 19, Minifloat(4, 3, 448.0, 0x7F)),
+    _float("float8e5m2", ml_dtypes.float8_e5m2, TensorProto.FLOAT8E5M2, 19, Minifloat(5, 2, 57344.0, 0x7F)),
+    _float("float4e2m1", ml_dtypes.float4_e2m1fn, TensorProto.FLOAT4E2M1, 23, Minifloat(2, 1, 6.0)),
+    _float("float6e2m3", ml_dtypes.float6_e2m3fn, _FLOAT6E2M3, 28, Minifloat(2, 3, 7.5)),
+    _float("float6e3m2", ml_dtypes.float6_e3m2fn, _FLOAT6E3M2, 28, Minifloat(3, 2, 28.0)),
+    _codebook("nf4", _NF4, TensorProto.UINT4, 21),
+)
+
+FORMATS: Mapping[str, Format] = MappingProxyType({row.name: row for row in _TABLE})
+"""Every number format by name. A new format is one more line in the table above."""
+
+
+def format_named(name: str) -> Format:
+    """Return the row of FORMATS called ``name``.
+
+    Raises:
+        SchemeError: no such format; the message suggests the nearest one.
+    """
+    check_name("number format", name, FORMATS)
+    return FORMATS[name]

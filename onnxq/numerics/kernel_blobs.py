@@ -1,0 +1,211 @@
+"""The layouts that onnxruntime's MatMulNBits and GatherBlockQuantized read, and back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.errors import SchemeError
+from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.numerics import Parameters, QTensor
+from onnxq.numerics.packing import pack_rows, pack_words, unpack_rows, unpack_words
+
+Bytes = npt.NDArray[np.uint8]
+
+_SMALLEST_BLOCK = 16
+
+
+class Blobs(NamedTuple):
+    """Inputs of a kernel that decodes blocks itself.
+
+    Attributes:
+        codes: packed unsigned codes.
+        scales: float32, one for each block.
+        zero_points: packed like the codes; None for ``2 ** (bits - 1)``, which the kernels assume.
+    """
+
+    codes: Bytes
+    scales: npt.NDArray[np.float32]
+    zero_points: Bytes | None
+
+
+def pack_matmul_nbits(tensor: QTensor, block_size: int) -> Blobs:
+    """Pack a weight as MatMulNBits reads it: transposed, codes of each block of ``K`` together.
+
+    Signed codes are stored from 0 up. Scales that serve more than a block are repeated.
+
+    Args:
+        tensor: integer codes of 2, 4 or 8 bits, shape ``[K, N]``.
+        block_size: the kernel's, a power of two of at least 16.
+
+    Returns:
+        codes ``[N, ceil(K / block_size), block_size * bits / 8]``, scales ``[N, ceil(K / block_size)]``, zero points
+        ``[N, ceil(ceil(K / block_size) * bits / 8)]``.
+
+    Raises:
+        SchemeError: the kernel has no such codes or blocks.
+    """
+    bits = _checked_bits(tensor, block_size, axis=0, kernel="MatMulNBits")
+    rows, columns = tensor.codes.shape
+    blocks = -(-rows // block_size)
+    words = pack_words(_unsigned(tensor.codes, tensor), tensor.format, axis=0)
+    filled = np.zeros((columns, blocks * block_size * bits // 32), np.uint32)
+    filled[:, : len(words)] = words.T
+    scales, zero_points = _per_block(tensor, block_size, axis=0)
+    return Blobs(
+        filled.astype("<u4", copy=False).view(np.uint8).reshape(columns, blocks, -1),
+        np.ascontiguousarray(scales.T),
+        None if zero_points is None else pack_rows(np.ascontiguousarray(zero_points.T), bits),
+    )
+
+
+def unpack_matmul_nbits(
+    codes: Bytes,
+    scales: npt.NDArray[np.floating],
+    zero_points: npt.NDArray[Any] | None,
+    *,
+    bits: int,
+    block_size: int,
+    rows: int,
+) -> QTensor:
+    """Return the weight ``[K, N]`` that a MatMulNBits multiplies by; the inverse of ``pack_matmul_nbits``.
+
+    Args:
+        codes: the kernel's second input.
+        scales: its third.
+        zero_points: its fourth, packed uint8 or one float for each block; None when it has none.
+        bits: its attribute.
+        block_size: its attribute.
+        rows: its attribute ``K``.
+
+    Returns:
+        Unsigned codes with scales and zero points of shape ``[ceil(K / block_size), N]``.
+    """
+    columns, blocks = codes.shape[0], codes.shape[1]
+    words = np.ascontiguousarray(codes.reshape(columns, -1).view("<u4").T).astype(np.uint32, copy=False)
+    format = FORMATS[f"uint{bits}"]
+    if zero_points is None:
+        offsets: npt.NDArray[Any] = np.full((columns, blocks), 2 ** (bits - 1), np.uint8)
+    elif zero_points.dtype == np.uint8:
+        offsets = unpack_rows(zero_points.reshape(columns, -1), bits, blocks)
+    else:
+        offsets = zero_points.reshape(columns, blocks).astype(np.float32)
+    scale = scales.reshape(columns, blocks).astype(np.float32)
+    parameters = Parameters(np.ascontiguousarray(scale.T), np.ascontiguousarray(offsets.T), block=(block_size, 1))
+    return QTensor(unpack_words(words, format, rows, axis=0), parameters, format)
+
+
+def pack_gather_blocks(tensor: QTensor, block_size: int) -> Blobs:
+    """Pack an embedding table as GatherBlockQuantized reads it as uint8, blocks along the last axis.
+
+    Args:
+        tensor: integer codes of 2, 4 or 8 bits, rank 2 or more; rows are gathered along the first axis.
+        block_size: the kernel's, a power of two of at least 16.
+
+    Returns:
+        codes ``[..., ceil(D * bits / 8)]``, scales ``[..., ceil(D / block_size)]``, zero points
+        ``[..., ceil(ceil(D / block_size) * bits / 8)]``.
+
+    Raises:
+        SchemeError: the kernel has no such codes or blocks.
+    """
+    bits = _checked_bits(tensor, block_size, axis=-1, kernel="GatherBlockQuantized")
+    scales, zero_points = _per_block(tensor, block_size, axis=-1)
+    if told := unfilled_rows(bits, tensor.codes.shape[-1], 0 if zero_points is None else zero_points.shape[-1]):
+        raise SchemeError(f"{told}; use 8 bits or DequantizeLinear")
+    return Blobs(
+        pack_rows(_unsigned(tensor.codes, tensor), bits),
+        scales,
+        None if zero_points is None else pack_rows(zero_points, bits),
+    )
+
+
+def unfilled_rows(bits: int, extent: int, zero_points: int) -> str:
+    """Say why GatherBlockQuantized cannot look up rows of a table; an empty string where it can.
+
+    onnxruntime 1.23 misreads zero points of 4 bits that end within a byte silently; of 2 bits it reads none, and later
+    versions read all.
+
+    Args:
+        bits: of a code.
+        extent: codes in a row.
+        zero_points: in a row; 0 where there are none.
+
+    >>> unfilled_rows(4, 96, 0), unfilled_rows(8, 75, 5)
+    ('', '')
+    """
+    rows = {"codes": extent, "zero points": zero_points if bits == 4 else 0}
+    for what, count in rows.items():
+        if count * bits % 8:
+            return f"GatherBlockQuantized reads rows of whole bytes, and {count} {what} of {bits} bits end within one"
+    return ""
+
+
+def unpack_gather_blocks(
+    codes: Bytes,
+    scales: npt.NDArray[np.floating],
+    zero_points: Bytes | None,
+    *,
+    bits: int,
+    block_size: int,
+    extent: int,
+) -> QTensor:
+    """Return the table that a GatherBlockQuantized on uint8 reads; the inverse of ``pack_gather_blocks``.
+
+    Args:
+        codes: the kernel's first input.
+        scales: its third.
+        zero_points: its fourth; None when it has none.
+        bits: its attribute.
+        block_size: its attribute.
+        extent: values in a row of the table.
+    """
+    format = FORMATS[f"uint{bits}"]
+    offsets = (
+        np.full(scales.shape, 2 ** (bits - 1), np.uint8)
+        if zero_points is None
+        else unpack_rows(zero_points, bits, scales.shape[-1])
+    )
+    block = (1,) * (codes.ndim - 1) + (block_size,)
+    parameters = Parameters(scales.astype(np.float32), offsets, block=block)
+    return QTensor(np.ascontiguousarray(unpack_rows(codes, bits, extent)), parameters, format)
+
+
+def _checked_bits(tensor: QTensor, block_size: int, *, axis: int, kernel: str) -> int:
+    format, shape = tensor.format, tensor.codes.shape
+    if format.is_float or format.bits not in (2, 4, 8):
+        raise SchemeError(f"{kernel} reads integers of 2, 4 or 8 bits, found {format.name}; use int4, int8 or int2")
+    if block_size < _SMALLEST_BLOCK or block_size & (block_size - 1):
+        raise SchemeError(f"blocks of {kernel} are a power of two of at least {_SMALLEST_BLOCK}, found {block_size}")
+    length = tensor.parameters.block_in(shape)[axis]
+    if length % block_size and length < shape[axis]:
+        raise SchemeError(f"blocks of {length} are no multiple of the {block_size} that {kernel} is to read")
+    return format.bits
+
+
+def _unsigned(codes: npt.NDArray[Any], tensor: QTensor) -> Bytes:
+    """Return codes of a tensor, or its zero points, counted from its lowest code up."""
+    if not tensor.format.signed:
+        return codes.view(np.uint8)
+    flipped: Bytes = codes.view(np.uint8) ^ np.uint8(2 ** (tensor.format.bits - 1))
+    return flipped
+
+
+def _per_block(tensor: QTensor, block_size: int, axis: int) -> tuple[npt.NDArray[np.float32], Bytes | None]:
+    """Return a scale, and an unsigned zero point if there are any, for each block of the kernel."""
+    shape, parameters = tensor.codes.shape, tensor.parameters
+    block = parameters.block_in(shape)
+    axis %= len(shape)
+    places = [
+        np.arange(0, extent, block_size if i == axis else 1) // length
+        for i, (extent, length) in enumerate(zip(shape, block, strict=True))
+    ]
+    grid = np.ix_(*places)
+    scale = parameters.effective_scale
+    scales = scale.reshape(scale.shape or (1,) * len(shape))[grid]
+    if parameters.zero_point is None:
+        return scales, None if tensor.format.signed else np.zeros(scales.shape, np.uint8)
+    zero_point = parameters.zero_point.reshape(scale.shape or (1,) * len(shape))[grid]
+    return scales, _unsigned(zero_point, tensor) & np.uint8(2**tensor.format.bits - 1)

@@ -1,0 +1,211 @@
+"""Codes to bytes and back: ONNX sub-byte initializers, Burn's uint32 words, and rows of low bits first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.errors import SchemeError
+from onnxq.numerics.blocks import PIECE
+from onnxq.numerics.formats import Format
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint32]
+
+_WORD_BITS = 32
+
+
+def pack(codes: Array, format: Format) -> Bytes:
+    """Pack codes as the raw data of an ONNX tensor: row-major, low bits first, the last byte filled with zeros.
+
+    Args:
+        codes: codes of ``format``, of any shape.
+        format: their format.
+
+    Returns:
+        ``ceil(codes.size * bits / 8)`` bytes, one-dimensional; codes of 8 bits and more are little-endian.
+
+    >>> from onnxq.numerics.formats import FORMATS
+    >>> pack(np.array([-8, -1, 0, 7, 3], np.int8), FORMATS["int4"]).tobytes().hex()
+    'f87003'
+    """
+    flat = np.ascontiguousarray(codes).reshape(-1)
+    if format.bits >= 8:
+        return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8)
+    return _squeezed(flat.view(np.uint8), format.bits)
+
+
+def unpack(packed: Bytes, format: Format, shape: tuple[int, ...]) -> Array:
+    """Return the codes of a tensor of this shape from its raw data; the inverse of ``pack``.
+
+    >>> from onnxq.numerics.formats import FORMATS
+    >>> unpack(np.array([0xF8, 0x70, 0x03], np.uint8), FORMATS["int4"], (5,))
+    array([-8, -1,  0,  7,  3], dtype=int8)
+    """
+    size = int(np.prod(shape, dtype=np.int64))
+    if format.bits >= 8:
+        return packed.view(format.dtype.newbyteorder("<")).astype(format.dtype, copy=False).reshape(shape)
+    return _as_codes(_spread(packed, format.bits, size), format).reshape(shape)
+
+
+def pack_rows(codes: Array, bits: int) -> Bytes:
+    """Pack the low bits of one-byte codes along the last axis, each row filled up to a whole byte.
+
+    Args:
+        codes: array of one-byte codes, at least one-dimensional.
+        bits: 2, 4 or 8.
+
+    Returns:
+        Bytes of shape ``[..., ceil(extent * bits / 8)]``.
+
+    >>> pack_rows(np.array([[1, 2, 3]], np.uint8), 4)
+    array([[33,  3]], dtype=uint8)
+    """
+    padded = _padded(codes.view(np.uint8), -1, 8 // bits)
+    row = padded.shape[-1] * bits // 8
+    flat = np.ascontiguousarray(padded).reshape(-1)
+    return (flat if bits == 8 else _squeezed(flat, bits)).reshape(*padded.shape[:-1], row)
+
+
+def unpack_rows(packed: Bytes, bits: int, extent: int) -> Bytes:
+    """Return the first ``extent`` fields of each row as unsigned codes; the inverse of ``pack_rows``."""
+    fields = packed.shape[-1] * 8 // bits
+    codes = packed if bits == 8 else _spread(packed.reshape(-1), bits, packed.size * 8 // bits)
+    return codes.reshape(*packed.shape[:-1], fields)[..., :extent]
+
+
+def pack_words(codes: Array, format: Format, axis: int = -1) -> Words:
+    """Pack codes into uint32 words along an axis, first code in the low bits, as Burn's ``PackedU32`` does.
+
+    Burn counts its dimension from the innermost: ``PackedU32(0)`` is axis -1.
+
+    Args:
+        codes: codes of 2, 4 or 8 bits, at least one-dimensional.
+        format: their format.
+        axis: axis along which codes share a word; its last word is filled with zeros.
+
+    Returns:
+        uint32 array whose extent along the axis is ``ceil(extent * bits / 32)``.
+
+    Raises:
+        SchemeError: the format's codes do not fill a word.
+
+    >>> from onnxq.numerics.formats import FORMATS
+    >>> pack_words(np.array([-128, 2, -3, 127], np.int8), FORMATS["int8"])
+    array([2147287680], dtype=uint32)
+    """
+    fields = _fields(format)
+    axis %= codes.ndim
+    padded = _padded(codes.view(np.uint8), axis, fields)
+    if axis == codes.ndim - 1:
+        packed = pack_rows(padded, format.bits)
+        return packed.view("<u4").astype(np.uint32, copy=False)
+    shape = tuple(extent // fields if i == axis else extent for i, extent in enumerate(padded.shape))
+    words = np.zeros(shape, np.uint32)
+    lane = np.empty(shape, np.uint32)
+    for field in range(fields):
+        np.bitwise_and(padded[_every(axis, field, fields)], 2**format.bits - 1, out=lane, dtype=np.uint32)
+        lane <<= np.uint32(format.bits * field)
+        words |= lane
+    return words
+
+
+def unpack_words(words: Words, format: Format, extent: int, axis: int = -1) -> Array:
+    """Return the codes that words hold, ``extent`` of them along the axis; the inverse of ``pack_words``.
+
+    Raises:
+        SchemeError: the format's codes do not fill a word.
+    """
+    fields = _fields(format)
+    axis %= words.ndim
+    shape = tuple(length * fields if i == axis else length for i, length in enumerate(words.shape))
+    codes = np.empty(shape, np.uint8)
+    for field in range(fields):
+        lane = (words >> np.uint32(format.bits * field)) & np.uint32(2**format.bits - 1)
+        np.copyto(codes[_every(axis, field, fields)], lane, casting="unsafe")
+    wanted = tuple(slice(extent) if i == axis else slice(None) for i in range(words.ndim))
+    return _as_codes(np.ascontiguousarray(codes[wanted]), format)
+
+
+def _fields(format: Format) -> int:
+    if format.bits not in (2, 4, 8):
+        raise SchemeError(
+            f"words hold codes of 2, 4 or 8 bits and {format.name} has {format.bits}; use another storage"
+        )
+    return _WORD_BITS // format.bits
+
+
+def _every(axis: int, start: int, step: int) -> tuple[slice, ...]:
+    return (*(slice(None),) * axis, slice(start, None, step))
+
+
+def _padded(codes: Bytes, axis: int, multiple: int) -> Bytes:
+    """Return codes with zeros added along the axis up to a multiple; themselves when there is nothing to add."""
+    missing = -codes.shape[axis] % multiple
+    if not missing:
+        return codes
+    margins = [(0, missing if i == axis % codes.ndim else 0) for i in range(codes.ndim)]
+    return np.pad(codes, margins)
+
+
+def _as_codes(patterns: Bytes, format: Format) -> Array:
+    """Return bit patterns as the format's codes; negative integers get their sign."""
+    if format.bits < 8 and format.signed and not format.is_float:
+        half = np.uint8(2 ** (format.bits - 1))
+        patterns ^= half
+        patterns -= half
+    return patterns.view(format.dtype)
+
+
+def _squeezed(codes: Bytes, bits: int) -> Bytes:
+    """Move the low ``bits`` of each byte together, eight bytes at a time: pairs, then pairs of pairs, then all."""
+    packed = np.empty(-(-codes.size * bits // 8), np.uint8)
+    for start in range(0, codes.size, PIECE):
+        part = codes[start : start + PIECE]
+        lanes = _padded(part, 0, 8).view("<u8") & _mask(8, bits)
+        for lane in (16, 32, 64):
+            low, high, shift = _halves(lane, bits)
+            upper = lanes >> shift
+            upper &= high
+            lanes &= low
+            lanes |= upper
+        filled = -(-part.size * bits // 8)
+        first = start * bits // 8
+        # The low bytes of each lane; a cast is faster than a slice where there is a type of that width.
+        kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(f"<u{bits}").view(np.uint8)
+        packed[first : first + filled] = kept.reshape(-1)[:filled]
+    return packed
+
+
+def _spread(packed: Bytes, bits: int, size: int) -> Bytes:
+    """Give each of ``size`` fields a byte of its own; the inverse of ``_squeezed``."""
+    codes = np.empty(size, np.uint8)
+    for start in range(0, size, PIECE):
+        part = codes[start : start + PIECE]
+        source = packed[start * bits // 8 : -(-(start + part.size) * bits // 8)]
+        lanes = np.zeros((-(-part.size // 8), 8), np.uint8)
+        lanes[:, :bits] = _padded(source, 0, bits).reshape(-1, bits)
+        wide = lanes.reshape(-1).view("<u8")
+        for lane in (64, 32, 16):
+            low, high, shift = _halves(lane, bits)
+            upper = wide & high
+            upper <<= shift
+            wide &= low
+            wide |= upper
+        part[:] = wide.view(np.uint8)[: part.size]
+    return codes
+
+
+def _halves(lane: int, bits: int) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Return where the lower and upper half of a packed lane are, and how far the upper one moves to be packed."""
+    width = lane // 8 * bits
+    low = _mask(lane, width // 2)
+    return low, _mask(lane, width) ^ low, np.uint64(lane // 2 - width // 2)
+
+
+def _mask(lane: int, width: int) -> np.uint64:
+    """Return ones in the low ``width`` bits of each ``lane`` bits."""
+    return np.uint64(sum((2**width - 1) << shift for shift in range(0, 64, lane)))

@@ -1,0 +1,195 @@
+"""Scales and zero points that are searched for: the clipping of least squared error, half-quadratic zero points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.numerics.blocks import grid_shape, pieces
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.numerics import Parameters, quantize
+from onnxq.numerics.scales import Doubles, Floats, on_grid, spec_parameters
+from onnxq.numerics.spec import Method, Spec
+
+Measure = Callable[[Doubles], Doubles]
+
+# Parts of the min-max range that are tried. Two bits want about a third of the range of a bell-shaped channel.
+_KEPT = tuple(round(0.98 - 0.02 * step, 2) for step in range(40))
+
+# So many ranges are tried beyond it.
+_WIDENED = 3
+
+_ITERATIONS = 20
+_WEIGHT = 10.0
+_GROWTH = 1.01
+# A block whose values all have one code has no slope.
+_NOTHING = 1e-12
+
+
+def chosen_parameters(
+    values: npt.NDArray[Any], low: Floats, high: Floats, spec: Spec, block: tuple[int, ...]
+) -> Parameters:
+    """Choose scales and zero points by the Spec's method.
+
+    Args:
+        values: float array.
+        low: minimum of each block.
+        high: maximum of each block.
+        spec: format, scales and method.
+        block: extents of a block, one for each axis.
+    """
+    parameters = spec_parameters(low, high, spec, block)
+    if spec.method is Method.MSE:
+        return _least_squares(values, low, high, spec, parameters, block)
+    if spec.method is Method.HQQ:
+        return half_quadratic(values, parameters, spec)
+    return parameters
+
+
+def _least_squares(
+    values: npt.NDArray[Any], low: Floats, high: Floats, spec: Spec, best: Parameters, block: tuple[int, ...]
+) -> Parameters:
+    """Shrink each range as long as what clipping costs is less than what finer codes gain."""
+    format = format_named(spec.format)
+    error = block_error(values, best, format, square)
+    for kept in (*_widened(format, spec), *_KEPT):
+        tried = spec_parameters(low * kept, high * kept, spec, block, best.tensor_scale)
+        costs = block_error(values, tried, format, square)
+        better = costs < error
+        error = np.where(better, costs, error)
+        best = _where(better, tried, best)
+    return best
+
+
+def _widened(format: Format, spec: Spec) -> tuple[float, ...]:
+    """Return by how much ranges are widened: symmetric codes with one less above zero clip what reaches farthest there.
+
+    >>> from onnxq.numerics.formats import FORMATS
+    >>> [round(one, 3) for one in _widened(FORMATS["int4"], Spec("int4"))]
+    [1.071, 1.048, 1.024]
+    """
+    whole = float((format.maximum - format.minimum) / (2 * format.maximum)) if spec.symmetric else 1.0
+    return tuple(1 + (whole - 1) * step / _WIDENED for step in range(_WIDENED, 0, -1)) if whole > 1 else ()
+
+
+def half_quadratic(values: npt.NDArray[Any], parameters: Parameters, spec: Spec) -> Parameters:
+    """Move scales and zero points so that the sum of the square roots of the errors becomes small.
+
+    That norm hardly counts the few large errors that clipping makes. As in HQQ (Badri and Shaji 2023), half-quadratic
+    splitting alternates between shrinking the errors and fitting what is left. HQQ fits a zero point that is no code;
+    here the zero points are rounded to codes, so that a zero stays exact, and scales are fitted as well. A block keeps
+    the scale and zero point that it had when the new ones are no better.
+
+    Args:
+        values: float array.
+        parameters: of an affine format.
+        spec: format and scales.
+
+    Returns:
+        Parameters of the same blocks.
+    """
+    assert parameters.zero_point is not None
+    format = format_named(spec.format)
+    # The fit is of values in units of the first scale, so that it does not depend on the size of the weight.
+    slope, zero = np.ones(parameters.scale.shape), parameters.zero_point.astype(np.float64)
+    weight = _WEIGHT
+    for _ in range(_ITERATIONS):
+        slope, zero = _fitted(values, parameters, slope, zero, weight, format, move_zero=True)
+        weight *= _GROWTH
+    zero_point = format.round(zero)
+    slope, _ = _fitted(values, parameters, slope, zero_point.astype(np.float64), weight, format, move_zero=False)
+    scale = on_grid(parameters.scale * slope, spec)
+    moved = replace(parameters, scale=scale, zero_point=zero_point)
+    better = block_error(values, moved, format, root) < block_error(values, parameters, format, root)
+    return _where(better, moved, parameters)
+
+
+def _fitted(
+    values: npt.NDArray[Any],
+    parameters: Parameters,
+    slope: Doubles,
+    zero: Doubles,
+    weight: float,
+    format: Format,
+    *,
+    move_zero: bool,
+) -> tuple[Doubles, Doubles]:
+    """Fit a line through the codes to the values without their large errors, block by block."""
+    block = parameters.block_in(values.shape)
+    count, codes_sum, kept_sum, squares, products = np.zeros((5, *grid_shape(values.shape, block)))
+    for piece in pieces(values.shape, block):
+        unit, step, offset = (piece.own(one).astype(np.float32) for one in (parameters.effective_scale, slope, zero))
+        seen = piece.part(values).astype(np.float32) / unit
+        codes = np.clip(np.rint(seen / step + offset), format.minimum, format.maximum) - offset
+        error = seen - step * codes
+        size = np.abs(error)
+        with np.errstate(divide="ignore"):
+            # The proximal step of the norm with power 1/2.
+            shrunk = np.maximum(size - 1 / (weight * np.sqrt(size)), 0)
+        kept = seen - np.copysign(shrunk, error)
+        for sums, terms in (
+            (count, np.ones_like(codes)),
+            (codes_sum, codes),
+            (kept_sum, kept),
+            (squares, codes * codes),
+            (products, codes * kept),
+        ):
+            piece.gather(terms, (np.add, sums))
+    if not move_zero:
+        return np.where(products > 0, products / np.maximum(squares, _NOTHING), slope), zero
+    spread = count * squares - codes_sum**2
+    shared = count * products - codes_sum * kept_sum
+    fits = (spread > _NOTHING) & (shared > 0)
+    steeper = np.where(fits, shared / np.maximum(spread, _NOTHING), slope)
+    intercept = (kept_sum - steeper * codes_sum) / np.maximum(count, 1)
+    return steeper, np.where(fits, zero - intercept / steeper, zero)
+
+
+def block_error(
+    values: npt.NDArray[Any], parameters: Parameters, format: Format, measure: Measure
+) -> npt.NDArray[np.float64]:
+    """Return the sum of what quantizing takes from the values of each scale.
+
+    Args:
+        values: float array.
+        parameters: scales and zero points.
+        format: the codes' format.
+        measure: what an error, in float64, counts.
+
+    Returns:
+        Array of the scales' shape.
+    """
+    block = parameters.block_in(values.shape)
+    error = np.zeros(grid_shape(values.shape, block))
+    scale, zero_point = parameters.effective_scale, parameters.zero_point
+    for piece in pieces(values.shape, block):
+        own = Parameters(
+            piece.own(scale),
+            None if zero_point is None else piece.own(zero_point),
+        )
+        seen = piece.part(values).astype(np.float32, copy=False)
+        lost = quantize(seen, own, format).dequantize()
+        np.subtract(lost, seen, out=lost)
+        piece.gather(measure(lost.astype(np.float64)), (np.add, error))
+    return error
+
+
+def square(error: Doubles) -> Doubles:
+    """Return the squares."""
+    return np.square(error, out=error)
+
+
+def root(error: Doubles) -> Doubles:
+    """Return the square roots of the magnitudes."""
+    return np.sqrt(np.abs(error, out=error), out=error)
+
+
+def _where(chosen: npt.NDArray[np.bool_], one: Parameters, other: Parameters) -> Parameters:
+    scale = np.where(chosen, one.scale, other.scale)
+    if one.zero_point is None or other.zero_point is None:
+        return replace(other, scale=scale)
+    return replace(other, scale=scale, zero_point=np.where(chosen, one.zero_point, other.zero_point))

@@ -1,0 +1,167 @@
+"""Specs: how one tensor is quantized, as named choices that are checked not to contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from onnxq.errors import SchemeError, check_type, choice_of
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.scale_formats import scale_format_named
+
+# Burn's blocks have as many at most.
+_MOST_AXES = 5
+_TWO_LEVEL = ("float16", "ue4m3")
+_WORD_FIELDS = (2, 4, 8)
+_TORCH_BITS = 8
+_COMPENSATED_BITS = 8
+
+
+class Granularity(StrEnum):
+    """How many scales a tensor has."""
+
+    TENSOR = "tensor"
+    CHANNEL = "channel"
+
+
+class Rounding(StrEnum):
+    """How a scale is brought to its format."""
+
+    UP = "up"
+    """To the next larger one, so that rounding the scale clips nothing."""
+    NEAREST = "nearest"
+    """To the nearest one."""
+    FLOOR = "floor"
+    """The rule of the OCP microscaling formats: ``2 ** (floor(log2(absmax)) - exponent of the format's maximum)``."""
+
+
+class Method(StrEnum):
+    """How scale, zero point and codes are found; installed packages may have other ways."""
+
+    MINMAX = "minmax"
+    """From the smallest and largest value."""
+    MSE = "mse"
+    """The clipping that makes the squared error of each scale's values smallest."""
+    HQQ = "hqq"
+    """The scale and zero point that make small the errors of most values; the few large ones hardly count."""
+    COMPENSATED = "compensated"
+    """From the smallest and largest value, and codes whose errors cancel in the sums that a product makes with data."""
+    BURN = "burn"
+    """What Burn's Quantizer computes, which takes every float initializer, biases and norms too."""
+    TORCH = "torch"
+    """What the observers and kernels of PyTorch's eager mode compute."""
+
+
+# What they choose are scales; others may choose codes for those that a rule has decided.
+_METHODS_OF_SCALES = (Method.MSE, Method.HQQ, Method.BURN, Method.TORCH)
+
+
+class Storage(StrEnum):
+    """What a file holds codes in."""
+
+    NATIVE = "native"
+    """The ONNX type of the format."""
+    WORDS = "words"
+    """uint32 words, as Burn packs them."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How one tensor is quantized.
+
+    Attributes:
+        format: a name of FORMATS.
+        per: one scale for the tensor, one for each output channel, or the shape of the blocks that have one each: a
+            single extent lies along the operator's reduction axis, several along the tensor's last axes.
+        symmetric: whether zero is code zero, so that no zero point is stored.
+        scale: a name of SCALE_FORMATS.
+        scale_rounding: how scales are brought to that format; a float32 scale is always the nearest.
+        two_level: whether scales are multiplied by one float32 scale of the tensor.
+        method: how scale, zero point and codes are found: a Method, or the name of an encoder that an installed package
+            registers; whether one does, a Rule and a plan that is carried out ask.
+        storage: what the file holds codes in.
+
+    >>> Spec("int8-narrow", per=Granularity.CHANNEL).symmetric
+    True
+    >>> Spec("float4e2m1", per=(16,), scale="ue4m3", two_level=True).per
+    (16,)
+    """
+
+    format: str
+    per: Granularity | tuple[int, ...] = Granularity.TENSOR
+    symmetric: bool = True
+    scale: str = "float32"
+    scale_rounding: Rounding = Rounding.UP
+    two_level: bool = False
+    method: str = Method.MINMAX
+    storage: Storage = Storage.NATIVE
+
+    def __post_init__(self) -> None:
+        """Check the names, and that no two choices contradict each other."""
+        scale_format_named(self.scale)
+        for name, kind in (("scale_rounding", Rounding), ("storage", Storage)):
+            object.__setattr__(self, name, choice_of(kind, name.replace("_", " "), getattr(self, name)))
+        check_type(self.method, str, "the method", 'a Method such as "mse", or the name of an encoder')
+        object.__setattr__(self, "method", next((one for one in Method if one == self.method), self.method))
+        if not isinstance(self.per, (Granularity, tuple)):
+            raise SchemeError(f"per is a Granularity or a tuple such as (32,), found {self.per!r}")
+        if isinstance(self.per, tuple) and not (0 < len(self.per) <= _MOST_AXES and min(self.per) >= 1):
+            raise SchemeError(f"blocks have 1 to {_MOST_AXES} extents of at least 1, found {list(self.per)}")
+        for wrong, sentence in _contradictions(self, format_named(self.format)):
+            if wrong:
+                raise SchemeError(sentence)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another toolkit's arithmetic is followed to the last bit, so that nothing may be chosen better."""
+        return self.method in (Method.BURN, Method.TORCH)
+
+
+def _contradictions(spec: Spec, format: Format) -> Iterable[tuple[bool, str]]:
+    """Yield each choice that another one rules out, with whether it was made."""
+    name = spec.format
+    yield (
+        spec.symmetric and not format.signed,
+        f"{name} has no negative codes, so it cannot be symmetric; say symmetric = false or use {name.lstrip('u')}",
+    )
+    yield (
+        not spec.symmetric and format.is_float,
+        f"{name} codes have no zero point, so they are symmetric; leave symmetric = false out or use uint8",
+    )
+    yield (
+        spec.scale_rounding is Rounding.FLOOR and (spec.scale != "e8m0" or not spec.symmetric),
+        'scale_rounding = "floor" gives powers of two for symmetric codes; say scale = "e8m0" and symmetric = true',
+    )
+    yield (
+        spec.scale_rounding is Rounding.FLOOR and spec.method in _METHODS_OF_SCALES,
+        f'scale_rounding = "floor" decides the scale, so method = "{spec.method}" has nothing to choose; '
+        'say scale_rounding = "nearest"',
+    )
+    yield (
+        spec.two_level and spec.per is Granularity.TENSOR,
+        'two_level multiplies several scales by one of the tensor; say per = "channel" or give a block such as [16]',
+    )
+    yield (
+        spec.two_level and spec.scale not in _TWO_LEVEL,
+        f"two_level serves scales of a small range, {' or '.join(_TWO_LEVEL)}; {spec.scale} needs no second one",
+    )
+    yield (
+        spec.method is Method.HQQ and spec.symmetric,
+        'method = "hqq" chooses zero points and symmetric codes have none; say symmetric = false or method = "mse"',
+    )
+    yield (
+        spec.method is Method.COMPENSATED and format.bits > _COMPENSATED_BITS,
+        f'method = "compensated" takes formats of {_COMPENSATED_BITS} bits or fewer and {name} has {format.bits}; '
+        'say format = "int8" or leave method out, as errors of so fine codes are small',
+    )
+    plain = spec.scale == "float32" and spec.storage is Storage.NATIVE and isinstance(spec.per, Granularity)
+    yield (
+        spec.method is Method.TORCH and not (plain and format.bits == _TORCH_BITS and not format.is_float),
+        'method = "torch" makes 8-bit integers with float32 scales per tensor or channel; say format = "int8" and no '
+        "blocks, other scales or words",
+    )
+    yield (
+        spec.storage is Storage.WORDS and format.bits not in _WORD_FIELDS,
+        f'storage = "words" holds codes of 2, 4 or 8 bits and {name} has {format.bits}; say storage = "native"',
+    )

@@ -1,0 +1,85 @@
+"""What PyTorch's eager-mode quantization computes, to the last bit: scales, zero points and codes.
+
+After ``torch/ao/quantization`` and ``aten/src/ATen/native/quantized`` of PyTorch 2.9 to 2.15.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.numerics import Parameters, QTensor
+
+EPSILON = float(np.finfo(np.float32).eps)
+"""The smallest scale."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """An observer of PyTorch: from a range to scale and zero point.
+
+    Attributes:
+        format: ``int8`` for qint8, ``uint8`` for quint8, or a narrower row of FORMATS for fewer codes.
+        symmetric: whether zero is the middle code.
+    """
+
+    format: str
+    symmetric: bool = False
+
+    def parameters(self, minimum: npt.ArrayLike, maximum: npt.ArrayLike) -> Parameters:
+        """Return what ``calculate_qparams`` does for a range, in float32.
+
+        Args:
+            minimum: lowest value, scalar or array.
+            maximum: highest value, same shape.
+
+        >>> Observer("int8", symmetric=True).parameters([-1.275], [0.5]).scale
+        array([0.01], dtype=float32)
+        """
+        format = FORMATS[self.format]
+        lowest, highest = int(format.minimum), int(format.maximum)
+        low = np.minimum(np.asarray(minimum, np.float32), np.float32(0))
+        high = np.maximum(np.asarray(maximum, np.float32), np.float32(0))
+        epsilon = np.float32(EPSILON)
+        if self.symmetric:
+            scale = np.asarray(np.maximum(np.maximum(-low, high) / np.float32((highest - lowest) / 2), epsilon))
+            middle = 0 if format.signed else (lowest + highest + 1) // 2
+            return Parameters(scale, np.full(scale.shape, middle, format.dtype) if middle else None)
+        scale = np.asarray(np.maximum((high - low) / np.float32(highest - lowest), epsilon))
+        zero_point = np.asarray(np.clip(lowest - np.rint(low / scale), lowest, highest))
+        return Parameters(scale, zero_point.astype(format.dtype))
+
+
+def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: Format) -> QTensor:
+    """Quantize as FBGEMM does behind ``torch.quantize_per_tensor`` and ``quantize_per_channel``.
+
+    It multiplies by the inverse of the scale and adds the zero point before rounding:
+    ``saturate(round(zero_point + x * (1 / scale)))`` with ties to even.
+
+    Args:
+        values: float array.
+        parameters: scale and zero point that broadcast with the values.
+        format: the codes' format.
+
+    >>> three = Parameters(np.float32(1), np.uint8(3))
+    >>> quantize(np.array([0.5, 1.5, 2.5, -0.5]), three, FORMATS["uint8"]).codes.tolist()
+    [4, 4, 6, 2]
+    """
+    scaled = values.astype(np.float32, copy=False) * (np.float32(1) / parameters.scale)
+    zero_point = np.float32(0) if parameters.zero_point is None else parameters.zero_point.astype(np.float32)
+    return QTensor(format.round(np.asarray(scaled + zero_point, np.float32)), parameters, format)
+
+
+def fixed_parameters(low: float, high: float) -> Parameters:
+    """Return the scale and zero point of quint8 data that an operator keeps in a range, such as a Sigmoid.
+
+    The end of the range itself is no code: ``FixedQParamsObserver`` divides by 256.
+
+    >>> fixed_parameters(-1.0, 1.0).scale, fixed_parameters(-1.0, 1.0).zero_point
+    (array(0.0078125, dtype=float32), array(128, dtype=uint8))
+    """
+    scale = (high - low) / 256
+    return Parameters(np.array(scale, np.float32), np.array(-low / scale, np.uint8))

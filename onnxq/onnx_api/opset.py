@@ -1,0 +1,251 @@
+"""Opset upgrades and inlining through onnx's own C++ code, which sees the model without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    checker,
+    defs,
+    helper,
+    inliner,
+    numpy_helper,
+    shape_inference,
+    version_converter,
+)
+
+from onnxq.errors import ModelError
+from onnxq.ir.elements import domain_named
+from onnxq.ir.model import Graph
+from onnxq.ir.protos import copy_other_fields
+from onnxq.ir.reading import nodes
+from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
+from onnxq.onnx_api.functions import check_functions
+from onnxq.onnx_api.skeleton import Skeleton
+
+__all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
+
+_CONVERTED = {"node", "initializer", "sparse_initializer", "input", "output", "value_info"}
+_HARDMAX_OF_ONE_AXIS = 13
+_NODE_TOPOLOGY = {"input", "output", "op_type", "domain", "attribute", "name"}
+
+
+def upgrade_opset(graph: Graph, version: int) -> Graph:
+    """Return the graph at a newer ONNX opset; one that is there already is returned as it is.
+
+    Local functions are inlined first. Values of constants are shared with the given graph; documentation, metadata
+    and declarations of whatever keeps its name are kept.
+
+    Args:
+        graph: the main graph, which is not changed.
+        version: the wanted version of the default domain, at most 26.
+
+    Raises:
+        ModelError: the version is newer than onnxruntime loads, or an operator of the model cannot be converted.
+    """
+    if graph.opset >= version:
+        return graph
+    if version > NEWEST_OPSET:
+        raise ModelError(
+            f"opset {version} was asked for, but onnxruntime loads only up to {NEWEST_OPSET}; ask for less"
+        )
+    if not graph.opset:
+        raise ModelError(f"the model imports no ONNX opset, so there is nothing to upgrade to opset {version}")
+    if graph.functions:
+        graph = inline_functions(graph)
+    _check_convertible(graph, version)
+    skeleton = Skeleton.of(graph)
+    converted = _run(
+        lambda: version_converter.convert_version(skeleton.model, version),
+        f"the model cannot be converted from opset {graph.opset} to {version}",
+    )
+    _graft(skeleton.model, converted, version)
+    _mend(skeleton.model, converted, version)
+    return skeleton.restore(converted)
+
+
+def inline_functions(graph: Graph) -> Graph:
+    """Return the graph with the calls of model-local functions replaced by their bodies.
+
+    A graph without functions is returned as it is.
+
+    Raises:
+        ModelError: a function cannot be inlined, such as one that calls itself, or one written for another opset that
+            cannot be converted.
+    """
+    if not graph.functions:
+        return graph
+    skeleton = Skeleton.of(graph)
+    check_functions(skeleton.model)
+    problem = "the model-local functions cannot be inlined"
+    inlined = _run(lambda: inliner.inline_local_functions(skeleton.model, convert_version=True), problem)
+    if inlined.functions:
+        names = ", ".join(repr(function.name) for function in inlined.functions)
+        raise ModelError(
+            f"{problem}: {names} cannot be converted to opset {graph.opset}; upgrade the model's opset first"
+        )
+    return skeleton.restore(inlined)
+
+
+def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
+    try:
+        return convert()
+    # The bindings turn any C++ error into one of these.
+    except (
+        RuntimeError,
+        ValueError,
+        IndexError,
+        TypeError,
+        MemoryError,
+        checker.ValidationError,
+        version_converter.ConvertError,
+        shape_inference.InferenceError,
+    ) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{problem}: {reason}") from error
+
+
+def _check_convertible(graph: Graph, version: int) -> None:
+    """Refuse a Hardmax that onnx's converter lets compute something else, as it does where the axis is not the last."""
+    for _, node in nodes(graph) if graph.opset < _HARDMAX_OF_ONE_AXIS <= version else ():
+        if node.op == "Hardmax" and not node.domain:
+            shape, axis = node.inputs[0].shape, node.attrs.get("axis", 1)
+            if shape is None or axis not in (-1, len(shape) - 1):
+                raise ModelError(
+                    f"Hardmax node {node.name!r} cannot be converted from opset {graph.opset} to {version}: its axis "
+                    f"{axis} is not known to be the last; export the model at opset {_HARDMAX_OF_ONE_AXIS} or later"
+                )
+
+
+def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
+    """Correct what the converter writes wrongly: attributes that an operator has no more, and constants of float32.
+
+    Raises:
+        ModelError: a node has another attribute that its operator does not have at the version.
+    """
+    types = _element_types(source)
+    for graph in _graphs(converted.graph):
+        made = {node.output[0]: node for node in graph.node if node.op_type == "Constant" and len(node.attribute) == 1}
+        invented = {name: node for name, node in made.items() if name not in types}
+        for node in graph.node:
+            if domain_named(node.domain) or not defs.has(node.op_type, version, ""):
+                continue
+            schema = defs.get_schema(node.op_type, version)
+            if node.op_type == "Pad" and "value" not in schema.attributes:
+                # Only a constant edge has a value, which has become an input.
+                kept = [proto for proto in node.attribute if proto.name != "value"]
+                del node.attribute[:]
+                node.attribute.extend(kept)
+            if unknown := next((proto.name for proto in node.attribute if proto.name not in schema.attributes), None):
+                raise ModelError(
+                    f"{node.op_type} node {node.name!r} has the attribute {unknown!r} once it is converted, which "
+                    f"opset {version} does not know; keep the model's own opset"
+                )
+            _unify_types(node, schema, types, invented)
+
+
+def _unify_types(node: NodeProto, schema: defs.OpSchema, types: dict[str, int], invented: dict[str, NodeProto]) -> None:
+    """Give constants that the converter made the type of the inputs that must have the same one."""
+    wanted: dict[str, int] = {}
+    for make in (False, True):
+        for index, name in enumerate(node.input):
+            formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+            if not formal.is_homogeneous or "(" in formal.type_str:
+                continue
+            if not make and types.get(name):
+                wanted.setdefault(formal.type_str, types[name])
+            elif make and name in invented and (data_type := wanted.get(formal.type_str)):
+                tensor = invented[name].attribute[0].t
+                if tensor.data_type != data_type:
+                    dtype = helper.tensor_dtype_to_np_dtype(data_type)
+                    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+
+
+def _element_types(model: ModelProto) -> dict[str, int]:
+    """Return the element types of all tensors by name, 0 where onnx cannot tell."""
+    with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
+        model = shape_inference.infer_shapes(model)
+    types: dict[str, int] = {}
+    for graph in _graphs(model.graph):
+        types.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            types.setdefault(info.name, info.type.tensor_type.elem_type)
+        for node in graph.node:
+            for name in node.output:
+                types.setdefault(name, 0)
+    return types
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    pending = [graph]
+    while pending:
+        scope = pending.pop()
+        yield scope
+        pending.extend(body for node in scope.node for body in _bodies(node).values())
+
+
+def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
+    """Put back what the converter drops or invents."""
+    upgraded = ModelProto()
+    copy_other_fields(source, upgraded, {"graph"})
+    upgraded.graph.CopyFrom(converted.graph)
+    for entry in upgraded.opset_import:
+        if not domain_named(entry.domain):
+            entry.version = version
+    upgraded.ir_version = max(source.ir_version, min(minimum_ir_version(version), NEWEST_IR_VERSION))
+    for old, new in _paired_graphs(source.graph, upgraded.graph):
+        _graft_graph(old, new)
+    converted.CopyFrom(upgraded)
+
+
+def _graft_graph(old: GraphProto, new: GraphProto) -> None:
+    copy_other_fields(old, new, _CONVERTED | {"name", "doc_string"})
+    stored = {proto.name: proto for proto in old.initializer}
+    for proto in new.initializer:
+        known = stored.get(proto.name)
+        if known is not None and known.data_type == proto.data_type and known.dims == proto.dims:
+            proto.CopyFrom(known)
+    for field in ("input", "output"):
+        declared = {info.name: info for info in getattr(old, field)}
+        for info in getattr(new, field):
+            if info.name in declared:
+                info.CopyFrom(declared[info.name])
+    # The converter's own declarations come from shape inference, with invented dimension names.
+    made = {name for node in new.node for name in node.output} | set(stored) | {info.name for info in new.input}
+    del new.value_info[:]
+    new.value_info.extend(info for info in old.value_info if info.name in made)
+    by_output = {_key(node): node for node in old.node}
+    by_name = {node.name: node for node in old.node if node.name}
+    for node in new.node:
+        # A node that was given others behind it lost its output to them, and kept its name.
+        known = by_name.get(node.name) or by_output.get(_key(node))
+        if known is not None and known.op_type == node.op_type:
+            for name in ("doc_string", "metadata_props", "device_configurations", "overload"):
+                node.ClearField(name)
+            copy_other_fields(known, node, _NODE_TOPOLOGY)
+
+
+def _paired_graphs(old: GraphProto, new: GraphProto) -> Iterator[tuple[GraphProto, GraphProto]]:
+    """Yield the graphs and bodies of both models that correspond: bodies of nodes with the same first output."""
+    pending = [(old, new)]
+    while pending:
+        pair = pending.pop()
+        yield pair
+        bodies = {_key(node): _bodies(node) for node in pair[0].node}
+        for node in pair[1].node:
+            known = bodies.get(_key(node), {})
+            pending.extend((known[name], body) for name, body in _bodies(node).items() if name in known)
+
+
+def _bodies(node: NodeProto) -> dict[str, GraphProto]:
+    return {proto.name: proto.g for proto in node.attribute if proto.type == AttributeProto.GRAPH}
+
+
+def _key(node: NodeProto) -> str:
+    """Return the first output's name, which no two nodes of a graph share."""
+    return next((name for name in node.output if name), "")

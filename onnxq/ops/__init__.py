@@ -1,0 +1,20 @@
+"""What is known of operators: one table, read by planner, dequantizer and passes alike."""
+
+from __future__ import annotations
+
+from onnxq.ops.integer import IntegerOperator, check_inputs
+from onnxq.ops.intervals import Interval
+from onnxq.ops.row import Operator, Role
+from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, operator_of
+
+__all__ = [
+    "ALREADY_QUANTIZED",
+    "INTEGER_OPERATORS",
+    "OPERATORS",
+    "IntegerOperator",
+    "Interval",
+    "Operator",
+    "Role",
+    "check_inputs",
+    "operator_of",
+]

@@ -1,0 +1,138 @@
+"""Channels that pass through an operator: which channel of an output is which channel of an input.
+
+A rule holds for operators that give each channel from that channel alone, and twice as much for twice as much of it, so
+that codes may stand for other numbers in each channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from onnxq.ir import Node, Tensor
+
+
+class Passage(NamedTuple):
+    """Where channels of an input are found in an output.
+
+    Attributes:
+        output: index of the output.
+        axis: of its channels.
+        of: the channel of the input that lies at each of the places from ``first`` on, int64.
+        first: the first of the output's channels that this input gives.
+    """
+
+    output: int
+    axis: int
+    of: NDArray[np.int64]
+    first: int = 0
+
+
+PassageRule: TypeAlias = "Callable[[Node, int, int], tuple[Passage, ...] | str]"
+"""From a node, the index of a data input, and the axis of its channels to their passages, or why there are none."""
+
+
+def alike(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """The output has the channels of the input along the same axis."""
+    return _passed(node, index, axis, 0, axis)
+
+
+def aligned(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """The inputs are broadcast to the output."""
+    return _passed(node, index, axis, 0, axis + _rank(node.outputs[0]) - _rank(node.inputs[index]))
+
+
+def scaled(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """Mul: one factor's channels pass, that of more elements, or the first of two."""
+    sizes = [0 if not tensor.inputs else sum(extent != 1 for extent in tensor.shape or ()) for tensor in node.inputs]
+    if sizes[index] < max(sizes) or sizes.index(max(sizes)) != index:
+        return "is what another tensor is multiplied by"
+    return aligned(node, index, axis)
+
+
+def concatenated(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """Concat."""
+    along = _axis(node, node.outputs[0])
+    if axis != along:
+        return alike(node, index, axis)
+    extents = [_extent(tensor, along) for tensor in node.inputs]
+    if 0 in extents:
+        return "is joined to channels of unknown number"
+    return (Passage(0, along, np.arange(extents[index]), sum(extents[:index])),)
+
+
+def picked(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """Gather, along an axis other than the channels'."""
+    along, behind = _axis(node, node.inputs[0], 0), _rank(node.outputs[0]) - _rank(node.inputs[0])
+    if axis == along:
+        return "is picked from by channel"
+    return _passed(node, index, axis, 0, axis if axis < along else axis + behind)
+
+
+def split(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """Split."""
+    outputs = range(len(node.outputs))
+    along = _axis(node, node.inputs[0], 0)
+    if axis != along:
+        found = [_passed(node, index, axis, output, axis) for output in outputs]
+        return next((one for one in found if isinstance(one, str)), "") or tuple(one[0] for one in found)  # type: ignore[misc]
+    extents = [_extent(tensor, along) for tensor in node.outputs]
+    if 0 in extents or sum(extents) != _extent(node.inputs[0], along):
+        return "is split into channels of unknown number"
+    starts = np.cumsum([0, *extents])
+    return tuple(Passage(output, along, np.arange(starts[output], starts[output + 1])) for output in outputs)
+
+
+def transposed(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """Transpose."""
+    order = list(node.attrs.get("perm") or range(_rank(node.inputs[0]))[::-1])
+    if axis not in order:
+        return "has an unknown number of dimensions"
+    return _passed(node, index, axis, 0, order.index(axis))
+
+
+def reshaped(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+    """Reshape and its kin: as many elements lie behind a channel's place as before, or each channel becomes several."""
+    before, after = node.inputs[index].shape or (), node.outputs[0].shape or ()
+    channels, inner = _extent(node.inputs[index], axis), _volume(before[axis + 1 :])
+    for place in range(len(after) - 1, -1, -1):
+        extent, behind = _extent(node.outputs[0], place), _volume(after[place + 1 :])
+        if not channels or not extent or not inner or not behind:
+            break
+        if extent % channels == 0 and behind * (extent // channels) == inner:
+            return (Passage(0, place, np.repeat(np.arange(channels), extent // channels)),)
+    return "is reshaped so that its channels cannot be followed"
+
+
+def _passed(node: Node, index: int, axis: int, output: int, place: int) -> tuple[Passage, ...] | str:
+    channels = _extent(node.inputs[index], axis)
+    if not channels or place < 0 or _extent(node.outputs[output], place) != channels:
+        return "is broadcast to more channels than it has, or to an unknown number"
+    return (Passage(output, place, np.arange(channels)),)
+
+
+def _rank(tensor: Tensor) -> int:
+    return len(tensor.shape or ())
+
+
+def _extent(tensor: Tensor, axis: int) -> int:
+    """Return a known extent, or 0."""
+    shape = tensor.shape or ()
+    found: Any = shape[axis] if 0 <= axis < len(shape) else 0
+    return found if isinstance(found, int) else 0
+
+
+def _volume(shape: Sequence[Any]) -> int:
+    """Return the product of known extents, or 0."""
+    return math.prod(shape) if all(isinstance(extent, int) for extent in shape) else 0
+
+
+def _axis(node: Node, tensor: Tensor, default: int = 0) -> int:
+    """Return the axis that a node's attribute names, counted from the front."""
+    given = node.attrs.get("axis", default)
+    return int(given) % max(_rank(tensor), 1)

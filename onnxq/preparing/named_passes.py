@@ -1,0 +1,179 @@
+"""Passes by name: those of onnxq, those that packages register, and any that a module or file holds."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeAlias
+
+from onnxq.errors import SchemeError, nearest
+from onnxq.rewrite import Pass
+from onnxq.system.extensions import imported, registered, registered_names
+from onnxq.system.option_values import is_writable, text_of, value_of
+
+ENTRY_POINTS = "onnxq.passes"
+"""Group of entry points; each names a subclass of Pass, or a pass."""
+
+Step: TypeAlias = str | Pass
+"""A pass, or the text that names one with its options; see `pass_named`."""
+
+_EXPECTED = "NAME, MODULE:CLASS or FILE.py:CLASS, with options as in FoldConstants:largest=1000"
+
+
+def as_passes(steps: Iterable[Step]) -> tuple[Pass, ...]:
+    """Return passes, those that are given as text made from it.
+
+    Raises:
+        SchemeError: a text names no pass, or options that it does not have.
+    """
+    if isinstance(steps, str | Pass) or not isinstance(steps, Iterable):
+        raise SchemeError(f"the passes are {steps!r}, expected a list of passes or of their names")
+    return tuple(pass_named(step) if isinstance(step, str) else step for step in steps)
+
+
+def pass_named(text: str) -> Pass:
+    """Return the pass that a text names.
+
+    Args:
+        text: the name of a pass of onnxq or of an installed package, ``module:Class``, or ``file.py:Class``; behind it
+            any number of ``:option=value``. A value has the type of the option, several are separated by commas.
+
+    Raises:
+        SchemeError: the text names no pass, or options that it does not have.
+
+    >>> pass_named("FoldConstants:largest=1000")
+    FoldConstants(largest=1000, growth=None, layouts_only=False)
+    """
+    name, given = _parts(text)
+    found = _found(name)
+    if isinstance(found, type):
+        return _made(found, name, given)
+    if given:
+        raise SchemeError(f"pass {name!r} has its options already, expected none; leave out {next(iter(given))!r}")
+    return found
+
+
+def passes_by_name() -> Mapping[str, type[Pass] | Pass]:
+    """Return the passes that have a name: ours that need no plan, and those that installed packages register.
+
+    Raises:
+        SchemeError: what a package registers cannot be loaded.
+    """
+    return {name: _found(name) for name in _known()}
+
+
+def option_texts(step: type[Pass] | Pass) -> Mapping[str, str]:
+    """Return the options of a pass with their defaults, or with their values where the pass is made already.
+
+    An option without a default has an empty text.
+
+    >>> from onnxq.passes import FoldConstants
+    >>> option_texts(FoldConstants(largest=7))
+    {'largest': '7', 'growth': 'none', 'layouts_only': 'false'}
+    """
+    if isinstance(step, Pass):
+        return {name: text_of(value) for name, value in step.options().items()}
+    defaults = {option.name: _default(option) for option in fields(step) if option.init}
+    return {name: "" if value is MISSING else text_of(value) for name, value in defaults.items()}
+
+
+def _parts(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the options; a part without ``=`` continues what stands in front of it."""
+    name: list[str] = []
+    options: dict[str, str] = {}
+    for part in text.split(":"):
+        option, separator, value = part.partition("=")
+        if separator and option in options:
+            raise SchemeError(f"pass {text!r} has the option {option!r} twice; give it once")
+        if separator:
+            options[option] = value
+        elif options:
+            options[list(options)[-1]] += f":{part}"
+        else:
+            name.append(part)
+    return ":".join(name), options
+
+
+def _known() -> list[str]:
+    from onnxq.passes import PASSES
+
+    return [*(name for name, step in PASSES.items() if not _unwritable(step)), *registered_names(ENTRY_POINTS)]
+
+
+def _found(name: str) -> type[Pass] | Pass:
+    """Return what has a name: a pass, or a class of passes."""
+    from onnxq.passes import PASSES
+
+    found = PASSES.get(name) or (_of_module(name) if ":" in name else registered(ENTRY_POINTS, name, "Pass"))
+    if found is None:
+        raise SchemeError(
+            f"pass {name!r} is unknown, expected {_EXPECTED}; onnxq run --list shows all names{nearest(name, _known())}"
+        )
+    if not isinstance(found, Pass) and not (isinstance(found, type) and issubclass(found, Pass)):
+        raise SchemeError(
+            f"pass {name!r} is of type {type(found).__name__}, expected a subclass of onnxq.Pass, or an instance of one"
+        )
+    return found
+
+
+def _of_module(name: str) -> Any:
+    # A drive letter may stand in front of another colon.
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise SchemeError(f"pass {name!r} is not written as {_EXPECTED}")
+    module = imported(place, f"pass {name!r}")
+    # Packages may load their names when they are first used.
+    if not hasattr(module, attribute):
+        held = vars(module).items()
+        passes = [each for each, value in held if isinstance(value, type) and issubclass(value, Pass)]
+        raise SchemeError(f"pass {name!r} is unknown: {place} holds no {attribute!r}{nearest(attribute, passes)}")
+    return getattr(module, attribute)
+
+
+def _made(step: type[Pass], name: str, given: Mapping[str, str]) -> Pass:
+    known = {option.name: option for option in fields(step) if option.init}
+    if unknown := next((option for option in given if option not in known), None):
+        has = f"its options are {', '.join(known)}" if known else "it has none"
+        raise SchemeError(f"pass {name!r} has no option {unknown!r}{nearest(unknown, known)}; {has}")
+    if unwritable := _unwritable(step):
+        raise SchemeError(
+            f"pass {name!r} needs its option {unwritable[0]!r}, which no text can be; make the pass in Python"
+        )
+    if missing := [option for option in _required(step) if option not in given]:
+        raise SchemeError(f"pass {name!r} needs its option {missing[0]!r}; write {name}:{missing[0]}=VALUE")
+    values = {option: _value(text, _kinds(step)[option], name, option) for option, text in given.items()}
+    try:
+        return step(**values)
+    except Exception as error:
+        raise SchemeError(f"pass {name!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _value(text: str, kind: Any, name: str, option: str) -> Any:
+    if not is_writable(kind):
+        raise SchemeError(f"option {option!r} of pass {name!r} is of a type that no text can be; make it in Python")
+    try:
+        return value_of(text, kind)
+    except ValueError as error:
+        raise SchemeError(f"option {option!r} of pass {name!r} is {text!r}, {error}") from error
+
+
+def _required(step: type[Pass]) -> list[str]:
+    return [option.name for option in fields(step) if option.init and _default(option) is MISSING]
+
+
+def _unwritable(step: type[Pass]) -> list[str]:
+    """Return the options that a pass needs and that no text can give, such as a plan."""
+    return [name for name in _required(step) if not is_writable(_kinds(step)[name])]
+
+
+def _default(option: Field[Any]) -> object:
+    return option.default_factory() if option.default_factory is not MISSING else option.default
+
+
+def _kinds(step: type[Pass]) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(step)
+    except (AttributeError, NameError, TypeError):
+        # A type that is imported for type checkers alone has no meaning here.
+        return {option.name: option.type for option in fields(step)}

@@ -1,0 +1,122 @@
+"""Which passes put codes into a graph of the prepared model, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from onnxq.algorithms.codes import Codes
+from onnxq.config.scheme import Mode
+from onnxq.ir import Graph, forget_types, scopes
+from onnxq.lowering import Emit
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.quantize.add_to_codes import AddToCodes
+from onnxq.passes.quantize.decode_weights import DecodeWeights
+from onnxq.passes.quantize.divide_channels import DivideChannels
+from onnxq.passes.quantize.drop_defaults import DropDefaults
+from onnxq.passes.quantize.expand_constants import ExpandConstants
+from onnxq.passes.quantize.fuse_biases import FuseBiases
+from onnxq.passes.quantize.insert_quantize_dequantize import InsertQuantizeDequantize
+from onnxq.passes.quantize.isolate_floats import IsolateFloats
+from onnxq.passes.quantize.isolate_products import IsolateProducts
+from onnxq.passes.quantize.narrow_constants import NarrowConstants
+from onnxq.passes.quantize.quantize_dynamically import QuantizeDynamically
+from onnxq.passes.quantize.quantize_recurrent_cells import QuantizeRecurrentCells
+from onnxq.passes.quantize.quantize_weights import QuantizeWeights
+from onnxq.passes.quantize.replace_with_contrib import ReplaceWithContrib
+from onnxq.passes.quantize.store_once import StoreOnce
+from onnxq.passes.quantize.store_weights import StoreWeights
+from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Plan
+from onnxq.rewrite import Pass, Pipeline
+from onnxq.runtime.targets import Target
+
+# What the passes put around the codes of a tensor: its factors, its codes, and what float nodes share.
+_CODERS: Final = frozenset({"DequantizeLinear", "Mul", "QuantizeLinear", "Sum"})
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What decides, beside a plan and its codes, how these are written.
+
+    Attributes:
+        target: the runtime.
+        emit: what the built model may hold besides standard ONNX.
+        half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
+    """
+
+    target: Target
+    emit: Emit = Emit.QDQ
+    half: int = 0
+
+    def quantized(self, graph: Graph, plan: Plan, codes: Codes, declared: Collection[str]) -> Graph:
+        """Return a copy of a prepared graph with a plan's codes, which declares the types of these inner tensors."""
+        divided = codes.divided_as(graph, plan)
+        graph = graph.copy()
+        self.passes(plan, codes).apply(graph)
+        graph.set_metadata(METADATA_KEY, plan.scheme)
+        if divided:
+            graph.set_metadata(DIVIDED_KEY, json.dumps(divided))
+        forget_types(graph, declared)
+        return graph
+
+    def passes(self, plan: Plan, codes: Codes) -> Pipeline:
+        """Return the passes of the modes that a plan has, and those that finish the model."""
+        workarounds = self.target.workarounds
+        of_modes: Mapping[Mode, tuple[Pass, ...]] = {
+            Mode.STATIC: (
+                QuantizeWeights(plan, codes),
+                InsertQuantizeDequantize(plan, codes, copies=workarounds),
+                AddToCodes(plan),
+            ),
+            Mode.DYNAMIC: (QuantizeDynamically(plan, codes), QuantizeRecurrentCells(plan, codes)),
+            Mode.WEIGHT_ONLY: (
+                *((ReplaceWithContrib(plan, codes, self.emit),) if self.emit.has_own else ()),
+                # Before additions of biases become what no bias is found in.
+                DecodeWeights(plan, codes, self.emit),
+            ),
+            Mode.STORAGE: (StoreWeights(plan, codes, self.emit, self.target.reads.constants),),
+        }
+        return Pipeline(
+            (
+                *((DivideChannels(codes),) if codes.floats else ()),
+                *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
+                *((FuseBiases(), IsolateProducts(plan)) if workarounds else ()),
+                # What an engine of its own runs is judged on onnxruntime as well.
+                *((IsolateFloats(plan),) if workarounds or self.target.engine else ()),
+                *((NarrowConstants(self.half),) if self.half else ()),
+                ShareInitializers(scalars_apart=True),
+                StoreOnce(),
+                ExpandConstants(),
+                RemoveUnused(),
+                DropDefaults(),
+            )
+        )
+
+
+def coded_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
+    """Return what nodes around codes stand for, by their names and the names of the tensors that they make.
+
+    Args:
+        built: with codes, as `Placing.quantized` makes it.
+        prepared: without.
+
+    Returns:
+        Names of tensors of the prepared graph; weights and other constants are not among them.
+    """
+    own = {node.name: node for scope in scopes(prepared) for node in scope.nodes}
+    stands_for = {tensor.name: tensor.name for node in own.values() for tensor in node.outputs}
+    stands_for.update({tensor.name: tensor.name for scope in scopes(prepared) for tensor in scope.inputs})
+    found: dict[str, str] = {}
+    for node in (node for scope in scopes(built) for node in scope.nodes):
+        if node.name in own:
+            # Of what a graph returns the codes are decoded under its name, so that its maker makes another tensor.
+            made = zip(node.outputs, own[node.name].outputs, strict=False)
+            stands_for.update({tensor.name: before.name for tensor, before in made})
+        elif node.op in _CODERS and (source := stands_for.get(node.inputs[0].name)):
+            known = dict.fromkeys((node.name, *(tensor.name for tensor in node.outputs)), source)
+            found.update(known)
+            stands_for.update(known)
+    return found

@@ -1,0 +1,296 @@
+"""From the user's model to the form that plans are made for, and what is refused on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxq.config.scheme import Scheme
+from onnxq.errors import ModelError
+from onnxq.ir import Graph, Origins, as_graph, constants, save, scopes
+from onnxq.onnx_api import infer_shapes
+from onnxq.ops import ALREADY_QUANTIZED
+from onnxq.passes import passes_of
+from onnxq.passes.canonical.use_hard_swish import UseHardSwish
+from onnxq.passes.prepare.drop_initial_states import DropInitialStates
+from onnxq.passes.prepare.drop_no_ops import DropNoOps
+from onnxq.passes.prepare.fix_initializers import FixInitializers
+from onnxq.passes.prepare.flush_denormals import FlushDenormals
+from onnxq.passes.prepare.fold_constants import FoldConstants
+from onnxq.passes.prepare.fold_scales_into_products import FoldScalesIntoProducts
+from onnxq.passes.prepare.fold_shapes import FoldShapes
+from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
+from onnxq.passes.prepare.inline_functions import InlineFunctions
+from onnxq.passes.prepare.inline_ifs import InlineIfs
+from onnxq.passes.prepare.lift_constants import LiftConstants
+from onnxq.passes.prepare.lift_invariants import LiftInvariants
+from onnxq.passes.prepare.merge_equal import MergeEqual
+from onnxq.passes.prepare.name_nodes import NameNodes
+from onnxq.passes.prepare.name_tensors import NameTensors
+from onnxq.passes.prepare.remove_unused import RemoveUnused
+from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.prepare.sink_transposes import SinkTransposes
+from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
+from onnxq.passes.prepare.widen_floats import WidenFloats
+from onnxq.planning.plan import EXCLUDED, METADATA_KEY, Plan
+from onnxq.rewrite import Applied, Pass, Pipeline, RewriteChanges, RewriteRule, RewriteRules
+from onnxq.runtime.targets import Target
+
+# The passes that are repeated, but for the last, which removes what they leave.
+_REPEATED = (
+    "DropNoOps",
+    "FoldShapes",
+    "FoldConstants",
+    "InlineIfs",
+    "LiftInvariants",
+    "ShareInitializers",
+    "MergeEqual",
+    "DropInitialStates",
+    "SinkTransposes",
+    "FuseBatchNorm",
+    "FoldScalesIntoProducts",
+)
+# What is computed from constants may make a model larger by this part of it, or by as much as nobody minds. It saves
+# nodes that a runtime computes once.
+_GROWTH, _ALWAYS_FINE = 100, 2**16
+# Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
+_MOST_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a prepared model was made of the user's, as far as what is built of it depends on that.
+
+    Attributes:
+        declared: names of the inner tensors whose types the user's model declares; built models declare no others.
+        applied: the passes that made it.
+        steps: those that follow the canonical form to make it one that integer kernels are known for.
+        half: ``TensorProto.DataType`` of 16-bit floats that it has in float32; 0 when it has none.
+        content: its digest before a later opset was needed; empty where none was.
+        origins: the nodes of the user's model that its nodes stand for, by the names of the latter.
+        without: names of `canonical_steps` that were left out.
+    """
+
+    declared: frozenset[str] = frozenset()
+    applied: tuple[Applied, ...] = ()
+    steps: tuple[Pass, ...] = ()
+    half: int = 0
+    content: str = ""
+    origins: Mapping[str, Origins] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
+
+
+def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:
+    """Bring a float model into the form that plans are made for.
+
+    Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, and brings
+    the graph into canonical form (see `canonicalise`), so that every export of a network becomes the same.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
+        opset: lowest default-domain opset wanted.
+        widen: whether 16-bit floats become float32 inside the model.
+
+    Returns:
+        A graph of its own, with inferred types.
+    """
+    graph = as_graph(model)
+    prepare_in_place(graph, opset=opset, widen=widen)
+    return graph
+
+
+def prepare_in_place(
+    graph: Graph, *, opset: int = 0, widen: bool = False, without: frozenset[str] = frozenset()
+) -> tuple[Applied, ...]:
+    """Do to a graph what `prepare` does, and return what each pass changed and left.
+
+    Args:
+        graph: a float model.
+        opset: lowest default-domain opset wanted.
+        widen: whether 16-bit floats become float32 inside the model.
+        without: names of `canonical_steps` that are left out.
+    """
+    named = Pipeline(
+        (
+            FixInitializers(),
+            NameNodes(),
+            InlineFunctions(),
+            UpgradeOpset(opset),
+            NameNodes(),
+            NameTensors(),
+            LiftConstants(),
+        )
+    ).apply(graph)
+    if widen:
+        infer_shapes(graph)
+        named += Pipeline((WidenFloats(),)).apply(graph)
+    return (*named, *canonicalise(graph, without))
+
+
+def prepare_for_integers(
+    graph: Graph,
+    steps: tuple[Pass, ...],
+    *,
+    opset: int = 0,
+    widen: bool = False,
+    without: frozenset[str] = frozenset(),
+) -> tuple[Applied, ...]:
+    """Do what `prepare_in_place` does, and then what `integer_steps` found.
+
+    Args:
+        graph: a float model, or one that has been prepared so before, at a lower opset.
+        steps: from `integer_steps`.
+        opset: lowest default-domain opset wanted of one that has been prepared before; 0 for the first time.
+        widen: whether 16-bit floats become float32 inside the model.
+        without: names of `canonical_steps` that are left out.
+    """
+    # What the steps have taken apart stays so: plans name the parts.
+    without |= {UseHardSwish.__name__} if opset else set()
+    applied = prepare_in_place(graph, opset=opset, widen=widen, without=without)
+    if steps:
+        applied = (*applied, *Pipeline(steps).apply(graph))
+        infer_shapes(graph)
+    return applied
+
+
+def widens(scheme: Scheme, target: Target) -> bool:
+    """Whether 16-bit floats become float32, in which integer kernels give their results."""
+    return scheme.multiplies_integers and not target.kernels.half
+
+
+def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+    """Bring a graph whose nodes have names and whose constants are initializers into canonical form, in place.
+
+    Passes and rules are repeated, with types inferred anew, until nothing changes: what one folds tells the next one a
+    shape.
+
+    Args:
+        graph: the graph.
+        without: names of `canonical_steps` that are left out.
+
+    Returns:
+        What each pass changed and left in the first round, in later ones those that changed something, and what the one
+        that is not repeated did.
+    """
+    rules, stored = _rules(without), _stored(graph)
+    most = stored + max(_ALWAYS_FINE, stored // _GROWTH)
+    applied: list[Applied] = []
+    infer_shapes(graph)
+    for _ in range(_MOST_ROUNDS):
+        repeated = (
+            DropNoOps(),
+            FoldShapes(),
+            FoldConstants(growth=max(0, most - _stored(graph))),
+            InlineIfs(),
+            LiftInvariants(),
+            ShareInitializers(),
+            MergeEqual(),
+            DropInitialStates(),
+            rules,
+            SinkTransposes(),
+            FuseBatchNorm(),
+            FoldScalesIntoProducts(),
+            RemoveUnused(),
+        )
+        found = _without(repeated, without).apply(graph)
+        applied += found if not applied else [one for one in found if one]
+        if not any(found):
+            break
+        infer_shapes(graph)
+    return (*applied, *_without((FlushDenormals(),), without).apply(graph))
+
+
+def _stored(graph: Graph) -> int:
+    return sum(tensor.nbytes for tensor in constants(graph))
+
+
+def canonical_steps() -> tuple[str, ...]:
+    """Return the names of the passes and rules of the canonical form, each of which can be left out."""
+    rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
+    return (*_REPEATED, FlushDenormals.__name__, *rules)
+
+
+def counts_of(applied: Iterable[Applied]) -> dict[str, int]:
+    """Return how many changes each of `canonical_steps` made, by its name, the most first; those that made some."""
+    found: Counter[str] = Counter()
+    for one in applied:
+        if isinstance(one.changes, RewriteChanges):
+            found.update(one.changes.counts)
+        elif one.changes:
+            found[type(one.step).__name__] += len(one.changes.changed)
+    # Names and initializers are given to every node and constant, which is nothing to report.
+    known = set(canonical_steps())
+    return {name: count for name, count in found.most_common() if name in known}
+
+
+def _rules(without: frozenset[str]) -> RewriteRules:
+    steps = passes_of("canonical")
+    return RewriteRules(
+        tuple(step() for name, step in steps.items() if issubclass(step, RewriteRule) and name not in without)
+    )
+
+
+def _without(steps: tuple[Pass, ...], names: frozenset[str]) -> Pipeline:
+    return Pipeline(tuple(step for step in steps if type(step).__name__ not in names))
+
+
+def check_float_model(graph: Graph) -> None:
+    """Check that a model is one to quantize: it has outputs, holds no quantized operators, and is not of onnxq.
+
+    Raises:
+        ModelError: it is not; the message says what it is.
+    """
+    if not graph.outputs:
+        raise ModelError("the model has no outputs, so nothing it computes is kept; export it with one or more")
+    if METADATA_KEY in graph.metadata:
+        raise ModelError(
+            f"the model is quantized already, by onnxq as {graph.metadata[METADATA_KEY]}; quantize the float model"
+        )
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            if node.op in ALREADY_QUANTIZED:
+                raise ModelError(
+                    f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
+                    "quantize the float model it was made from"
+                )
+
+
+def check_plan(plan: Plan, graph: Graph) -> None:
+    """Check that a plan quantizes anything, and that the weights it quantizes are finite.
+
+    Raises:
+        ModelError: it does not, or one is not; the message says why, or which.
+    """
+    if not any(decision.weights for decision in plan.decisions):
+        reasons = [reason for reason, _ in plan.left_in_float()]
+        if EXCLUDED in reasons:
+            told = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
+            reasons = [told, *(reason for reason in reasons if reason != EXCLUDED)]
+        raise ModelError(f"there is nothing to quantize in the model: {'; '.join(reasons[:3]) or 'it has no nodes'}")
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            for weight in plan.by_node[node.name].weights:
+                if not np.isfinite(node.inputs[weight.index].values.astype(np.float32, copy=False)).all():
+                    raise ModelError(
+                        f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
+                        "export the model again from sound weights"
+                    )
+
+
+def reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
+    """Return a file of a model as the user gave it, written to a folder where it was no file."""
+    if source is not None:
+        return source
+    save(graph, folder / "reference.onnx")
+    return folder / "reference.onnx"
+
+
+def external_bytes(graph: Graph) -> int:
+    """Return the size of the values that lie outside the model file."""
+    return sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)

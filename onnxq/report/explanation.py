@@ -1,0 +1,255 @@
+"""Everything that is known of one node: what became of it and why, its formats and figures, neighbours and kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnxq.config.scheme import Mode
+from onnxq.errors import DataError, ModelError, nearest
+from onnxq.ir import Graph, Node, load, nodes
+from onnxq.ops import Role, operator_of
+from onnxq.planning.plan import Activation, Plan, Weight
+from onnxq.report import Report
+from onnxq.report.observed import TensorValues, WeightChannels
+from onnxq.runtime.kernels import Kernel, loaded_kernels
+from onnxq.search.kernel_times import kernels_by_node
+from onnxq.search.regions import NodeTime
+from onnxq.search.search import NodeNoise
+from onnxq.system.records import plain
+
+_BORDERS = frozenset({"DequantizeLinear", "QuantizeLinear"})
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A node that a node reads from, or that reads from it; what onnxq put between them is passed over.
+
+    Attributes:
+        node: its name.
+        op_type: its operator.
+        mode: what became of it.
+        tensor: the first that passes between them.
+    """
+
+    node: str
+    op_type: str
+    mode: Mode
+    tensor: str
+
+
+@dataclass(frozen=True)
+class RunningKernel:
+    """A kernel that computes a node.
+
+    Attributes:
+        name: as the runtime calls it.
+        op_type: its operator.
+        fused: whether it bears the name of another node, that this one was fused into as far as names tell.
+    """
+
+    name: str
+    op_type: str
+    fused: bool
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of one node.
+
+    Attributes:
+        node: its name.
+        op_type: its operator.
+        mode: what became of it.
+        reason: why.
+        figures: what was measured that the reason rests on.
+        weights: its constant inputs that became codes.
+        read: tensors that it reads as codes, with their formats and ranges.
+        given: tensors that it gives and that become codes.
+        producers: the nodes that it reads from.
+        consumers: the nodes that read from it.
+        noises: what it adds in noise as codes, in each mode that was measured.
+        time: of a run, in float and now; None where that was not measured.
+        values: what calibration saw of these tensors.
+        channels: how far the channels of its weights are apart.
+        kernels: what onnxruntime runs for it; none where it was folded into a constant, or there is no model yet.
+        is_there: whether the graph has a node of this name; one that a neighbour took in, as a product takes in the
+            addition of its bias, or that an operator of the runtime's own stands for, has neither neighbours nor
+            kernels here.
+    """
+
+    node: str
+    op_type: str
+    mode: Mode
+    reason: str
+    figures: str
+    weights: tuple[Weight, ...] = ()
+    read: tuple[Activation, ...] = ()
+    given: tuple[Activation, ...] = ()
+    producers: tuple[Neighbour, ...] = ()
+    consumers: tuple[Neighbour, ...] = ()
+    noises: tuple[NodeNoise, ...] = ()
+    time: NodeTime | None = None
+    values: tuple[TensorValues, ...] = ()
+    channels: tuple[WeightChannels, ...] = ()
+    kernels: tuple[RunningKernel, ...] = ()
+    is_there: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return dict(plain(self))
+
+
+def explain(model: str | Path, report: Report, node: str) -> Explanation:
+    """Say what is known of a node of a quantized model.
+
+    Args:
+        model: file of the quantized model.
+        report: of its quantization.
+        node: name of a node of the plan, as the report has it.
+
+    Raises:
+        ModelError: the model cannot be read, or the plan has no such node; the message suggests the nearest one.
+        DataError: the report is of another model.
+    """
+    path = Path(model)
+    graph = load(path)
+    _check_report(path, report)
+    found = explain_plan(graph, report.plan, node)
+    tensors = {one.tensor for one in (*found.read, *found.given)}
+    return replace(
+        found,
+        noises=tuple(one for one in report.search.sensitivities if one.node == node),
+        time=next((one for one in report.performance.times if one.node == node), None),
+        values=tuple(one for one in report.encoding.tensors if one.tensor in tensors),
+        channels=tuple(one for one in report.encoding.weights if one.node == node),
+        kernels=_kernels(graph, node, loaded_kernels(path)) if report.files.loads else (),
+    )
+
+
+def explain_plan(graph: Graph, plan: Plan, node: str) -> Explanation:
+    """Say what a plan says of a node, without figures and kernels.
+
+    Args:
+        graph: that the plan is for, or that was made by it.
+        plan: what becomes of each node.
+        node: name of a node of the plan.
+
+    Raises:
+        ModelError: the plan has no such node; the message suggests the nearest one.
+    """
+    decision = plan.by_node.get(node)
+    if decision is None:
+        raise ModelError(
+            f"the plan has no node {node!r}, expected one of the {len(plan.decisions)} that quantize --dry-run lists"
+            f"{nearest(node, plan.by_node)}"
+        )
+    here = next((one for _, one in nodes(graph) if one.name == node), None)
+    producers = tuple(_walk(here, plan, _producers)) if here is not None else ()
+    consumers = tuple(_walk(here, plan, _consumers)) if here is not None else ()
+    return Explanation(
+        decision.node,
+        decision.op_type,
+        decision.mode,
+        decision.reason,
+        decision.figures,
+        decision.weights,
+        _activations((tensor for tensor, _ in producers), plan),
+        _activations((tensor for tensor, _ in consumers), plan),
+        _neighbours(producers, plan),
+        _neighbours(consumers, plan),
+        is_there=here is not None,
+    )
+
+
+def _check_report(path: Path, report: Report) -> None:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest == report.files.model_digest:
+        raise DataError(f"{path} is the float model of the report, expected the quantized one, {report.output}")
+    if report.files.output_digest not in ("", digest):
+        raise DataError(f"the report is of another model than {path}, expected {report.output}; quantize again")
+
+
+Step = Callable[[Node], Iterator[tuple[str, Node | None]]]
+"""A node to the tensors on one side of it, each with a node behind it."""
+
+
+def _producers(node: Node) -> Iterator[tuple[str, Node | None]]:
+    for tensor in node.inputs:
+        if tensor.name:
+            yield tensor.name, tensor.inputs[0] if tensor.inputs else None
+
+
+def _consumers(node: Node) -> Iterator[tuple[str, Node | None]]:
+    for tensor in node.outputs:
+        for reader in tensor.outputs or [None]:
+            yield tensor.name, reader
+
+
+def _walk(node: Node, plan: Plan, step: Step) -> Iterator[tuple[str, Node | None]]:
+    """Yield the tensors on one side of a node up to the next nodes of the plan, which come with the last of them."""
+    pending, seen = [node], {node}
+    while pending:
+        for tensor, other in step(pending.pop(0)):
+            yield tensor, other if other is not None and other.name in plan.by_node else None
+            if other is not None and other.name not in plan.by_node and other not in seen:
+                seen.add(other)
+                pending.append(other)
+
+
+def _activations(tensors: Iterable[str], plan: Plan) -> tuple[Activation, ...]:
+    return tuple(plan.by_tensor[name] for name in dict.fromkeys(tensors) if name in plan.by_tensor)
+
+
+def _neighbours(found: Iterable[tuple[str, Node | None]], plan: Plan) -> tuple[Neighbour, ...]:
+    tensors: dict[str, str] = {}
+    for tensor, node in found:
+        if node is not None:
+            tensors.setdefault(node.name, tensor)
+    decisions = ((plan.by_node[name], tensor) for name, tensor in tensors.items())
+    return tuple(Neighbour(one.node, one.op_type, one.mode, tensor) for one, tensor in decisions)
+
+
+def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[RunningKernel, ...]:
+    """Return what runs for a node: its own kernels, or the one behind or before it that it was fused into.
+
+    A fused kernel that stands for a pattern makes what the last of its nodes makes, and is called otherwise than that
+    node; else a node is the end of a kernel before it: a clamp of its codes, or a sum that the last of two products
+    adds to.
+    """
+    own = kernels_by_node(kernels, graph)
+    if name in own:
+        return tuple(RunningKernel(one.name, one.op_type, fused=False) for one in own[name])
+    here = next((node for _, node in nodes(graph) if node.name == name), None)
+    if here is None:
+        return ()
+    behind = [one for node, one in _nearest(here, own, _consumers) if one.op_type != node.op]
+    before = [one for _, one in _nearest(here, own, _producers)]
+    found = behind[:1] or sorted(before, key=kernels.index)[-1:]
+    return tuple(RunningKernel(one.name, one.op_type, fused=True) for one in found)
+
+
+def _nearest(start: Node, own: Mapping[str, tuple[Kernel, ...]], step: Step) -> Iterator[tuple[Node, Kernel]]:
+    """Yield the nearest nodes on one side that have kernels of their own, with these.
+
+    What is fused crosses no border of codes and no product.
+    """
+    pending, seen = [start], {start}
+    while pending:
+        for _, node in step(pending.pop(0)):
+            if node is None or node in seen or node.op in _BORDERS:
+                continue
+            seen.add(node)
+            if node.name in own:
+                yield from ((node, one) for one in own[node.name])
+            elif not _is_product(node):
+                pending.append(node)
+
+
+def _is_product(node: Node) -> bool:
+    operator = operator_of(node)
+    return operator is not None and operator.role is Role.COMPUTE

@@ -1,0 +1,275 @@
+"""Patterns: small trees of operators that are looked for above a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from types import EllipsisType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from onnx import defs, helper
+
+from onnxq.errors import PassError, nearest
+from onnxq.ir.elements import Node, Tensor
+from onnxq.ir.reading import is_fixed
+from onnxq.rewrite.soundness import Uses
+
+COMMUTATIVE: Final = frozenset(
+    {"Add", "And", "BitwiseAnd", "BitwiseOr", "Equal", "Max", "Min", "Mul", "Or", "Sum", "Xor"}
+)
+"""Operators of two operands whose order does not matter."""
+
+# Exporters write the numbers of formulas with six digits or more; those that a float of 16 bits holds are exact.
+_CLOSE = 4e-6
+
+Operand: TypeAlias = "Capture | Call | Output | float | EllipsisType | None"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A tensor that a match keeps under a name; in two places it must be the same tensor.
+
+    Attributes:
+        name: under which a `Match` gives it.
+        constant: whether it must be a constant that no caller can override.
+        scalar: whether it must be such a constant of one element.
+        optional: whether the input may be left out, which gives None.
+    """
+
+    name: str
+    constant: bool = False
+    scalar: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A node of one operator; used in two places of a pattern it must be the same node.
+
+    Attributes:
+        op_type: the operator.
+        inputs: what it reads; a number stands for a constant of that value, None for an input left out, a final ``...``
+            for any further inputs.
+        attributes: values that its attributes must have, defaults counted.
+        domain: the operator's domain.
+        name: under which a `Match` gives the node.
+        shared: whether others may read its result too; the node stays where they do.
+    """
+
+    op_type: str
+    inputs: tuple[Operand, ...]
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    domain: str = ""
+    name: str = ""
+    shared: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many operators it names."""
+        calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
+        return 1 + sum(call.size for call in calls if isinstance(call, Call))
+
+    @cached_property
+    def fed_by(self) -> frozenset[str]:
+        """The operators that must make some of its inputs, by which most nodes are told apart at once."""
+        calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
+        return frozenset(call.op_type for call in calls if isinstance(call, Call))
+
+    def __getitem__(self, index: int) -> Output:
+        """Return the output of that index, where it is not the first."""
+        return Output(self, index)
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """One output of a node of several."""
+
+    call: Call
+    index: int
+
+
+class Operators:
+    """Makes patterns: ``op.Mul(x, op.Sigmoid(x))``.
+
+    Every operator of ONNX is an attribute; those of other domains are made with `call`.
+
+    >>> op = Operators("Example")
+    >>> op.Mul(op.any("x"), op.Sigmoid(op.any("x"))).op_type
+    'Mul'
+    """
+
+    def __init__(self, owner: str) -> None:
+        """Make patterns for the rule of this name, which errors name."""
+        self._owner = owner
+
+    def __getattr__(self, op_type: str) -> Callable[..., Call]:
+        if op_type.startswith("_"):
+            raise AttributeError(op_type)
+        if not defs.has(op_type):
+            known = {schema.name for schema in defs.get_all_schemas()}
+            raise PassError(
+                f"rule {self._owner} looks for the operator {op_type!r}, which ONNX does not have"
+                f"{nearest(op_type, known)}"
+            )
+        return lambda *inputs, name="", shared=False, **attributes: Call(
+            op_type, inputs, attributes, name=name, shared=shared
+        )
+
+    def call(self, domain: str, op_type: str, *inputs: Operand, name: str = "", shared: bool = False) -> Call:
+        """Return a pattern of an operator of another domain."""
+        return Call(op_type, inputs, domain=domain, name=name, shared=shared)
+
+    def any(self, name: str) -> Capture:
+        """Return a pattern of any tensor."""
+        return Capture(name)
+
+    def constant(self, name: str) -> Capture:
+        """Return a pattern of a constant that no caller can override."""
+        return Capture(name, constant=True)
+
+    def scalar(self, name: str) -> Capture:
+        """Return a pattern of a constant of one element."""
+        return Capture(name, constant=True, scalar=True)
+
+    def optional(self, name: str) -> Capture:
+        """Return a pattern of an input that may be left out."""
+        return Capture(name, optional=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A pattern that was found; captured tensors and named nodes are its attributes.
+
+    Attributes:
+        root: the last node, whose outputs the replacement makes.
+        nodes: all nodes, the root first.
+        opset: version of ONNX's own operators.
+        values: captured tensors and named nodes by name; None for an input that is left out.
+        kept: nodes that others may read too.
+        uses: what becomes of tensors in the graph; None outside of `RewriteRules`.
+    """
+
+    root: Node
+    nodes: tuple[Node, ...]
+    opset: int
+    values: Mapping[str, Any]
+    kept: frozenset[Node] = frozenset()
+    uses: Uses | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(f"the pattern names nothing {name!r}; it names {', '.join(self.values)}") from None
+
+
+class _Bound(NamedTuple):
+    """What a part of a pattern has been found to be."""
+
+    opset: int
+    values: Mapping[str, Any]
+    calls: Mapping[Call, Node]
+
+    def with_value(self, name: str, value: Any) -> _Bound | None:
+        if name in self.values:
+            return self if self.values[name] is value else None
+        return self._replace(values={**self.values, name: value})
+
+
+def find(pattern: Call, root: Node, opset: int, uses: Uses | None = None) -> Match | None:
+    """Return where a pattern ends in a node, or None.
+
+    Who else reads the inner values is not looked at.
+    """
+    if not pattern.fed_by <= {producer.op for tensor in root.inputs for producer in tensor.inputs}:
+        return None
+    for bound in _call(pattern, root, _Bound(opset, {}, {})):
+        nodes = tuple(dict.fromkeys((root, *bound.calls.values())))
+        kept = frozenset(node for call, node in bound.calls.items() if call.shared)
+        named = {call.name: node for call, node in bound.calls.items() if call.name}
+        return Match(root, nodes, opset, {**bound.values, **named}, kept, uses)
+    return None
+
+
+def _call(pattern: Call, node: Node, bound: _Bound) -> Iterator[_Bound]:
+    if pattern in bound.calls:
+        if bound.calls[pattern] is node:
+            yield bound
+        return
+    if (
+        node.op != pattern.op_type
+        or (node.domain or "") != pattern.domain
+        or not _has_attributes(pattern, node, bound.opset)
+    ):
+        return
+    wanted, given = list(pattern.inputs), list(node.inputs)
+    while given and not given[-1].name:
+        given.pop()
+    if wanted and wanted[-1] is ...:
+        wanted.pop()
+        given = given[: len(wanted)]
+    if len(given) > len(wanted):
+        return
+    padded: list[Tensor | None] = [*given, *[None] * (len(wanted) - len(given))]
+    found = bound._replace(calls={**bound.calls, pattern: node})
+    yield from _inputs(wanted, padded, found)
+    if node.op in COMMUTATIVE and not node.domain and len(given) == len(wanted) == 2:
+        yield from _inputs(wanted, padded[::-1], found)
+
+
+def _inputs(wanted: Sequence[Operand], given: Sequence[Any], bound: _Bound) -> Iterator[_Bound]:
+    if not wanted:
+        yield bound
+        return
+    for found in _operand(wanted[0], given[0], bound):
+        yield from _inputs(wanted[1:], given[1:], found)
+
+
+def _operand(wanted: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
+    present = tensor is not None and bool(tensor.name)
+    if isinstance(wanted, Capture):
+        if present and wanted.constant and not _is_fixed(tensor, scalar=wanted.scalar):
+            return
+        if (present or wanted.optional) and (found := bound.with_value(wanted.name, tensor if present else None)):
+            yield found
+    elif wanted is None:
+        if not present:
+            yield bound
+    elif present and isinstance(wanted, Call | Output):
+        call, index = (wanted, 0) if isinstance(wanted, Call) else (wanted.call, wanted.index)
+        for producer in tensor.inputs[:1]:
+            if index < len(producer.outputs) and producer.outputs[index] is tensor:
+                yield from _call(call, producer, bound)
+    elif present and isinstance(wanted, int | float) and _is_fixed(tensor, scalar=True):
+        value = np.asarray(tensor.values)
+        if value.dtype.kind in "fiub" and _is_number(float(value.item()), wanted):
+            yield bound
+
+
+def _is_number(value: float, wanted: float) -> bool:
+    exact = float(np.float16(wanted)) == wanted
+    return value == wanted if exact else bool(np.isclose(value, wanted, rtol=_CLOSE, atol=0))
+
+
+def _is_fixed(tensor: Any, *, scalar: bool) -> bool:
+    return is_fixed(tensor) and (not scalar or all(extent == 1 for extent in tensor.shape))
+
+
+def _has_attributes(pattern: Call, node: Node, opset: int) -> bool:
+    return all(
+        (node.attrs[name] if name in node.attrs else _default(node.op, name, opset)) == value
+        for name, value in pattern.attributes.items()
+    )
+
+
+@cache
+def _default(op_type: str, name: str, opset: int) -> object:
+    if not defs.has(op_type, opset):
+        return None
+    attribute = defs.get_schema(op_type, opset).attributes.get(name)
+    if attribute is None or not attribute.default_value.name:
+        return None
+    value = helper.get_attribute_value(attribute.default_value)
+    return value.decode() if isinstance(value, bytes) else value

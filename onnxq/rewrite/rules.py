@@ -1,0 +1,347 @@
+"""Rules: a pattern and what takes its place, applied until nothing changes, in linear passes over all scopes."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from onnxq.errors import PassError
+from onnxq.ir.edit import remove_nodes, replace_uses
+from onnxq.ir.elements import Constant, Node, Tensor, Variable, onnx_dtype
+from onnxq.ir.model import Graph
+from onnxq.ir.origins import joined_origins
+from onnxq.ir.scopes import Names, scopes
+from onnxq.ir.surgeon import restore_classes
+from onnxq.rewrite.passes import Changes, Pass
+from onnxq.rewrite.patterns import Call, Match, Operators, find
+from onnxq.rewrite.replacements import New
+from onnxq.rewrite.soundness import Uses, has_kernel
+
+_LOG = logging.getLogger(__name__)
+# Rules that undo each other never end; sets that do end rewrite a node a few times.
+_MOST_PER_NODE: Final = 16
+_ALWAYS_FINE: Final = 1024
+
+
+@dataclass(frozen=True)
+class RewriteRule(Pass):
+    """A pattern of operators and what takes its place; a pass of its own, and a part of `RewriteRules`.
+
+    Inner values that others read, or that a graph returns, do not match, and neither do nodes of several graphs.
+
+    >>> class Silu(RewriteRule):
+    ...     def pattern(self, op):
+    ...         return op.Mul(op.any("x"), op.Sigmoid(op.any("x")))
+    ...     def replacement(self, new, found):
+    ...         return new.Swish(found.x)
+    """
+
+    @abstractmethod
+    def pattern(self, op: Operators) -> Call | tuple[Call, ...]:
+        """Return what is looked for: the last node of it, or several forms of the same."""
+
+    def obstacle(self, found: Match) -> str:
+        """Return why the rule leaves what it has found, or an empty string."""
+        return ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether the replacement rounds otherwise; it is then left where the last bit may decide something."""
+        return False
+
+    @abstractmethod
+    def replacement(self, new: New, found: Match) -> Tensor | Sequence[Tensor]:
+        """Make the new nodes and return what takes the place of the root's output, or of each of its outputs."""
+
+    def apply(self, graph: Graph) -> Changes:
+        """Apply this rule alone until nothing changes."""
+        return RewriteRules((self,)).apply(graph)
+
+
+@dataclass(frozen=True)
+class RewriteChanges(Changes):
+    """What rules did.
+
+    Attributes:
+        counts: how often each rule was applied, by its name.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RewriteRules(Pass):
+    """Rules that are applied together until nothing changes.
+
+    Each round looks at every node once, in the order of the graph, and tries the rules that end in its operator:
+    larger patterns first, since they say more, and otherwise in their order.
+
+    A match is left if its replacement has another type or shape, or a node that onnxruntime has no kernel for. A rule
+    that raises is skipped at that match. A rule that keeps firing is stopped. Both are reported.
+
+    Attributes:
+        rules: the rules.
+    """
+
+    rules: tuple[RewriteRule, ...]
+
+    def apply(self, graph: Graph) -> RewriteChanges:
+        """Apply; ``changed`` holds the names of the nodes that were replaced, ``left`` what a rule refused.
+
+        ``failed`` holds the rules that raised or were stopped, each with what happened first.
+        """
+        rewriting = _Rewriting(restore_classes(graph), self.rules)
+        while rewriting.round():
+            pass
+        left = tuple((node.name, reason) for (node, _), reason in rewriting.left.items() if node not in rewriting.gone)
+        return RewriteChanges(
+            tuple(rewriting.changed), left, tuple(rewriting.failed.items()), counts=dict(rewriting.counts)
+        )
+
+
+def _patterns(rule: RewriteRule) -> tuple[Call, ...]:
+    name = type(rule).__name__
+    patterns = rule.pattern(Operators(name))
+    several = patterns if isinstance(patterns, tuple) else (patterns,)
+    for pattern in several:
+        if not isinstance(pattern, Call):
+            raise PassError(f"the pattern of rule {name} is {pattern!r}, expected an operator such as op.Add(x, y)")
+    return several
+
+
+class _Rewriting:
+    """One application of rules to a graph; nodes that are replaced stay attached until their round ends."""
+
+    def __init__(self, graph: Graph, rules: Sequence[RewriteRule]) -> None:
+        self.graph = graph
+        self.names = Names(graph)
+        self.uses = Uses(graph)
+        self.owner = {node: scope for scope in scopes(graph) for node in scope.nodes}
+        self.most = self.allowed = _ALWAYS_FINE + _MOST_PER_NODE * len(self.owner)
+        self.gone: set[Node] = set()
+        self.changed: list[str] = []
+        self.left: dict[tuple[Node, str], str] = {}
+        self.counts: Counter[str] = Counter()
+        self.failed: dict[str, str] = {}
+        self.stopped: set[str] = set()
+        self.rules = self._by_root(rules)
+
+    def _by_root(self, rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, Call]]]:
+        found: dict[tuple[str, str], list[tuple[RewriteRule, Call]]] = {}
+        for rule in rules:
+            try:
+                patterns = _patterns(rule)
+            except Exception as error:  # noqa: BLE001
+                self._report(rule, f"rule {type(rule).__name__} has no pattern: {type(error).__name__}: {error}")
+                continue
+            for pattern in patterns:
+                found.setdefault((pattern.domain, pattern.op_type), []).append((rule, pattern))
+        return {root: sorted(ending, key=lambda pair: -pair[1].size) for root, ending in found.items()}
+
+    def _report(self, rule: RewriteRule, what: str) -> str:
+        """Keep what a rule did wrong first; its traceback is logged."""
+        _LOG.debug("%s", what, exc_info=True)
+        self.failed.setdefault(type(rule).__name__, what)
+        return what
+
+    def round(self) -> bool:
+        """Try every node once; return whether anything changed."""
+        before, known = len(self.changed), set(self.gone)
+        self.left.clear()
+        self.uses = Uses(self.graph)
+        for scope in list(scopes(self.graph)):
+            instead: dict[Node, list[Node]] = {}
+            for node in list(scope.nodes):
+                if node not in self.gone and (node.domain or "", node.op) in self.rules:
+                    self._try(scope, node, instead)
+            if instead:
+                # What a rule has made may have been replaced in the same round again.
+                spliced = (new for node in scope.nodes for new in instead.get(node, (node,)))
+                scope.nodes[:] = [node for node in spliced if node not in self.gone]
+        # Detached at once, in linear time; the lists of nodes are right already.
+        remove_nodes(Graph(), self.gone - known)
+        return len(self.changed) > before
+
+    def _try(self, scope: Graph, node: Node, instead: dict[Node, list[Node]]) -> None:
+        for rule, pattern in self.rules[node.domain or "", node.op]:
+            name = type(rule).__name__
+            found = find(pattern, node, self.graph.opset, self.uses) if name not in self.stopped else None
+            if found is None or not self._is_alone(found, scope):
+                continue
+            try:
+                reason = rule.obstacle(found) or self._replace(rule, found, scope, instead)
+            except Exception as error:  # noqa: BLE001
+                what = f"{type(error).__name__}: {error}"
+                reason = self._report(rule, f"rule {name} failed at {node.op} node {node.name!r}: {what}")
+            if reason:
+                self.left[node, name] = reason
+                continue
+            self.changed.append(node.name)
+            self.counts[name] += 1
+            self._check_end()
+            return
+
+    def _is_alone(self, found: Match, scope: Graph) -> bool:
+        """Whether all nodes stand in one graph and nobody else reads their inner values."""
+        inside = set(found.nodes)
+        return all(
+            self.owner.get(node) is scope
+            and node not in self.gone
+            and (node is found.root or node in found.kept or not self._is_read(node, inside))
+            for node in found.nodes
+        )
+
+    def _is_read(self, node: Node, inside: set[Node]) -> bool:
+        """Whether somebody outside a match reads what a node makes."""
+        return any(
+            tensor.returned_by or any(reader not in inside and reader not in self.gone for reader in tensor.outputs)
+            for tensor in node.outputs
+        )
+
+    def _replace(self, rule: RewriteRule, found: Match, scope: Graph, instead: dict[Node, list[Node]]) -> str:
+        """Put the replacement in the place of a match, or return why it is left."""
+        outputs = [tensor for tensor in found.root.outputs if tensor.name]
+        if rule.rounds(found) and self.uses.decides(outputs):
+            return "its last bit may decide what reads it"
+        new = New(self.graph, self.names, found)
+        reason = "it failed"
+        try:
+            made = rule.replacement(new, found)
+            results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+            reason = self._obstacle(new, found, results, outputs, scope)
+        finally:
+            if reason:
+                # Until the round ends they stay attached, but count no longer.
+                self.gone.update(new.nodes)
+        if reason:
+            return reason
+        makers = set(new.nodes)
+        self.gone.update(self._going(found, results))
+        for result, output in zip(results, outputs, strict=True):
+            _take_place(result, output, makers)
+        self._name(new, found, next((output.inputs[0] for output in outputs if makers & set(output.inputs)), None))
+        instead[found.root] = new.nodes
+        self.owner.update(dict.fromkeys(new.nodes, scope))
+        return ""
+
+    def _obstacle(
+        self, new: New, found: Match, results: Sequence[Any], outputs: Sequence[Variable], scope: Graph
+    ) -> str:
+        """Return why a replacement cannot take its place; nothing has been changed yet.
+
+        Raises:
+            TypeError: it is no tensor, or one of another type.
+            ValueError: it has another number of tensors, or reads what it replaces.
+        """
+        if len(results) != len(outputs):
+            raise ValueError(f"it gives {len(results)} tensors for the {len(outputs)} outputs of the node")
+        if any(tensor in outputs for node in new.nodes for tensor in node.inputs):
+            raise ValueError("it reads what it takes the place of")
+        before = {node.op for node in found.nodes}
+        for node in new.nodes:
+            dtype = node.outputs[0].dtype
+            if node.op not in before and not node.domain and not has_kernel(node.op, dtype, self.graph.opset):
+                return f"onnxruntime has no {node.op} of {dtype}"
+        makers = set(new.nodes)
+        for result, output in zip(results, outputs, strict=True):
+            _check_type(result, output)
+            if (output.outputs or output.returned_by) and not _may_be_equal(result.shape, output.shape):
+                return f"it would make the shape {result.shape} of {output.shape}"
+            fresh = bool(result.inputs) and result.inputs[0] in makers
+            if not fresh and output.returned_by and not self._can_be_returned(result, scope):
+                return "its output is an output of the graph"
+        return ""
+
+    def _going(self, found: Match, results: Sequence[Tensor]) -> set[Node]:
+        """Return the nodes of a match that go: those that nobody reads any more, the replacement included."""
+        kept = set(results)
+        going = set(found.nodes)
+        while staying := {
+            node
+            for node in going
+            if node is not found.root and (self._is_read(node, going) or not kept.isdisjoint(node.outputs))
+        }:
+            going -= staying
+        return going
+
+    def _name(self, new: New, found: Match, last: Node | None) -> None:
+        """Give new nodes the names of those whose work they do, and tell them all that they stand for.
+
+        Users know the names that go: each is given once, that of the root to the last node where nothing else gets it.
+        """
+        gone = [node for node in found.nodes if node in self.gone]
+        free = {node.name for node in gone if node.name}
+        named_after = dict(new.named_after)
+        if last is not None:
+            named_after.setdefault(last, found.root)
+        for made, node in named_after.items():
+            if node.name in free:
+                made.name = node.name
+                free.remove(node.name)
+            elif made.name and made.name == node.name:
+                made.name = self.names.fresh(node.name)
+        for made in new.nodes:
+            first = named_after.get(made, found.root)
+            made.origins = joined_origins((first if first in gone else found.root, *gone))
+
+    def _can_be_returned(self, tensor: Tensor, scope: Graph) -> bool:
+        """Whether a tensor that is there already may become an output of its graph under another name."""
+        producer = tensor.inputs[0] if tensor.inputs else None
+        return self.owner.get(producer) is scope and not tensor.returned_by and isinstance(tensor, Variable)
+
+    def _check_end(self) -> None:
+        """Stop the rule that fires most when rules keep firing; what it made is as right as all that rules make."""
+        if len(self.changed) <= self.most:
+            return
+        name = max((name for name in self.counts if name not in self.stopped), key=lambda one: self.counts[one])
+        self.stopped.add(name)
+        self.most = len(self.changed) + self.allowed
+        self.failed.setdefault(
+            name,
+            f"rule {name} was stopped after {self.counts[name]} applications to a graph of {len(self.owner)} nodes or "
+            "fewer; its replacement must not match its own pattern, nor that of a rule that undoes it",
+        )
+
+
+def _check_type(result: Tensor, output: Variable) -> None:
+    if not isinstance(result, Variable | Constant):
+        raise TypeError(f"it gives {result!r}, expected a tensor")
+    if not output.outputs and not output.returned_by:
+        return
+    made, wanted = onnx_dtype(result), onnx_dtype(output)
+    if made and wanted and made != wanted:
+        raise TypeError(f"it gives a tensor of type {result.dtype} in the place of one of type {output.dtype}")
+
+
+def _may_be_equal(one: Any, other: Any) -> bool:
+    """Whether no number in two shapes contradicts."""
+    return (
+        one is None
+        or other is None
+        or (
+            len(one) == len(other)
+            and all(a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int))
+        )
+    )
+
+
+def _take_place(result: Any, output: Variable, makers: set[Node]) -> None:
+    """Let everybody who reads an output read a result instead; a new node makes the output itself."""
+    producer = result.inputs[0] if result.inputs else None
+    if producer not in makers:
+        if output.returned_by:
+            result.dtype, result.shape, result.source = output.dtype, output.shape, output.source
+        replace_uses(output, result, graph_outputs=True)
+        return
+    assert producer is not None, "a maker of the replacement"
+    list.remove(output.inputs, output.inputs[0])
+    index = next(index for index, tensor in enumerate(producer.outputs) if tensor is result)
+    producer.outputs[index] = output
+    replace_uses(result, output)
+    if output.dtype is None:
+        output.dtype = result.dtype
+    if output.shape is None:
+        output.shape = result.shape

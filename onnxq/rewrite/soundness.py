@@ -1,0 +1,258 @@
+"""Conditions under which a rewrite changes nothing but rounding, which rules and passes ask for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from onnxq.ir.elements import Constant, Node, Tensor, onnx_dtype
+from onnxq.ir.reading import is_fixed, nodes, optional
+
+Doubles = npt.NDArray[np.float64]
+
+# A factor may take this share of the exponents of a type, so that data must lie far outside before it leaves the range.
+_SHARE_OF_EXPONENTS: Final = 4
+# A shift may round the data beside it by so much at most.
+_MOST_ROUNDING: Final = 2.0**-8
+
+
+def stored(values: npt.ArrayLike, dtype: npt.DTypeLike, *factors: npt.ArrayLike) -> npt.NDArray[Any] | None:
+    """Return folded values in the type that holds them, or None if that type cannot hold them.
+
+    It cannot if a value is not finite there, or if a value is denormal or zero and all of its factors are normal.
+
+    Args:
+        values: computed in float64.
+        dtype: the floating-point type of the constant.
+        factors: what was multiplied; they broadcast to the values. Sums have none.
+
+    >>> stored([0.5], np.float16), stored([1e5], np.float16), stored([1e-6], np.float16, [1e-3], [1e-3])
+    (array([0.5], dtype=float16), None, None)
+    """
+    exact = np.asarray(values, np.float64)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        made = exact.astype(dtype)
+    if not np.isfinite(made).all():
+        return None
+    if factors:
+        smallest = _limits(dtype).tiny
+        lost = np.abs(made) < smallest
+        if lost.any():
+            for factor in factors:
+                lost = lost & (np.abs(np.asarray(factor, np.float64)) >= smallest)
+            if lost.any():
+                return None
+    return made
+
+
+def stays_in_range(factors: npt.ArrayLike, dtype: npt.DTypeLike) -> bool:
+    """Return whether factors may be applied earlier or later without leaving the range of a type.
+
+    Each factor is zero or lies between 2^-k and 2^k. k is a quarter of the exponents: 32 for float32, 4 for float16.
+
+    >>> stays_in_range([0.125, 0], np.float16), stays_in_range([1e-6], np.float16), stays_in_range(np.inf, np.float32)
+    (True, False, False)
+    """
+    sizes = np.abs(np.asarray(factors, np.float64))
+    most = 2.0 ** (int(_limits(dtype).maxexp) // _SHARE_OF_EXPONENTS)
+    return bool(((sizes == 0) | ((sizes >= 1 / most) & (sizes <= most))).all())
+
+
+def keeps_digits(shifts: npt.ArrayLike, dtype: npt.DTypeLike) -> bool:
+    """Return whether data keeps its digits if a shift is added to what is made of it, not to the data itself.
+
+    >>> keeps_digits([-127.5], np.float32), keeps_digits([1e8], np.float32)
+    (True, False)
+    """
+    return bool((np.abs(np.asarray(shifts, np.float64)) * float(_limits(dtype).eps) <= _MOST_ROUNDING).all())
+
+
+def affine_of(norm: Node) -> tuple[Doubles, Doubles] | str:
+    """Return factor and shift of each channel of a BatchNormalization, or why it has none.
+
+    ``BatchNormalization(x) = x * factor + shift`` if its four parameters are constant vectors.
+    """
+    if norm.attrs.get("training_mode", 0) or any(output.name for output in norm.outputs[1:]):
+        return "it is in training mode"
+    if not norm.attrs.get("spatial", 1):
+        return "it has a scale for each value"
+    parameters = norm.inputs[1:5]
+    if len(parameters) < 4 or not all(map(is_fixed, parameters)):
+        return "its parameters are not constant"
+    if len({tensor.shape for tensor in parameters}) > 1 or len(parameters[0].shape) != 1:
+        return "its parameters are no vectors of one length"
+    scale, bias, mean, variance = (np.asarray(tensor.values, np.float64) for tensor in parameters)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # Attributes are float32, and so is their default.
+        factor = scale / np.sqrt(variance + float(np.float32(norm.attrs.get("epsilon", 1e-5))))
+        return factor, bias - mean * factor
+
+
+def _limits(dtype: npt.DTypeLike) -> Any:
+    kind = np.dtype(dtype)
+    return np.finfo(kind if kind.kind == "f" else np.float32)
+
+
+# Kernels -------------------------------------------------------------------------------------------------------------
+_INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+# Types for which onnxruntime's processor kernels lack an operator that rules make.
+_LACKING: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "AveragePool": ("float64",),
+        "Conv": ("float64",),
+        "ConvTranspose": ("float64",),
+        "Erf": ("float64",),
+        "Gelu": ("float64",),
+        "Gemm": _INTEGERS,
+        "GlobalAveragePool": ("float64",),
+        "HardSigmoid": ("float64",),
+        "HardSwish": ("float64",),
+        "LeakyRelu": ("float64",),
+        "PRelu": ("float64", *_INTEGERS),
+    }
+)
+_CLIP_TAKES_ALL: Final = 12
+
+
+def has_kernel(op_type: str, dtype: Any, opset: int) -> bool:
+    """Return whether onnxruntime computes an operator that rules make in a type.
+
+    >>> has_kernel("LeakyRelu", np.float64, 17), has_kernel("Clip", np.float64, 11), has_kernel("Clip", np.float64, 12)
+    (False, False, True)
+    """
+    name = "" if dtype is None else np.dtype(dtype).name
+    if op_type == "Clip" and opset < _CLIP_TAKES_ALL:
+        return name not in ("float64", *_INTEGERS)
+    return name not in _LACKING.get(op_type, ())
+
+
+# Uses ----------------------------------------------------------------------------------------------------------------
+# Operators whose result jumps; a last bit may decide.
+_DISCRETE: Final = frozenset(
+    {
+        *("ArgMax", "ArgMin", "Bernoulli", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater"),
+        *("GreaterOrEqual", "Hardmax", "Less", "LessOrEqual", "Mod", "Multinomial", "NonMaxSuppression", "NonZero"),
+        *("QuantizeLinear", "Range", "Round", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Unique"),
+    }
+)
+# Routers of experts hold a TopK.
+_DISCRETE_ELSEWHERE: Final = frozenset({"MoE", "QMoE"})
+# Operators that move values, or whose result grows or falls with each of its operands.
+_PASSING: Final = frozenset(
+    {
+        *("Abs", "Add", "Atan", "AveragePool", "BatchNormalization", "Cast", "CastLike", "Celu", "CenterCropPad"),
+        *("Clip", "Compress", "Concat", "ConcatFromSequence", "DepthToSpace", "Div", "Dropout", "Elu", "Erf", "Exp"),
+        *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Gelu", "GlobalAveragePool", "GlobalMaxPool"),
+        *("HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "LogSoftmax", "Max", "MaxPool", "Mean", "Min"),
+        *("Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
+        *("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize"),
+        *("ReverseSequence", "ScatterElements", "ScatterND", "Scatter", "Selu", "SequenceAt", "SequenceConstruct"),
+        *("Sigmoid", "Slice", "Softmax", "Softplus", "Softsign", "SpaceToDepth", "Split", "SplitToSequence"),
+        *("Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Upsample"),
+        "Where",
+    }
+)
+_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+
+
+class Uses:
+    """What becomes of tensors behind the nodes that read them, in a graph and its bodies.
+
+    It is collected in time linear in the graph when it is first asked for. Tensors made later are followed to those
+    that it knows.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def decides(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether one of the tensors reaches a discrete operator, so that its last bit may decide.
+
+        Chains of operators that move values or are monotone are followed, into bodies and out of them.
+        """
+        pending, seen = list(tensors), set()
+        while pending:
+            tensor = pending.pop()
+            if tensor in self._deciding:
+                return True
+            if tensor in seen or tensor in self._known:
+                continue
+            seen.add(tensor)
+            for reader in tensor.outputs:
+                if any(read is tensor for read in _decided_by(reader)):
+                    return True
+                if _passes(reader):
+                    pending.extend(reader.outputs)
+        return False
+
+    def is_like_a_table(self, weight: Constant) -> bool:
+        """Return whether a matrix has the extents of a table whose rows are looked up, to which it may be tied."""
+        return len(weight.shape) == 2 and tuple(sorted(weight.shape)) in self._tables
+
+    @cached_property
+    def _tables(self) -> set[tuple[int, ...]]:
+        read = (node.inputs[0] for _, node in nodes(self._graph) if node.op == "Gather" and node.inputs)
+        return {tuple(sorted(tensor.shape)) for tensor in read if isinstance(tensor, Constant)}
+
+    @cached_property
+    def _known(self) -> set[Tensor]:
+        return {tensor for _, node in nodes(self._graph) for tensor in (*node.inputs, *node.outputs)}
+
+    @cached_property
+    def _deciding(self) -> set[Tensor]:
+        """The tensors from which a discrete operator is reached, found from those operators backwards."""
+        found: set[Tensor] = set()
+        pending: list[Tensor] = []
+        behind: dict[Tensor, list[list[Tensor]]] = defaultdict(list)
+        for _, node in nodes(self._graph):
+            pending.extend(_decided_by(node))
+            for made, sources in _handed_on(node):
+                for tensor in made:
+                    behind[tensor].append(sources)
+        while pending:
+            tensor = pending.pop()
+            if not tensor.name or tensor in found:
+                continue
+            found.add(tensor)
+            for sources in behind.get(tensor, ()):
+                pending.extend(sources)
+                sources.clear()
+            for producer in tensor.inputs:
+                if _passes(producer):
+                    pending.extend(producer.inputs)
+        return found
+
+
+def _decided_by(node: Node) -> Iterator[Tensor]:
+    """Yield the inputs by which a node decides."""
+    if node.domain:
+        yield from node.inputs if node.op in _DISCRETE_ELSEWHERE else ()
+    elif node.op in _DISCRETE or (node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:])):
+        yield from node.inputs
+    elif node.op in ("Cast", "CastLike"):
+        wanted = node.attrs.get("to") if node.op == "Cast" else onnx_dtype(node.inputs[1])
+        yield from node.inputs[:1] if wanted not in (*_FLOATS, 0) else ()
+    elif node.op in ("If", "Loop", "Where"):
+        condition = optional(node, 1 if node.op == "Loop" else 0)
+        yield from () if condition is None else (condition,)
+
+
+def _passes(node: Node) -> bool:
+    return node.op in _PASSING and not node.domain
+
+
+def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Yield which tensors a node with bodies hands on, each time those that it makes and those that they come from."""
+    for body in node.bodies() if node.attrs else ():
+        if node.op == "If":
+            yield from (([made], [source]) for source, made in zip(body.outputs, node.outputs, strict=False))
+        else:
+            # A Loop or Scan hands states around; all of them count as one.
+            yield [*node.outputs, *body.inputs], [*body.outputs, *node.inputs]

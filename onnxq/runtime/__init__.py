@@ -1,0 +1,1 @@
+"""Runtimes that execute models: onnxruntime here, other engines, other processes, other machines."""

@@ -1,0 +1,281 @@
+"""An engine in a process of its own, here or on another machine, so that its crash is a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+
+from onnxq.errors import EngineError, ModelError
+from onnxq.ir.stored_tensors import external_locations
+from onnxq.runtime.engine import Engine, LoadedModel
+from onnxq.runtime.kernels import Kernel, read_profile
+from onnxq.runtime.programs import Program
+from onnxq.runtime.sessions import Array
+from onnxq.runtime.turns import Turn, orders_of
+from onnxq.runtime.wire import PROTOCOL, receive, send
+
+_LONGEST_REASON = 300
+# Seconds for an answer; a model of many weights takes minutes to load.
+_PATIENCE = 600.0
+
+
+class ChildEngine(Engine):
+    """An engine that answers messages, see `onnxq.runtime.wire`, those of one thread after those of another.
+
+    Args:
+        name: the name users write.
+        program: what to start.
+        patience: seconds after which an engine that does not answer is ended.
+
+    Raises:
+        EngineError: there is no such program.
+    """
+
+    def __init__(self, name: str, program: Program, patience: float = _PATIENCE) -> None:
+        self.name, self.patience, self.remote = name, patience, program.remote
+        # Whoever asks is to know where it lies.
+        self._sent_models: dict[Path, str] = {}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                program.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            )
+        except OSError as error:
+            self._errors.close()
+            raise EngineError(
+                f"engine {name} cannot be started: {program.command[0]}: {error.strerror}; check its name"
+            ) from error
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(program.sent)
+        self._asking, self._has_started = threading.RLock(), False
+
+    def started(self) -> None:
+        """Wait until it has started, which it may do while something else is done; it is ended if it is of no use."""
+        with self._asking:
+            if self._has_started:
+                return
+            try:
+                self._greeted()
+            except EngineError:
+                self.close()
+                raise
+            self._has_started = True
+
+    def _greeted(self) -> None:
+        header, _ = self._answer({"ask": "hello"}, (), "start", self.patience)
+        protocol, version = header.get("protocol"), header.get("version")
+        if protocol != PROTOCOL or not isinstance(version, str):
+            raise EngineError(
+                f"engine {self.name} speaks version {protocol} of the protocol, expected {PROTOCOL}; use one of this "
+                "version of onnxq"
+            )
+        self.version, self.profiles = version, header.get("profiles") is True
+        self.threads = self.threads or header.get("threads")
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        """Load a model; it is sent where the engine does not see it."""
+        [loaded] = self.load_all([model], threads)
+        return loaded
+
+    def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
+        """Load models at once, as far as the engine can."""
+        self.started()
+        asked = {"ask": "load", "models": [self._place(model) for model in models], "threads": threads or self.threads}
+        header, _ = self.ask(asked, doing=f"load {' and '.join(map(str, models))}")
+        return [_ChildModel(self, one["session"], tuple(one["outputs"])) for one in header["loaded"]]
+
+    def time(
+        self,
+        models: Sequence[LoadedModel],
+        samples: Sequence[Mapping[str, Array]],
+        seconds: float,
+        turn: int = 0,
+        enough: int | None = None,
+    ) -> list[list[Turn]]:
+        """Have models of its own timed where they run, so that no message takes part."""
+        numbers = [model.number for model in models if isinstance(model, _ChildModel)]
+        asked = {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough}
+        header, _ = self.ask(
+            {**asked, "orders": orders_of(len(numbers))},
+            samples,
+            doing="time the models",
+            patience=self.patience + seconds,
+        )
+        return [[tuple(one) for one in turns] for turns in header["times"]]
+
+    def profile(
+        self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
+    ) -> tuple[Kernel, ...]:
+        """Return what the engine tells itself, or read what onnxruntime has written there."""
+        self.started()
+        asked = {"ask": "profile", "model": self._place(model), "repeats": repeats, "threads": self.threads_given}
+        header, arrays = self.ask(asked, samples, doing=f"profile {model}")
+        if "kernels" in header:
+            return tuple(_kernel(one) for one in header["kernels"])
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            written = Path(scratch) / "profile.json"
+            *ran, events = arrays
+            written.write_bytes(events.tobytes())
+            return read_profile(ran[0].tobytes() if ran else model, written, repeats)
+
+    def close(self) -> None:
+        """End the process."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        self._errors.close()
+
+    def ask(
+        self,
+        header: Mapping[str, Any],
+        samples: Sequence[Mapping[str, Array]] = (),
+        *,
+        doing: str = "start",
+        patience: float | None = None,
+    ) -> tuple[dict[str, Any], list[Array]]:
+        """Send a message and return the answer.
+
+        Args:
+            header: what is asked.
+            samples: arrays that go with it.
+            doing: what the answer is for, as in "start".
+            patience: seconds.
+
+        Raises:
+            EngineError: it refuses, ends, hangs or answers nonsense.
+        """
+        with self._asking:
+            self.started()
+            return self._answer(header, samples, doing, patience or self.patience)
+
+    def _answer(
+        self, header: Mapping[str, Any], samples: Sequence[Mapping[str, Array]], doing: str, allowed: float
+    ) -> tuple[dict[str, Any], list[Array]]:
+        if self._process.poll() is not None or self._errors.closed:
+            raise EngineError(f"engine {self.name} has ended before it could {doing}{self._last_words()}")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        arrays = [np.asarray(one) for sample in samples for one in sample.values()]
+        if strange := next((array.dtype.name for array in arrays if array.dtype.kind == "V"), None):
+            raise EngineError(
+                f"engine {self.name} cannot {doing}: arrays of {strange}, which numpy itself lacks, cannot be sent to "
+                "another process; take the engine onnxruntime, which runs in this one"
+            )
+        hung = threading.Event()
+
+        def end() -> None:
+            hung.set()
+            self._process.kill()
+
+        timer = threading.Timer(allowed, end)
+        timer.start()
+        try:
+            named = {**header, "samples": [list(sample) for sample in samples]}
+            send(self._process.stdin, named, arrays)
+            answer, found = receive(self._process.stdout)
+        except (EOFError, OSError):
+            raise EngineError(self._ending(doing, allowed if hung.is_set() else None)) from None
+        except (KeyError, TypeError, ValueError) as error:
+            self._process.kill()
+            raise EngineError(
+                f"engine {self.name} answers what is no message ({error}) when it is to {doing}; check what it prints"
+            ) from error
+        finally:
+            timer.cancel()
+        if "error" in answer:
+            raise EngineError(f"engine {self.name} cannot {doing}: {_short(str(answer['error']))}")
+        return answer, found
+
+    def _ending(self, doing: str, seconds: float | None) -> str:
+        """Say how the process has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        code = self._process.poll()
+        if seconds is not None:
+            return f"engine {self.name} did not {doing} within {seconds:g} s and was ended; try a smaller model"
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            cause = "memory ran out" if name == "SIGKILL" else "it failed on the model or on one made of it"
+            return f"engine {self.name} was ended by {name} when it was to {doing}, most likely because {cause}"
+        return f"engine {self.name} has ended when it was to {doing}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        """Return the last line that the process has printed, behind a colon."""
+        if self._errors.closed:
+            return ""
+        self._errors.seek(0)
+        told = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f": {_short(told[-1])}" if told else ""
+
+    def _place(self, model: Path) -> str:
+        """Return where the engine finds a model."""
+        if not self.remote:
+            return str(model.resolve())
+        if model not in self._sent_models:
+            folder = str(len(self._sent_models))
+            for name in _outside(model):
+                self._keep(model.parent / name, folder, name)
+            self._sent_models[model] = self._keep(model, folder, model.name)
+        return self._sent_models[model]
+
+    def _keep(self, path: Path, folder: str, name: str) -> str:
+        try:
+            data = np.memmap(path, np.uint8, "r")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read to be sent to engine {self.name}: {error}") from error
+        asked = {"ask": "keep", "folder": folder, "name": name}
+        header, _ = self.ask(asked, [{"data": data}], doing=f"take {path}")
+        return str(header["path"])
+
+
+class _ChildModel(LoadedModel):
+    def __init__(self, engine: ChildEngine, number: int, outputs: tuple[str, ...]) -> None:
+        self.engine, self.number, self.outputs = engine, number, outputs
+
+    def run(self, sample: Mapping[str, Array]) -> list[Any]:
+        _, arrays = self.engine.ask({"ask": "run", "session": self.number}, [sample], doing="run the sample")
+        if len(arrays) != len(self.outputs):
+            raise EngineError(
+                f"engine {self.engine.name} returns {len(arrays)} outputs, expected {len(self.outputs)}: "
+                f"{', '.join(self.outputs)}"
+            )
+        return list(arrays)
+
+    def close(self) -> None:
+        self.engine.ask({"ask": "close", "session": self.number}, doing="close the model")
+
+
+def _outside(model: Path) -> tuple[str, ...]:
+    """Return the names of the files that a model keeps weights in."""
+    try:
+        return external_locations(onnx.load(model, load_external_data=False))
+    except (DecodeError, OSError) as error:
+        raise ModelError(f"{model} cannot be read: {error}") from error
+
+
+def _kernel(told: Mapping[str, Any]) -> Kernel:
+    return Kernel(**{**told, "inputs": tuple(told["inputs"]), "outputs": tuple(told["outputs"])})
+
+
+def _short(reason: str) -> str:
+    text = " ".join(reason.split())
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

@@ -1,0 +1,216 @@
+"""How long each kernel of a model takes: the runtime's own profile, read beside the graph that it ran."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+
+from onnxq.data.inputs import Sample
+from onnxq.errors import ModelError
+from onnxq.runtime.sessions import open_session, run
+
+_SUFFIX = "_kernel_time"
+# The time of these holds the time of the nodes in their bodies, which have events of their own.
+_HOLDERS = frozenset({"If", "Loop", "Scan"})
+_LOOPS = frozenset({"Loop", "Scan"})
+# It takes about 15 microseconds to read an event of a profile, and as many to write it. More than enough tell no
+# better, but for the fewest runs; what makes more than the most of a run takes too long.
+_ENOUGH_EVENTS, _FEWEST_RUNS, _MOST_EVENTS = 40_000, 3, 100_000
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One node of the graph, or of a body, that runs.
+
+    Attributes:
+        name: of the executed node.
+        op_type: its operator.
+        inputs: names of its inputs.
+        outputs: names of its outputs.
+        nanoseconds: time of a run, all iterations of a loop together: the median over repetitions, averaged over the
+            samples, of which those count as zero that do not take its branch.
+        elements: size of its first output, all iterations together, averaged likewise.
+    """
+
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nanoseconds: float
+    elements: float
+
+
+def profile_kernels(
+    model: Path, samples: Sequence[Sample], folder: Path, *, repeats: int, threads: int | None = None
+) -> tuple[Kernel, ...]:
+    """Run a model under the runtime's profiler.
+
+    Args:
+        model: the file.
+        samples: each is run ``repeats`` times, and the first of all once more before that; fewer times, and fewer of
+            them, where the profile would grow too long.
+        folder: where the runtime writes its files, which are removed again.
+        repeats: at least one.
+        threads: threads inside an operator; None leaves the choice to onnxruntime.
+
+    Returns:
+        The kernels in order of execution, those of bodies behind the node that holds them; none where a single run
+        makes too many events, as long loops do.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+        DataError: a sample cannot be run.
+    """
+    with TemporaryDirectory(dir=folder) as scratch:
+        optimized = Path(scratch) / "profiled.onnx"
+        session = open_session(model, threads=threads, optimized_copy=optimized, profile=Path(scratch) / "profile")
+        try:
+            graph = onnx.load(optimized, load_external_data=False).graph
+            runs_affordable = _affordable(_events_of_a_run(graph, model, samples[0], Path(scratch)))
+            repeats = min(repeats, max((runs_affordable - 1) // len(samples), 1))
+            samples = samples[: runs_affordable - 1] if runs_affordable > 1 else ()
+            for sample in samples[:1]:
+                run(session, sample)
+            for sample in samples:
+                for _ in range(repeats):
+                    run(session, sample)
+            runs = _runs(_events(Path(session.end_profiling())))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"the profile of {model} cannot be read: {error}; measure without a search") from error
+    return tuple(_kernels(graph, runs[1:], repeats))
+
+
+def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
+    """Return the kernels that a runtime made of a model, without running it: times and sizes are 0.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    with TemporaryDirectory() as scratch:
+        optimized = Path(scratch) / "optimized.onnx"
+        open_session(model, optimized_copy=optimized)
+        graph = onnx.load(optimized, load_external_data=False).graph
+    return tuple(
+        Kernel(node.name, node.op_type, tuple(node.input), tuple(node.output), 0.0, 0.0) for node in _all_nodes(graph)
+    )
+
+
+def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel, ...]:
+    """Return the kernels of a profile that was made elsewhere.
+
+    Args:
+        ran: the graph that ran, without its weights; where the runtime does not tell it, the model, whose nodes the
+            kernels are called after.
+        profile: what was written of one run to warm up and then of ``repeats`` runs of each sample.
+        repeats: at least one.
+
+    Raises:
+        ModelError: it is none.
+    """
+    try:
+        runs = _runs(_events(profile))
+        graph = _called_alike(ran, profile) if isinstance(ran, Path) else onnx.load_model_from_string(ran).graph
+    except (DecodeError, KeyError, OSError, ValueError) as error:
+        raise ModelError(f"the profile cannot be read: {error}; measure without a search") from error
+    return tuple(_kernels(graph, runs[1:], repeats))
+
+
+def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
+    """Return the kernels of a profile as nodes, with the tensors of the nodes of a model that have their names."""
+    known = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
+    ran = {}
+    for event in _events(profile):
+        name = event["name"].removesuffix(_SUFFIX)
+        if event["cat"] == "Node" and name != event["name"]:
+            like = known.get(name, onnx.NodeProto())
+            ran[name] = onnx.NodeProto(
+                name=name, op_type=event["args"]["op_name"], input=like.input, output=like.output
+            )
+    return onnx.GraphProto(node=ran.values())
+
+
+def _affordable(events: int) -> int:
+    """Return how many runs are read that make so many events each.
+
+    >>> _affordable(100), _affordable(11_000), _affordable(45_000), _affordable(70_000)
+    (400, 3, 2, 1)
+    """
+    most = _MOST_EVENTS // max(events, 1)
+    return max(_ENOUGH_EVENTS // max(events, 1), min(most, _FEWEST_RUNS))
+
+
+def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder: Path) -> int:
+    """Return how many events a run of what the runtime made of a model makes; with loops only a run tells."""
+    nodes = list(_all_nodes(graph))
+    if not any(node.op_type in _LOOPS for node in nodes):
+        return len(nodes)
+    session = open_session(model, profile=folder / "counted")
+    run(session, sample)
+    with Path(session.end_profiling()).open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and its bodies, a body's behind the node that holds it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(body)
+
+
+def _events(profile: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the events of a profile, one a line: loops make too many of them to hold at once."""
+    with profile.open(encoding="utf-8") as lines:
+        yield from (json.loads(line.rstrip().rstrip(",")) for line in lines if line.startswith("{"))
+
+
+def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, float]]]:
+    """Return, for each run, nanoseconds and elements of the first output by executed node."""
+    runs: list[dict[str, tuple[float, float]]] = []
+    current: dict[str, tuple[float, float]] = {}
+    for event in events:
+        name = event["name"]
+        if name == "model_run":
+            runs.append(current)
+            current = {}
+        elif event["cat"] == "Node" and name.endswith(_SUFFIX) and event["args"].get("op_name") not in _HOLDERS:
+            shapes = [
+                math.prod(shape) for found in event["args"].get("output_type_shape", ()) for shape in found.values()
+            ]
+            time, elements = current.get(name.removesuffix(_SUFFIX), (0.0, 0.0))
+            current[name.removesuffix(_SUFFIX)] = (
+                time + event["dur"] * 1e3,
+                elements + float(shapes[0] if shapes else 0),
+            )
+    return runs
+
+
+def _kernels(
+    graph: onnx.GraphProto, runs: Sequence[Mapping[str, tuple[float, float]]], repeats: int
+) -> Iterator[Kernel]:
+    for node in _all_nodes(graph):
+        samples = [
+            [found[node.name] for found in runs[start : start + repeats] if node.name in found]
+            for start in range(0, len(runs), repeats)
+        ]
+        if any(samples):
+            times = [statistics.median(time for time, _ in sample) if sample else 0.0 for sample in samples]
+            sizes = [sample[0][1] if sample else 0.0 for sample in samples]
+            yield Kernel(
+                node.name,
+                node.op_type,
+                tuple(node.input),
+                tuple(node.output),
+                statistics.fmean(times),
+                statistics.fmean(sizes),
+            )

@@ -1,0 +1,170 @@
+"""OpenVINO on the CPU, as the process that serves it knows it: numpy and openvino alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from onnxq.runtime.serving import Array, Loaded, serve
+
+# Such as "Check 'false' failed at src/frontends/onnx/frontend/src/core/graph.cpp:151:".
+_SOURCE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+:")
+_CONVERTER = "openvino.tools.ovc"
+# How a model file begins to say that values lie in another.
+_ELSEWHERE = b"\n\x08location"
+
+
+class OpenVino:
+    """OpenVINO's CPU device, one request at a time."""
+
+    profiles = True
+
+    def __init__(self, precision: str = "") -> None:
+        """Take what to compute in; left to OpenVINO it is bfloat16 where the processor multiplies that."""
+        # Its converters of other formats, which serving does without, take as long to import as the rest.
+        sys.modules.setdefault(_CONVERTER, None)  # type: ignore[arg-type]
+        import openvino
+
+        self.core, self.precision = openvino.Core(), precision
+        self.compiled_before = tempfile.TemporaryDirectory()
+        self.first_with: dict[bytes, tuple[str, Path]] = {}
+        self.made_of: dict[Path, dict[str, tuple[list[str], list[str]]]] = {}
+        computes_in = precision or self.core.get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+        self.version = f"openvino {openvino.__version__.split('-')[0]} in {computes_in}"
+
+    def load(self, model: str, threads: int | None) -> Loaded:
+        """Load a model file; one that is loaded again, as each round of timing does, takes a quarter of the time."""
+        return _Session(self._kept(self._same(model), threads))
+
+    def _kept(self, model: str, threads: int | None, **options: Any) -> Any:
+        """Compile a model, or take what it was compiled to, which has lost some names of what its nodes are made of."""
+        place = self._place(model)
+        compiled = self._compiled(model, threads, CACHE_DIR=str(place), **options)
+        if place not in self.made_of:
+            self.made_of[place] = {
+                node.friendly_name: ([one.get_node().friendly_name for one in node.input_values()], _fused(node))
+                for node in compiled.get_runtime_model().get_ops()
+            }
+        return compiled
+
+    def _same(self, model: str) -> str:
+        """Return the first file that was loaded with a model's bytes: what is chosen is written once more."""
+        data = Path(model).read_bytes()
+        if _ELSEWHERE in data:
+            return model
+        first, place = self.first_with.setdefault(hashlib.sha256(data).digest(), (model, self._place(model)))
+        return first if Path(first).exists() and self._place(first) == place else model
+
+    def _place(self, model: str) -> Path:
+        """Return where what a model is compiled to is kept; another model may take a file's place."""
+        return Path(self.compiled_before.name, str(Path(model).stat().st_mtime_ns))
+
+    def profile(
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
+    ) -> tuple[Mapping[str, Any], Sequence[Array]]:
+        """Return the kernels that ran, with the names of all nodes that were fused into each as its outputs.
+
+        Its inputs are the kernels that made them.
+        """
+        same = self._same(model)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self._sizes, model, samples)
+            compiled = self._kept(same, threads, PERF_COUNT=True)
+            sizes = asked.result()
+        made_of = self.made_of[self._place(same)]
+        request = compiled.create_infer_request()
+        # It gets faster over its first runs, of the float model as of any other.
+        for _ in range(repeats):
+            request.infer(dict(samples[0]))
+        times: dict[str, list[float]] = {}
+        kinds: dict[str, str] = {}
+        for sample in samples:
+            runs: dict[str, list[float]] = {}
+            for _ in range(repeats):
+                request.infer(dict(sample))
+                for found in request.profiling_info:
+                    if found.status.name == "EXECUTED":
+                        runs.setdefault(found.node_name, []).append(found.real_time.total_seconds() * 1e9)
+                        kinds[found.node_name] = found.node_type
+            for name, one in runs.items():
+                times.setdefault(name, []).append(min(one))
+        kernels = []
+        for name, found in times.items():
+            inputs, fused = made_of.get(name, ([], []))
+            kernels.append(
+                {
+                    "name": name,
+                    "op_type": kinds[name],
+                    "inputs": inputs,
+                    "outputs": [name, *fused],
+                    "nanoseconds": sum(found) / len(samples),
+                    "elements": max(sizes.get(one, 0.0) for one in (name, *fused)),
+                }
+            )
+        return {"kernels": kernels}, ()
+
+    def _sizes(self, model: str, samples: Sequence[Mapping[str, Array]]) -> dict[str, float]:
+        """Return the mean size of what nodes make, as far as the shapes of the samples say it."""
+        sizes: dict[str, float] = {}
+        read = self.core.read_model(model)
+        for sample in samples:
+            read.reshape({name: list(array.shape) for name, array in sample.items()})
+            for node in read.get_ordered_ops():
+                if node.get_output_size() and node.get_output_partial_shape(0).is_static:
+                    size = math.prod(node.get_output_shape(0)) / len(samples)
+                    sizes[node.friendly_name] = sizes.get(node.friendly_name, 0.0) + size
+        return sizes
+
+    def _compiled(self, model: str, threads: int | None, **options: Any) -> Any:
+        settings = {"PERFORMANCE_HINT": "LATENCY", **options}
+        if threads is not None:
+            settings["INFERENCE_NUM_THREADS"] = threads
+        if self.precision:
+            settings["INFERENCE_PRECISION_HINT"] = self.precision
+        try:
+            return self.core.compile_model(model, "CPU", settings)
+        except RuntimeError as error:
+            raise RuntimeError(_SOURCE_PLACE.sub("", str(error))) from None
+
+
+class _Session:
+    def __init__(self, compiled: Any) -> None:
+        self.request = compiled.create_infer_request()
+        self.outputs = [_name(output) for output in compiled.outputs]
+
+    def run(self, sample: Mapping[str, Array]) -> Sequence[Array]:
+        try:
+            # As a compiled model that is called does; else a large input takes longer to copy than some layers.
+            found = self.request.infer(dict(sample), share_inputs=True)
+        except RuntimeError as error:
+            raise RuntimeError(_SOURCE_PLACE.sub("", str(error))) from None
+        return [found[number].copy() for number in range(len(self.outputs))]
+
+
+def _fused(node: Any) -> list[str]:
+    """Return the names of the nodes that were fused into one that runs."""
+    told = node.get_rt_info()
+    names = str(told["originalLayersNames"].astype(str)).split(",") if "originalLayersNames" in told else []
+    return [name for name in names if name]
+
+
+def _name(output: Any) -> str:
+    """Return the name of an output, which may have those of other tensors that are equal too."""
+    own: str = output.node.friendly_name.partition("/sink_port_")[0]
+    return own if own in output.names else min(output.names, default=own)
+
+
+if __name__ == "onnxq.runtime.backend":
+    backend = OpenVino(*sys.argv[2:])
+    serve(backend)
+    backend.compiled_before.cleanup()
+    # Whoever asked waits for the end, and taking libraries down takes longer than all else.
+    os._exit(0)

@@ -1,0 +1,42 @@
+"""The evaluator of onnx itself, as the process that serves it knows it: slow, and what the standard says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from onnxq.runtime.serving import Array, Loaded, serve
+
+
+class Reference:
+    """`onnx.reference.ReferenceEvaluator`."""
+
+    version = f"onnx {onnx.__version__}"
+    profiles = False
+    threads = 1
+
+    def load(self, model: str, threads: int | None) -> Loaded:
+        """Load a model file; it runs in one thread of Python."""
+        return _Session(ReferenceEvaluator(model))
+
+    def profile(
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
+    ) -> tuple[Mapping[str, Any], Sequence[Array]]:
+        """Refuse: what it takes is of no interest."""
+        raise ValueError("it does not tell what each node takes")
+
+
+class _Session:
+    def __init__(self, evaluator: ReferenceEvaluator) -> None:
+        self.evaluator = evaluator
+        self.outputs = list(evaluator.output_names)
+
+    def run(self, sample: Mapping[str, Array]) -> Sequence[Array]:
+        return list(self.evaluator.run(None, dict(sample)))
+
+
+if __name__ == "onnxq.runtime.backend":
+    serve(Reference())

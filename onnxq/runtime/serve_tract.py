@@ -1,0 +1,77 @@
+"""tract, an inference engine in Rust, as the process that serves it knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import onnx
+import tract
+
+from onnxq.runtime.serving import Array, Loaded, serve
+
+# How tract calls types, whose numbers of bits it says.
+_KINDS = MappingProxyType({"float": "f", "int": "i", "uint": "u"})
+
+
+class Tract:
+    """Models made of tract's own operators, for the shapes of the samples that they run on."""
+
+    version = f"tract {tract.version()}"
+    profiles = False
+    threads = 1
+
+    def load(self, model: str, threads: int | None) -> Loaded:
+        """Load a model file; it runs in one thread."""
+        return _Session(model)
+
+    def profile(
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
+    ) -> tuple[Mapping[str, Any], Sequence[Array]]:
+        """Refuse: it tells nothing of nodes here."""
+        raise ValueError("it does not tell what each node takes")
+
+
+class _Session:
+    def __init__(self, path: str) -> None:
+        # What cannot be read is told before a sample comes.
+        with _told_briefly():
+            model = tract.onnx().load(path)
+        self.path, self.names = path, [model.input_name(place) for place in range(model.input_count())]
+        # tract calls outputs after the nodes that make them.
+        self.outputs = [value.name for value in onnx.load(path, load_external_data=False).graph.output]
+        self.runnable: dict[tuple[str, ...], Any] = {}
+
+    def run(self, sample: Mapping[str, Array]) -> Sequence[Array]:
+        arrays = [sample[name] for name in self.names]
+        facts = tuple(",".join([*map(str, array.shape), _type(array)]) for array in arrays)
+        if facts not in self.runnable:
+            self.runnable[facts] = self._made_for(facts)
+        return [found.to_numpy() for found in self.runnable[facts].run(arrays)]
+
+    def _made_for(self, facts: Sequence[str]) -> Any:
+        with _told_briefly():
+            model = tract.onnx().load(self.path)
+            for place, fact in enumerate(facts):
+                model.set_input_fact(place, fact)
+            return model.into_model().into_runnable()
+
+
+@contextmanager
+def _told_briefly() -> Iterator[None]:
+    """Raise what tract says without where in its code it says so."""
+    try:
+        yield
+    except tract.TractError as error:
+        raise ValueError(" ".join(str(error).partition("Stack backtrace")[0].split())) from error
+
+
+def _type(array: Array) -> str:
+    kind = array.dtype.name.rstrip("0123456789")
+    return f"{_KINDS[kind]}{8 * array.dtype.itemsize}" if kind in _KINDS else array.dtype.name
+
+
+if __name__ == "onnxq.runtime.backend":
+    serve(Tract())

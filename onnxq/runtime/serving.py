@@ -1,0 +1,147 @@
+"""The side that runs models for another process: it answers one message after the other until the pipe closes.
+
+A process with neither onnxq nor onnx is sent this module too, so it imports numpy and what is sent with it alone.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy.typing as npt
+
+from onnxq.runtime.turns import timed_by_turns
+from onnxq.runtime.wire import PROTOCOL, receive, send
+
+Array = npt.NDArray[Any]
+
+
+class Loaded(Protocol):
+    """A model that a runtime has loaded."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of its outputs in order."""
+        ...
+
+    def run(self, sample: Mapping[str, Array]) -> Sequence[Array]:
+        """Return the outputs in order."""
+        ...
+
+
+class Backend(Protocol):
+    """A runtime as a process that serves it knows it. What it raises is told in its words.
+
+    Attributes:
+        version: name and version, as in ``onnxruntime 1.31.1``.
+        profiles: whether it tells what each node takes.
+    """
+
+    version: str
+    profiles: bool
+
+    def load(self, model: str, threads: int | None) -> Loaded:
+        """Load a model file; several threads may ask at once."""
+        ...
+
+    def profile(
+        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
+    ) -> tuple[Mapping[str, Any], Sequence[Array]]:
+        """Return what the runtime says of the time of each node, as the engine on the other side reads it."""
+        ...
+
+
+def serve(backend: Backend) -> None:
+    """Answer on standard output what comes in on standard input; what libraries print goes to standard error."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    waiting: queue.SimpleQueue[tuple[dict[str, Any], list[Array]]] = queue.SimpleQueue()
+    requests = os.fdopen(os.dup(0), "rb")
+    threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
+    with tempfile.TemporaryDirectory() as folder:
+        answering = _Answering(backend, Path(folder))
+        while True:
+            header, arrays = waiting.get()
+            if not header:
+                return
+            try:
+                reply, found = answering.answer(header, arrays)
+            # Whatever a runtime raises is told on the other side.
+            except Exception as error:  # noqa: BLE001
+                reply, found = {"error": f"{type(error).__name__}: {error}"}, []
+            send(replies, reply, found)
+
+
+def _read(requests: BinaryIO, waiting: queue.SimpleQueue[tuple[dict[str, Any], list[Array]]]) -> None:
+    """Hand on messages; who asked has gone when the pipe ends, be it in the middle of a run that never does."""
+    while True:
+        try:
+            waiting.put(receive(requests))
+        except (EOFError, OSError, TypeError, ValueError):
+            waiting.put(({}, []))
+            # A run that takes longer is for nobody.
+            threading.Event().wait(5.0)
+            os._exit(1)
+
+
+class _Answering:
+    """What was loaded so far, and the answer to each message."""
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        self.backend, self.folder = backend, folder
+        self.sessions: dict[int, Loaded] = {}
+        self.loads = 0
+
+    def answer(self, header: Mapping[str, Any], arrays: list[Array]) -> tuple[Mapping[str, Any], Sequence[Array]]:
+        """Return the answer to a message."""
+        asked = header["ask"]
+        if asked == "hello":
+            # One that always takes as many says how many threads.
+            threads = getattr(self.backend, "threads", None)
+            told = {"version": self.backend.version, "profiles": self.backend.profiles, "threads": threads}
+            return {"protocol": PROTOCOL, **told}, ()
+        if asked == "keep":
+            return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()
+        if asked == "load":
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                found = list(pool.map(lambda model: self.backend.load(model, header["threads"]), header["models"]))
+            return {"loaded": [self._opened(session) for session in found]}, ()
+        if asked == "close":
+            del self.sessions[header["session"]]
+            return {}, ()
+        samples = list(_samples(header["samples"], arrays))
+        if asked == "run":
+            return {}, self.sessions[header["session"]].run(samples[0])
+        if asked == "time":
+            runs = [self.sessions[number].run for number in header["sessions"]]
+            seconds, turn, enough = header["seconds"], header["turn"], header["enough"]
+            return {"times": timed_by_turns(runs, samples, seconds, turn, enough)}, ()
+        if asked == "profile":
+            return self.backend.profile(header["model"], samples, header["repeats"], header["threads"])
+        raise ValueError(f"{asked!r} is not known")
+
+    def _opened(self, session: Loaded) -> Mapping[str, Any]:
+        self.loads += 1
+        self.sessions[self.loads] = session
+        return {"session": self.loads, "outputs": list(session.outputs)}
+
+    def _kept(self, folder: str, name: str, data: Array) -> Path:
+        path = self.folder / Path(folder).name / Path(name)
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise ValueError(f"{name} lies outside of the model's folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.data)
+        return path
+
+
+def _samples(names: Sequence[Sequence[str]], arrays: Sequence[Array]) -> Iterator[dict[str, Array]]:
+    start = 0
+    for one in names:
+        yield dict(zip(one, arrays[start : start + len(one)], strict=True))
+        start += len(one)

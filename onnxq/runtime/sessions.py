@@ -1,0 +1,314 @@
+"""The one room that talks to onnxruntime: sessions, runs, and its errors as sentences."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
+
+from onnxq.errors import CandidateError, LoadError, ModelError, OutputError, RunError
+from onnxq.ir.large_models import is_large
+
+Array = npt.NDArray[Any]
+Session = Any
+"""An onnxruntime.InferenceSession, which ships without types."""
+
+_OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_LONGEST_REASON = 300
+_EXTENDED = {
+    f"tensor({name})": np.dtype(getattr(ml_dtypes, dtype))
+    for name, dtype in (
+        ("bfloat16", "bfloat16"),
+        ("float8e4m3fn", "float8_e4m3fn"),
+        ("float8e4m3fnuz", "float8_e4m3fnuz"),
+        ("float8e5m2", "float8_e5m2"),
+        ("float8e5m2fnuz", "float8_e5m2fnuz"),
+    )
+}
+_LARGEST_FOLDED = 1 << 20
+# What the runtime says where it has no room for the graph, and for weights beside it.
+_NOT_WRITTEN = ("Protobuf serialization failed", "Failed to write external initializers")
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+# Such as "/onnxruntime_src/core/graph/model.cc:256 onnxruntime::Model::Model(int, bool) ".
+_SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[with [^]]*\] )?")
+
+
+class Memory(Enum):
+    """Where the inner tensors and outputs of a session lie."""
+
+    PLANNED = "laid out ahead for each shape of the inputs, which pays where few tensors are outputs"
+    UNPLANNED = "taken when they are made"
+    SHARED = "taken from what all such sessions of this process share, which pays where they run in turns"
+
+
+def open_session(
+    model: onnx.ModelProto | bytes | Path,
+    *,
+    threads: int | None = None,
+    optimize: bool = True,
+    memory: Memory = Memory.PLANNED,
+    optimized_copy: Path | None = None,
+    profile: Path | None = None,
+    external_folder: Path | None = None,
+    mapped: bool | None = None,
+) -> Session:
+    """Load a model on the CPU.
+
+    Args:
+        model: a model in memory, or a file, which models above 2 GiB must be.
+        threads: threads inside an operator; None leaves the choice to onnxruntime.
+        optimize: whether all graph optimisations are on, or none.
+        memory: where inner tensors and outputs lie.
+        optimized_copy: where to save the graph that runs, for a look at its kernels.
+        profile: beginning of the path of the file with the time of each kernel that ``end_profiling`` of the session
+            writes.
+        external_folder: where the external data of a model in memory lies.
+        mapped: whether external weights stay in their files, mapped into memory, neither packed for the kernels nor
+            decoded ahead: runs take longer, and the memory of the process stays small. None asks `is_large`.
+
+    Returns:
+        The session. Its threads do not spin when idle, so that two sessions can be timed beside one another and
+        statistics can be collected while a sample runs.
+
+    Raises:
+        LoadError: onnxruntime refuses the model; the message holds its reason.
+        OutputError: there is no room for the optimised copy.
+    """
+    options = _options(threads, external_folder)
+    if not optimize:
+        options.graph_optimization_level = type(options.graph_optimization_level).ORT_DISABLE_ALL
+    options.enable_mem_pattern = memory is Memory.PLANNED
+    if memory is Memory.SHARED:
+        _share_memory()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        # Weights are given back when their session ends.
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    if optimized_copy is not None:
+        options.optimized_model_filepath = str(optimized_copy)
+        # Whoever looks at the kernels has no use for the weights in memory.
+        options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized_copy.name}.data")
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
+    if is_large(model) if mapped is None else mapped:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        # An arena grows by powers of two and keeps what it has.
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
+    return _loaded(model, options, optimized_copy)
+
+
+def open_decoded(
+    model: onnx.ModelProto | Path, *, threads: int | None = None, external_folder: Path | None = None
+) -> Session:
+    """Load a model that computes in floats: codes of weights are decoded as it is loaded; see `open_session`."""
+    options = _options(threads, external_folder)
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    return _loaded(model, options)
+
+
+def _options(threads: int | None, external_folder: Path | None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if external_folder is not None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(external_folder.resolve()))
+    return options
+
+
+def _loaded(model: onnx.ModelProto | bytes | Path, options: Any, optimized_copy: Path | None = None) -> Session:
+    import onnxruntime
+
+    source = serialized(model) if isinstance(model, onnx.ModelProto) else model
+    try:
+        return onnxruntime.InferenceSession(
+            str(source) if isinstance(source, Path) else source, options, providers=["CPUExecutionProvider"]
+        )
+    except _runtime_errors() as error:
+        if optimized_copy is not None and any(told in str(error) for told in _NOT_WRITTEN):
+            raise OutputError(
+                f"the optimised model cannot be written to {optimized_copy.parent}, which has no room or 2 GiB do not "
+                "hold it; make room there"
+            ) from error
+        where = str(model) if isinstance(model, Path) else "the model"
+        raise LoadError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; check the model") from error
+
+
+def run(
+    session: Session,
+    sample: Mapping[str, Array],
+    outputs: Sequence[str] | None = None,
+    *,
+    index: int | None = None,
+    made: Path | None = None,
+) -> list[Any]:
+    """Run one sample.
+
+    Args:
+        session: from open_session.
+        sample: arrays by input name.
+        outputs: names of the wanted outputs; None wants all.
+        index: number of the sample, for the message of an error.
+        made: file of the model, if it was made from a float model that runs the sample.
+
+    Returns:
+        The outputs in order, numpy arrays unless the model gives sequences or maps.
+
+    Raises:
+        RunError: the run fails; the message holds onnxruntime's reason.
+        CandidateError: a model that was made from another fails.
+    """
+    if outputs is not None and not outputs:
+        return []
+    try:
+        wanted = None if outputs is None else list(outputs)
+        if _has_extended_types(session, sample):
+            return _run_extended(session, sample, wanted)
+        values: list[Any] = session.run(wanted, dict(sample))
+    except _runtime_errors() as error:
+        where = "the sample" if index is None else f"sample {index}"
+        if made is not None:
+            raise CandidateError(
+                f"{made} cannot run {where} on onnxruntime: {_reason(error)}; the float model runs it, so the fault "
+                "lies in how this model was made from it"
+            ) from error
+        raise RunError(f"{where} cannot be run by onnxruntime: {_reason(error)}; check shapes and values") from error
+    return values
+
+
+def as_own(value: Any) -> Any:
+    """Return an output of a run in memory of its own: onnxruntime's lies in what the whole session has taken.
+
+    Args:
+        value: an array, or a sequence or map, which stays as it is.
+    """
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.owndata else value
+
+
+def output_names(session: Session) -> list[str]:
+    """Return the names of a session's outputs in order."""
+    return [output.name for output in session.get_outputs()]
+
+
+def _has_extended_types(session: Session, sample: Mapping[str, Array]) -> bool:
+    """Return whether inputs or outputs have types that numpy itself lacks; they travel as values of onnxruntime."""
+    given = any(getattr(array, "dtype", None) in _EXTENDED.values() for array in sample.values())
+    return given or any(output.type in _EXTENDED for output in session.get_outputs())
+
+
+def _run_extended(session: Session, sample: Mapping[str, Array], outputs: Sequence[str] | None) -> list[Any]:
+    from onnxruntime import OrtValue
+
+    feed = {
+        name: OrtValue.ortvalue_from_numpy_with_onnx_type(
+            np.ascontiguousarray(array), onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        )
+        if array.dtype in _EXTENDED.values()
+        else OrtValue.ortvalue_from_numpy(array)
+        for name, array in sample.items()
+    }
+    return [_as_array(value) for value in session.run_with_ort_values(outputs, feed)]
+
+
+def _as_array(value: Any) -> Any:
+    dtype = _EXTENDED.get(value.data_type())
+    if dtype is None:
+        return value.numpy()
+    # It hands out neither the array nor the buffer of such a value, only where that lies.
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(data, dtype).reshape(value.shape())
+
+
+def runtime_version() -> str:
+    """Return which onnxruntime this is, as in ``onnxruntime 1.31.1``."""
+    import onnxruntime
+
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model that computes in 16-bit floats where it can, between inputs and outputs of its own types."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    converted: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True)
+    return converted
+
+
+def serialized(model: onnx.ModelProto) -> bytes:
+    """Return the bytes of a model in memory.
+
+    Raises:
+        ModelError: it is above 2 GiB.
+    """
+    try:
+        return bytes(model.SerializeToString())
+    except (EncodeError, ValueError) as error:
+        raise ModelError("the model is above 2 GiB, expected less in memory; save it and give its path") from error
+
+
+def release_shared_memory() -> None:
+    """Give back what sessions with shared memory do not hold any more; onnxruntime does so only after a run."""
+    import onnxruntime
+
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.BOOL, [1])
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.BOOL, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Not", ["x"], ["y"])], "g", [value], [output])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    session = open_session(model, threads=1, memory=Memory.SHARED)
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    session.run(None, {"x": np.zeros(1, np.bool_)}, options)
+
+
+def return_memory() -> None:
+    """Hand back to the system what closed sessions leave behind, where the C library keeps it for later."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None) if sys.platform == "linux" else None, "malloc_trim", None):
+        trim(0)
+
+
+@cache
+def _share_memory() -> None:
+    """Make the one arena of this process; it grows by what is asked for and not in powers of two."""
+    import onnxruntime
+
+    place = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    growth = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
+    onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg(growth))
+
+
+@cache
+def _runtime_errors() -> tuple[type[Exception], ...]:
+    """Return onnxruntime's exceptions, which have no common base, and those of its Python layer."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    native = [value for value in vars(state).values() if isinstance(value, type) and issubclass(value, Exception)]
+    return (*native, RuntimeError, ValueError, TypeError)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error of onnxruntime in one line, without its code and where in its source it was raised."""
+    text = _SOURCE_PLACE.sub("", _CODE.sub("", " ".join(str(error).split()))) or type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

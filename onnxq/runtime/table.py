@@ -1,0 +1,132 @@
+"""Engines by name: ours, and those of installed packages."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from types import MappingProxyType
+
+from onnxq.errors import EngineError, unknown
+from onnxq.runtime.child import ChildEngine
+from onnxq.runtime.engine import Engine
+from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.node import node_engine
+from onnxq.runtime.programs import backend_source, python_program
+from onnxq.system.extensions import blamed, registered, registered_names
+
+Opener = Callable[[str], Engine]
+"""Starts an engine, told what stands behind the colon of its name; an empty text where nothing does."""
+
+ENTRY_POINTS = "onnxq.runtime"
+"""The group of entry points in which packages offer an `Opener`."""
+
+
+def _here(place: str) -> Engine:
+    if place:
+        raise EngineError(
+            f"engine onnxruntime takes no {place!r}; write python:{place} for that of another environment"
+        )
+    return OnnxRuntime()
+
+
+def _reference(place: str) -> Engine:
+    program = python_program(place or sys.executable, backend_source("serve_reference"))
+    return ChildEngine("onnx-reference", program)
+
+
+def _tract(place: str) -> Engine:
+    if not place and find_spec("tract") is None:
+        raise EngineError("engine tract is not installed; pip install 'onnxq[tract]', or give tract:/path/to/python")
+    return ChildEngine("tract", python_program(place or sys.executable, backend_source("serve_tract")))
+
+
+def _openvino(name: str, precision: tuple[str, ...], place: str) -> Engine:
+    if not place and find_spec("openvino") is None:
+        raise EngineError(
+            f"engine {name} is not installed; pip install 'onnxq[openvino]', or give {name}:/path/to/python"
+        )
+    program = python_program(place or sys.executable, backend_source("serve_openvino"), *precision)
+    return ChildEngine(name, program)
+
+
+def _python(place: str) -> Engine:
+    if not place:
+        raise EngineError("engine python lacks the path of a Python; write python:/path/to/python")
+    return ChildEngine(f"python:{place}", python_program(place, backend_source("serve_onnxruntime")))
+
+
+def _ssh(place: str) -> Engine:
+    host, _, python = place.partition(":")
+    if not host:
+        raise EngineError("engine ssh lacks a host; write ssh:HOST, or ssh:HOST:/path/to/python")
+    program = python_program(python or "python3", backend_source("serve_onnxruntime"))
+    # Behind the two dashes no host is taken for an option.
+    command = ("ssh", "-o", "BatchMode=yes", "--", host, shlex.join(program.command))
+    return ChildEngine(f"ssh:{place}", replace(program, command=command, remote=True))
+
+
+ENGINES: Mapping[str, Opener] = MappingProxyType(
+    {
+        "onnxruntime": _here,
+        "openvino": partial(_openvino, "openvino", ()),
+        "openvino-f32": partial(_openvino, "openvino-f32", ("f32",)),
+        "onnxruntime-node": partial(node_engine, "onnxruntime-node"),
+        "onnxruntime-web": partial(node_engine, "onnxruntime-web"),
+        "onnx-reference": _reference,
+        "tract": _tract,
+        "python": _python,
+        "ssh": _ssh,
+    }
+)
+"""Every engine of ours by name."""
+
+_ASK_FOR_A_PLACE = frozenset({"python", "ssh"})
+
+
+def open_engine(text: str, threads: int | None = None) -> Engine:
+    """Start an engine.
+
+    Args:
+        text: a name, and behind a colon where it is: a Python for ``python`` and ``openvino``, a host for ``ssh``, the
+            folder of ``node_modules`` for the npm packages.
+        threads: how many an operator is given; None leaves that to the engine.
+
+    Raises:
+        EngineError: there is no such engine, it is not installed, or it does not start.
+    """
+    engine = starting(text, threads)
+    engine.started()
+    return engine
+
+
+def starting(text: str, threads: int | None = None) -> Engine:
+    """Begin to start an engine, see `open_engine`; whether it does, and its version, is known when it has `started`."""
+    name, _, place = text.partition(":")
+    opener = ENGINES.get(name) or registered(ENTRY_POINTS, name, "engine")
+    if opener is None:
+        raise EngineError(unknown("engine", name, engine_names()))
+    with blamed(f"engine {text!r}", EngineError):
+        engine = opener(place)
+        if not isinstance(engine, Engine):
+            raise TypeError(f"it is {engine!r}, expected an onnxq.runtime.engine.Engine")
+    engine.threads = threads or engine.threads
+    return engine
+
+
+def engine_names() -> list[str]:
+    """Return the names of all engines, installed or not."""
+    return [*ENGINES, *registered_names(ENTRY_POINTS)]
+
+
+def installed_engines() -> Iterator[Engine]:
+    """Start one engine after the other that is here and needs no place."""
+    for name in engine_names():
+        if name not in _ASK_FOR_A_PLACE:
+            try:
+                yield open_engine(name)
+            except EngineError:
+                continue

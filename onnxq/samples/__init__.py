@@ -1,1 +1,0 @@
-"""Samples: what people hand us, as dictionaries of arrays that fit the model."""

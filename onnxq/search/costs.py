@@ -1,0 +1,259 @@
+"""What it costs to run each node in each way, and each border between floats and integers, on this machine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from onnxq.config.scheme import Mode
+from onnxq.ir import Graph, Node, Variable, operator_key, producer, scopes
+from onnxq.ops import OPERATORS, Role
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import DECODING, Plan
+from onnxq.runtime.targets import Target
+from onnxq.search.alternatives import Alternative, Offer
+from onnxq.search.assignment import Border
+from onnxq.search.kernel_times import NodeTimes
+
+# What a QuantizeLinear or DequantizeLinear costs where no border of the measured models tells: nanoseconds.
+_BORDER = 3_000.0
+_BORDER_ELEMENT = 0.5
+# And what floats take that are written and read in the place of codes.
+_WIDER_ELEMENT = 0.2
+OUTSIDE = ""
+"""Stands for what reads a tensor beside nodes: whatever a graph or body returns is floats."""
+
+
+def gives_codes(node: Node, target: Target) -> bool:
+    """Whether a node gives codes as an integer kernel, rather than floats."""
+    return not any(one.op in target.kernels.fused.float_output for one in _with_clamped(node, target))
+
+
+def gives_either(node: Node, target: Target) -> bool:
+    """Whether a node gives floats as fast as codes, where those that read it do not all want codes."""
+    return any(one.op in target.kernels.fused.either_output for one in _with_clamped(node, target))
+
+
+def _with_clamped(node: Node, target: Target) -> list[Node]:
+    return [node, *(node.inputs[0].inputs if node.op in target.kernels.fused.clamps else [])]
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Nanoseconds of the nodes and borders of a graph and its bodies, from runs of whole models in different modes.
+
+    Attributes:
+        graph: the prepared graph.
+        target: the runtime.
+        full: the plan in which every node is static that can be.
+        floats: times of the prepared float model.
+        static: times of the full plan's model.
+        offers: what else nodes can be, with times of models in which all are; finer codes before coarser ones.
+        quantized: what corrections found of borders that quantize, by tensor.
+        dequantized: what they found of those that dequantize.
+    """
+
+    graph: Graph
+    target: Target
+    full: Plan
+    floats: NodeTimes
+    static: NodeTimes
+    offers: tuple[Offer, ...] = ()
+    quantized: Mapping[str, float] = field(default_factory=dict)
+    dequantized: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def static_nodes(self) -> Mapping[str, float]:
+        """Nanoseconds of each node that can be static, what it makes slower around it included.
+
+        None where a run makes too many events for a profile: what is not known is not free.
+        """
+        if not self.floats.nodes or not self.static.nodes:
+            return {}
+        names = {decision.node for decision in self.full.decisions if decision.mode is Mode.STATIC}
+        return self._converted(names, self.full, self.static)
+
+    @cached_property
+    def offered(self) -> Mapping[Alternative, Mapping[str, float]]:
+        """Nanoseconds of the nodes that can take an alternative, what they make slower around them included."""
+        return {offer.alternative: self._converted(offer.nodes, offer.plan, offer.times) for offer in self.offers}
+
+    @cached_property
+    def worthwhile(self) -> Mapping[Alternative, Mapping[str, float]]:
+        """What is offered and faster than in float, and for coarser codes, than with finer ones; none else is taken."""
+        least = dict(self.floats.nodes)
+        found = {}
+        for alternative, times in self.offered.items():
+            found[alternative] = {name: time for name, time in times.items() if time < least.get(name, 0.0)}
+            if alternative.weight is not None:
+                least.update(found[alternative])
+        return found
+
+    def corrected(self, static: Set[str], alternatives: Mapping[str, Alternative], observed: NodeTimes) -> Costs:
+        """Return the same with what the kernels of a model really took.
+
+        Args:
+            static: the model's static nodes.
+            alternatives: its nodes that take an alternative.
+            observed: its times.
+        """
+        # What integers make slower around them shows in the nodes that can never be integers.
+        ours = {
+            name: time
+            for name, time in observed.nodes.items()
+            if name in static or (name not in self.static_nodes and name not in alternatives)
+        }
+        into, back = self._directed(observed, static)
+        offers = []
+        for offer in self.offers:
+            seen = {
+                name: observed.nodes[name]
+                for name, alternative in alternatives.items()
+                if alternative == offer.alternative and name in observed.nodes
+            }
+            offers.append(replace(offer, times=replace(offer.times, nodes={**offer.times.nodes, **seen})))
+        return replace(
+            self,
+            static=replace(self.static, nodes={**self.static.nodes, **ours}),
+            offers=tuple(offers),
+            quantized={**self.quantized, **into},
+            dequantized={**self.dequantized, **back},
+        )
+
+    @cached_property
+    def borders(self) -> tuple[Border, ...]:
+        """A border for each tensor that an integer node reads or makes."""
+        found = []
+        quantize, dequantize = self._rates
+        quantized, dequantized = self._known
+        returned = {tensor for scope in self._scopes for tensor in scope.outputs}
+        for tensor in self._tensors:
+            source = producer(tensor)
+            maker = self._integer_maker(source)
+            readers = tuple(dict.fromkeys(node.name if node in self._listed else OUTSIDE for node in tensor.outputs))
+            if tensor in returned:
+                readers = (*readers, OUTSIDE)
+            if maker is None and not any(name in self.static_nodes for name in readers):
+                continue
+            size = self.floats.elements.get(source.name, 0.0) if source is not None else 0.0
+            into = round(quantized.get(tensor.name, _BORDER + quantize * size))
+            back = round(dequantized.get(tensor.name, _BORDER + dequantize * size))
+            if source is not None and maker is not None and gives_either(source, self.target):
+                # No kernel decodes, and nobody's codes make no noise.
+                wider = round(dequantized.get(tensor.name, _WIDER_ELEMENT * size))
+                found.append(Border(maker, readers, into, wider))
+                maker, into, back = None, 0, 0
+            found.append(Border(maker, readers, into, back, tensor=tensor.name))
+        return tuple(found)
+
+    @cached_property
+    def followers(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a node that only passes integers on, or a clamp, and the node that it needs them from."""
+        found = []
+        for node in self._nodes:
+            if node.name not in self.static_nodes:
+                continue
+            role = OPERATORS[operator_key(node)].role
+            if role is Role.COMPUTE:
+                continue
+            for tensor in data_inputs(node):
+                maker = producer(tensor)
+                if maker is not None:
+                    found.append((node.name, maker.name))
+                    if role is Role.CLAMP:
+                        found.append((maker.name, node.name))
+        return tuple(found)
+
+    @cached_property
+    def _scopes(self) -> tuple[Graph, ...]:
+        return tuple(scopes(self.graph))
+
+    @cached_property
+    def _nodes(self) -> tuple[Node, ...]:
+        return tuple(node for scope in self._scopes for node in scope.nodes)
+
+    @cached_property
+    def _listed(self) -> Set[Node]:
+        return set(self._nodes)
+
+    @cached_property
+    def _tensors(self) -> tuple[Variable, ...]:
+        """What the nodes of each graph read that it is given, and what they make."""
+        found: list[Variable] = []
+        for scope in self._scopes:
+            found += scope.inputs
+            found += [tensor for node in scope.nodes for tensor in node.outputs if tensor.name]
+        return tuple(found)
+
+    def _converted(self, names: Set[str], plan: Plan, found: NodeTimes) -> dict[str, float]:
+        """Return the times of nodes, and what others take longer than in float at the nearest of them before it.
+
+        Others take longer because a pattern that the runtime fuses in float was cut, or because of their data's layout;
+        those that work on codes themselves have times of their own.
+        """
+        decoding = {one.node for one in plan.decisions if one.mode in DECODING}
+        times = {node.name: found.nodes.get(node.name, 0.0) for node in self._nodes if node.name in names}
+        cause: dict[Node, str] = {}
+        longer: dict[str, float] = defaultdict(float)
+        for node in self._nodes:
+            if node.name in times:
+                cause[node] = node.name
+                continue
+            if node.name in decoding:
+                continue
+            known = (cause.get(tensor.inputs[0]) for tensor in node.inputs if tensor.inputs)
+            blamed = next((name for name in known if name is not None), None)
+            if blamed is not None:
+                cause[node] = blamed
+                longer[blamed] += found.nodes.get(node.name, 0.0) - self.floats.nodes.get(node.name, 0.0)
+        return {name: time + max(longer[name], 0.0) for name, time in times.items()}
+
+    def _integer_maker(self, maker: Node | None) -> str | None:
+        """Return the node when it gives codes as an integer kernel, rather than floats."""
+        given = maker is not None and maker.name in self.static_nodes and gives_codes(maker, self.target)
+        return str(maker.name) if maker is not None and given else None
+
+    @cached_property
+    def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Nanoseconds of borders that were measured, by tensor: those that quantize, and those that dequantize."""
+        into, back = self._directed(self.static, self.static_nodes.keys())
+        return {**self._fused, **into, **self.quantized}, {**back, **self.dequantized}
+
+    @cached_property
+    def _fused(self) -> Mapping[str, float]:
+        """What is quantized without a kernel of its own: what makes these floats makes codes of them in passing."""
+        if not self.static_nodes:
+            return {}
+        coded = {one.tensor for one in self.full.activations} - self.static.borders.keys()
+        return {
+            tensor.name: 0.0
+            for tensor in self._tensors
+            if tensor.name in coded and (maker := producer(tensor)) and self._integer_maker(maker) is None
+        }
+
+    def _directed(self, observed: NodeTimes, static: Set[str]) -> tuple[dict[str, float], dict[str, float]]:
+        """Tell borders that quantize from those that dequantize what a static node of the observed model made."""
+        into: dict[str, float] = {}
+        back: dict[str, float] = {}
+        for tensor in self._tensors:
+            time = observed.borders.get(tensor.name, 0.0)
+            if time:
+                made = self._integer_maker(producer(tensor)) in static
+                (back if made else into)[tensor.name] = time
+        return into, back
+
+    @cached_property
+    def _rates(self) -> tuple[float, float]:
+        """Nanoseconds of an element to quantize and to dequantize it, changes of layout included."""
+        times, sizes = [0.0, 0.0], [0.0, 0.0]
+        for tensor in self._tensors:
+            maker = producer(tensor)
+            size = self.floats.elements.get(maker.name, 0.0) if maker is not None else 0.0
+            for direction, known in enumerate(self._known):
+                if size and tensor.name in known:
+                    times[direction] += known[tensor.name]
+                    sizes[direction] += size
+        rates = [time / size if size else _BORDER_ELEMENT for time, size in zip(times, sizes, strict=True)]
+        return rates[0], rates[1]

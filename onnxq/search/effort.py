@@ -1,0 +1,94 @@
+"""How much is tried for accuracy, and which methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from onnxq.algorithms.compensating import GRAM_BYTES
+from onnxq.errors import SchemeError, unknown
+
+METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")
+"""Every method, in the order in which they are tried: what each finds, the next ones build on."""
+
+_OF_ONE_PLAN = frozenset({"bias"})
+# So often there are Gram matrices at once: of three groups of samples, of three sums of these and a sum in the making,
+# and those that a thread observes and hands over.
+_GRAMS = 9
+# So many samples judge what is tried, each of which costs time in every trial; with all effort a part of those that
+# there are, up to so many. By 16 what helps is rejected by luck: a small ResNet has 40.7 dB instead of 41.9.
+_JUDGES, _PART, _MOST_JUDGES = 16, 4, 64
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How much is tried for accuracy.
+
+    Attributes:
+        methods: which of METHODS are tried.
+        models: most models that are built to choose ranges, and most that are to try factors otherwise.
+        thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and what was found on
+            some of the samples is found once more on all; more samples judge where there are many.
+        compensated_bits: weights of more bits are rounded without compensation.
+        memory: bytes that Gram matrices may take together; None is about those that most machines have.
+    """
+
+    methods: tuple[str, ...] = METHODS
+    models: int = 4
+    thorough: bool = False
+    # Those of 4 bits gain several decibels, those of 8 little for as much time.
+    compensated_bits: int = 4
+    memory: int | None = None
+
+    @property
+    def gram_bytes(self) -> int:
+        """Bytes that the Gram matrices of one group of samples may take."""
+        return GRAM_BYTES if self.memory is None else min(GRAM_BYTES, self.memory // _GRAMS)
+
+    def judges(self, samples: int) -> int:
+        """Return how many of so many samples judge what is tried.
+
+        >>> FAST.judges(512), FULL.judges(512), FULL.judges(100), FULL.judges(3)
+        (16, 64, 25, 3)
+        """
+        most = max(_JUDGES, min(samples // _PART, _MOST_JUDGES)) if self.thorough else _JUDGES
+        return min(samples, most)
+
+    @property
+    def split(self) -> tuple[Accuracy, Accuracy]:
+        """What serves every plan of a model, and what is found for one plan: what makes up for all in front of it."""
+        every = tuple(name for name in self.methods if name not in _OF_ONE_PLAN)
+        one = tuple(name for name in self.methods if name in _OF_ONE_PLAN)
+        return replace(self, methods=every), replace(self, methods=one)
+
+
+OFF = Accuracy(methods=())
+"""Codes as the scheme says, whatever they do to the model."""
+
+FAST = Accuracy()
+"""A handful of models a method."""
+
+FULL = Accuracy(models=8, thorough=True, compensated_bits=8)
+"""As many models as pay."""
+
+ACCURACIES: Mapping[str, Accuracy] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})
+"""Efforts by name."""
+
+
+def accuracy_named(text: str) -> Accuracy:
+    """Return the effort that a text names: a row of ACCURACIES, or methods, separated by commas, with all effort.
+
+    Raises:
+        SchemeError: no such effort or method; the message suggests the nearest one.
+
+    >>> accuracy_named("fast").models, accuracy_named("migration,bias").methods
+    (4, ('migration', 'bias'))
+    """
+    if text in ACCURACIES:
+        return ACCURACIES[text]
+    wanted = tuple(part.strip() for part in text.split(","))
+    for name in wanted:
+        if name not in METHODS:
+            raise SchemeError(unknown("accuracy", name, (*ACCURACIES, *METHODS)))
+    return replace(FULL, methods=tuple(method for method in METHODS if method in wanted))

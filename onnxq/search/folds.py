@@ -1,0 +1,225 @@
+"""Folds: what is found on some of the samples is judged by others, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from onnxq.algorithms.channel_shares import Setting
+from onnxq.algorithms.range_choice import Noise, pooled, takes_off
+from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.sites import Site
+from onnxq.calibration.evidence import Evidence
+from onnxq.data.apart import by_file, halves
+from onnxq.data.inputs import SampleSource
+from onnxq.data.selection import Selection
+from onnxq.data.stretches import even_places
+from onnxq.evaluation.bounds import student
+from onnxq.planning.plan import Plan
+from onnxq.search.trials import Trials, noises
+from onnxq.system.progress import silent
+
+Groups = tuple[int, ...]
+"""Which of the groups of samples something is found on."""
+ALL: Groups = (0, 1, 2)
+
+# Each sample costs a run of the float model, and more find hardly anything better. With half as many, errors of weights
+# cancel less well (a small ViT with blocks of 4 bits: 29.8 instead of 30.2 dB).
+_MOST = 512
+# More tell hardly better whether ranges hold on others.
+_MOST_HELD_OUT = 16
+WORTH = 0.977
+"""Of several findings one lowers the noise by 0.1 dB by luck alone."""
+# Half of the samples may see 1 dB more noise where all see less; more than that is hardly ever made up for.
+_HOPELESS = 1.26
+# What all see surely less of, half of them seldom see 0.4 dB more of.
+_UNLIKELY = 1.1
+# How often what changes nothing takes off more than one standard error.
+_CHANCE = 0.16
+# So seldom does it take off so much that nobody asks others, and so much that one fold decides where one is to.
+_NO_DOUBT, _LITTLE_DOUBT = 0.01, 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """What codes are chosen by.
+
+    Attributes:
+        recipe: how.
+        evidence: what it rests on.
+        settings: how the factors that migrate follow from samples, by site.
+        left: why the method that was asked last does not apply, in words; empty where it was tried.
+    """
+
+    recipe: Recipe
+    evidence: Evidence
+    settings: Mapping[Site, Setting] = field(default_factory=lambda: MappingProxyType({}))
+    left: str = ""
+
+    def unfit(self, reason: str) -> Basis:
+        """Return the same, which a method leaves as it is, as it does not apply for that reason."""
+        return replace(self, left=f"it does not apply: {reason}")
+
+
+LARGE = "the model is above 1 GiB"
+"""Why methods do not apply that build a model, or see much of its data, too often for that."""
+
+Finding: TypeAlias = Callable[[Groups], Basis]
+"""What a method makes of some groups of samples."""
+Found = TypeVar("Found", bound=Finding)
+
+
+def groups_of(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
+    """Return the two halves of those samples by which candidates are judged, and others, at most 512 in all.
+
+    Where samples share files, each half has those too that share one with it, by which nothing is judged.
+
+    Args:
+        samples: all of them.
+        judging: how many judge.
+    """
+    judges = halves(samples, judging)
+    others = sorted(set(range(len(samples))).difference(*judges))
+    kept = {others[place] for place in even_places(len(others), _MOST - sum(map(len, judges)))}
+    groups = [set(half) for half in judges]
+    for file in by_file(samples):
+        near = next((group for group in groups if not group.isdisjoint(file)), None)
+        if near is not None:
+            near.update(kept.intersection(file))
+    groups.append(kept.difference(*groups))
+    return tuple(Selection(samples, sorted(places)) for places in groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """The samples in three groups: the two halves of those that judge candidates, and all others.
+
+    What a fold finds, it finds on one half and the others; the half that was left out judges it. What is taken in the
+    end is found on all.
+
+    Attributes:
+        trials: build candidates and judge them.
+        samples: all of them, two at least.
+    """
+
+    trials: Trials
+    samples: SampleSource
+
+    @cached_property
+    def groups(self) -> tuple[Selection, ...]:
+        """The samples by group, at most 512 in all."""
+        return groups_of(self.samples, len(self.trials.answered.samples))
+
+    @property
+    def found_on(self) -> tuple[Groups, Groups]:
+        """The groups on which each fold finds."""
+        return (1, 2), (0, 2)
+
+    @cached_property
+    def _judges(self) -> tuple[Trials, Trials]:
+        """What judges each fold."""
+        one, other = halves(self.samples, len(self.trials.answered.samples))
+        places = sorted((*one, *other))
+        return self.trials.part(list(map(places.index, one))), self.trials.part(list(map(places.index, other)))
+
+    def of(self, groups: Groups, most: int) -> Selection:
+        """Return at most so many samples of some groups, evenly spaced."""
+        places = sorted(place for group in groups for place in self.groups[group].places)
+        return Selection(self.samples, [places[place] for place in even_places(len(places), most)])
+
+    def quietest(self, plan: Plan, findings: Sequence[Found]) -> Found:
+        """Return the finding with which the first fold has the least noise."""
+        if len(findings) == 1:
+            return findings[0]
+        seen = [pooled(noise) for noise in self._seen(plan, ((0, one) for one in findings))]
+        return findings[seen.index(min(seen))]
+
+    def kept(
+        self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = WORTH, *, once: bool = False
+    ) -> Basis:
+        """Return what the best of some findings makes of all samples, or the basis where none is worth it.
+
+        Args:
+            plan: what becomes of each node.
+            basis: what there is without them.
+            findings: of which the first fold says which is the best.
+            worth: how many times the noise of the basis it may leave at most, as both folds see it.
+            once: whether the first fold decides by itself, see `pays`.
+        """
+        best = self.quietest(plan, findings)
+        return best(ALL) if self.pays(plan, best, lambda _: basis, worth, once=once) else basis
+
+    def pays(self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH, *, once: bool = False) -> bool:
+        """Return whether a finding leaves less noise than another, as both folds see it.
+
+        The second fold finds nothing where what the first sees cannot be made up for, or leaves no doubt.
+
+        Args:
+            plan: what becomes of each node.
+            finding: the one.
+            other: the other.
+            worth: how many times the noise of the other it may leave at most.
+            once: whether the first fold decides by itself: what is little in doubt there pays.
+        """
+        was, now = self._seen(plan, ((0, other), (0, finding)))
+        if not pooled(now) < _HOPELESS * worth * pooled(was):
+            return False
+        is_sure = len(was) > 1 and takes_off(was, now, student(len(was) - 1, _LITTLE_DOUBT if once else _NO_DOUBT))
+        if is_sure or once:
+            return is_sure
+        first = pooled(was), pooled(now)
+        was, now = self._seen(plan, ((1, other), (1, finding)))
+        return first[1] + pooled(now) < worth * (first[0] + pooled(was))
+
+    def surely_pays(self, plan: Plan, finding: Finding, other: Finding) -> bool:
+        """Return whether a finding leaves less noise than another by more than chance, sample by sample.
+
+        All samples together have to see more than one standard error less, or where they are few, as much more as
+        Student's t allows for. The second fold finds nothing where the first sees so much more that this is hardly ever
+        made up for by so much.
+
+        Args:
+            plan: what becomes of each node.
+            finding: the one.
+            other: the other.
+        """
+        before: list[Noise] = []
+        found: list[Noise] = []
+        for fold in range(2):
+            was, now = self._seen(plan, ((fold, other), (fold, finding)))
+            if not pooled(now) < _UNLIKELY * pooled(was) and not fold:
+                return False
+            before.append(was)
+            found.append(now)
+        freedom = max(sum(map(len, found)) - 1, 1)
+        return takes_off(np.concatenate(before), np.concatenate(found), student(freedom, _CHANCE))
+
+    def held_out(self, plan: Plan) -> Trials:
+        """Return trials by samples that the ranges and means of their evidence are not made of.
+
+        It is made of the samples that judge candidates, for others to judge, or where there are hardly any others, of
+        one half for the other.
+        """
+        bench = self.trials.bench
+        if len(self.groups[2]) < len(self.groups[1]):
+            # What the float model gives for these is known, and so is what models give that were tried before.
+            evidence = bench.calibrate(plan, self.of((0, 2), _MOST), silent)
+            return replace(self._judges[1], evidence=evidence)
+        evidence = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
+        none = replace(self.trials.part(()), evidence=evidence)
+        return none.joined(self.of((2,), _MOST_HELD_OUT))
+
+    def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
+        """Yield the noise that a fold sees of a finding, one after the other."""
+
+        def each() -> Iterator[tuple[Trials, Plan, Recipe]]:
+            for fold, finding in asked:
+                basis = finding(self.found_on[fold])
+                yield replace(self._judges[fold], evidence=basis.evidence), plan, basis.recipe
+
+        return noises(each())

@@ -1,0 +1,306 @@
+"""The fastest plan that is faithful enough: latency weighed against noise along the frontier of the two."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from onnxq.config.scheme import Mode
+from onnxq.ir import Graph
+from onnxq.numerics.ratios import decibels
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.runtime.targets import Target
+from onnxq.search.alternatives import STATIC
+from onnxq.search.candidates import (
+    Candidate,
+    distinct,
+    expectation,
+    expected_at,
+    fastest,
+    halfway,
+    is_worth_trying,
+)
+from onnxq.search.efforts import Effort
+from onnxq.search.finer import FinerWeights
+from onnxq.search.handing_back import handed_back
+from onnxq.search.measures import Measures
+from onnxq.search.prices import AS_LONG, SILENT, Assignment, Noise, Prices
+from onnxq.search.profiling import measure_noise, profile_costs
+from onnxq.search.search import Outcome
+from onnxq.search.told import outcome_of
+from onnxq.system.progress import Progress
+
+# Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
+_WEIGHTS, _STEP = 48, math.sqrt(2)
+# So many times is the plan tried that is expected to reach the goal, which may be known already; then one halfway.
+_GUESSES = 4
+# Assignments that are solved for each one that is tried.
+_SOLVED = 6
+# What is expected to miss the goal by more decibels is not tried.
+_DOUBT = 1.0
+# Part of the search's time after which no more alternatives are profiled.
+_PROFILED = 1 / 4
+# So many of the noisiest nodes are taken out of a plan of integers, and how often it is asked which of them may return.
+_NOISIEST, _HANDED_BACK = 8, 8
+# Another plan with more integers than this part of them all is nearly whole itself.
+_NEARLY = 0.9
+# A plan that is expected to take so many times as long as float is not tried; other work makes profiles slow.
+_HOPELESS = 2.0
+# Models that it takes at least to find out which stored weights are to be finer.
+_FINER = 4
+_INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
+# A plan with integers has to be this many times as fast as float to be worth the bytes of scales and zero points. One
+# that is expected to take most of its time has to be as fast as what only stores weights besides.
+_WORTH, _LITTLE = 1.03, 0.8
+
+
+def find_fastest(
+    laboratory: Measures, graph: Graph, target: Target, goal: float, effort: Effort, progress: Progress
+) -> Outcome:
+    """Find the fastest plan whose worst output reaches ``goal``.
+
+    Each node's time as float, as static integers, and in each alternative that the runtime has kernels for, and each
+    border's, are read off the runtime's profile of a model of each. The assignment of least time, an exact minimum cut,
+    is taken when it is faithful enough. Otherwise the noise of all codes is measured one by one, and time plus weighted
+    noise is minimised for rising weights. Of these plans the one is built that is expected to be the fastest that
+    reaches the goal, and what it turns out to have corrects what is expected of the others. The best few are timed
+    beside the float model, and the profile of the winner, whose borders lie elsewhere than the first model's, corrects
+    the costs for another try.
+
+    Args:
+        laboratory: builds and measures.
+        graph: the prepared graph.
+        target: the runtime.
+        goal: SQNR in decibels to reach.
+        effort: how much to measure.
+        progress: told of the stage ``search``.
+
+    Returns:
+        The plan, what was measured, and the frontier.
+    """
+    effort = replace(effort, seconds=min(effort.seconds, effort.processes * laboratory.process))
+    return _Search(laboratory, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    laboratory: Measures
+    graph: Graph
+    target: Target
+    goal: float
+    effort: Effort
+    progress: Progress
+    deadline: float
+
+    def run(self) -> Outcome:
+        prices = self._prices()
+        noise = SILENT
+        tried = [self._measured(self._planned(prices, noise, 0.0, prices.quickest))]
+        if not self._is_faithful(tried[0]):
+            noise = self._noise(prices)
+            tried = self._crossing(prices, noise)
+            weights = FinerWeights(self.laboratory, self._full, self._stores, self.goal, lambda: self._is_late)
+            is_over = self.laboratory.measured + _FINER > self.effort.measurements or self._is_enough(prices, tried)
+            if not is_over and weights.are_needed(noise.static.share_of_nodes):
+                prices = replace(prices, left=weights.found(noise.static.nodes))
+                tried += self._crossing(prices, noise)
+        faithful = sorted(filter(self._is_faithful, tried), key=lambda one: one.assignment.nanoseconds)
+        if faithful and noise is not SILENT:
+            faithful.insert(0, self._grown(prices, noise, faithful[0]))
+        promising = list(distinct(faithful))[: self.effort.timed]
+        if not promising or not self._is_late:
+            promising = self._with_whole(prices, noise, tried, promising)
+        timed = self._timed(promising) if promising else []
+        best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
+        corrected = prices
+        for _ in range(self.effort.refinements):
+            if self._is_late or best.speed is None:
+                break
+            corrected = corrected.corrected(best.assignment, self.laboratory.times(best.plan))
+            again = self._refined(corrected, noise, best, {one.plan.effect for one in timed})
+            if again is None:
+                break
+            timed.append(again)
+            if fastest(timed) is not again:
+                break
+            best = again
+        if best.speed and self.laboratory.is_timed:
+            little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
+            if best.speed < _WORTH or (little and len(timed) < self.effort.timed):
+                stored = self._stored(prices)
+                if self._is_faithful(stored):
+                    [stored] = self._timed([stored]) if best.speed >= _WORTH else [stored]
+                    best = fastest([best, stored]) if stored.speed else stored
+                tried.append(stored)
+        return outcome_of(best, [*tried, *timed], prices, noise, self.laboratory)
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() > self.deadline or self.laboratory.measured >= self.effort.measurements
+
+    @cached_property
+    def _full(self) -> Plan:
+        return self.laboratory.plan({})
+
+    @cached_property
+    def _stores(self) -> Mapping[str, Demotion]:
+        """Demotions that leave no node an integer kernel."""
+        reason = "with integers the model is hardly faster than in float on this machine"
+        return {one.node: Demotion(Mode.STORAGE, reason) for one in self._full.decisions if one.mode in _INTEGERS}
+
+    def _prices(self) -> Prices:
+        latest = self.deadline - (1 - _PROFILED) * self.effort.seconds
+        given = (self.laboratory, self.graph, self.target, self._stores)
+        costs = profile_costs(*given, latest=latest, progress=self.progress)
+        return Prices(costs, is_timed=self.laboratory.is_timed)
+
+    def _noise(self, prices: Prices) -> Noise:
+        """Measure what the codes of all ways add that any node may take."""
+        rest = max(self.deadline - time.monotonic(), 0.0)
+        asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
+        asked = {offer: nodes for offer, nodes in asked.items() if nodes and not self._is_late}
+        runs = math.ceil(min(self.effort.noise * self.laboratory.process, rest / 2) / self.laboratory.run)
+        return measure_noise(self.laboratory, self._full, self._stores, asked, runs)
+
+    def _measured(self, one: Candidate) -> Candidate:
+        """Measure how faithful a candidate is."""
+        return replace(one, sqnr=self.laboratory.sqnr(one.plan))
+
+    def _timed(self, promising: Sequence[Candidate]) -> list[Candidate]:
+        """Time plans beside the float model and one another, only the first when time is up."""
+        given = promising[:1] if self._is_late else promising
+        speeds = self.laboratory.speeds([one.plan for one in given])
+        return [replace(one, speed=speed) for one, speed in zip(given, speeds, strict=True)]
+
+    def _with_whole(
+        self, prices: Prices, noise: Noise, tried: Sequence[Candidate], promising: Sequence[Candidate]
+    ) -> list[Candidate]:
+        """Return promising plans and the one that is nearly whole, whose costs, with few borders, are surer."""
+        full, best = prices.planned(self._full, SILENT), next(iter(promising), None)
+        hopeless = best and full.nanoseconds > _HOPELESS * prices.costs.floats.total
+        # Nothing that leaves as little out is expected to be faster where whole itself is not.
+        is_near = best and best.plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
+        most = 0 if best and is_near and not is_worth_trying(full, best.assignment) else _NOISIEST
+        found = () if hopeless else self._whole(prices, noise, expectation(tried, self.goal), most)
+        if (whole := next(filter(self._is_faithful, found), None)) is None:
+            return list(promising)
+        if promising and whole.assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
+            return [one for one in promising if one.plan.effect == whole.plan.effect] or [whole]
+        return list(distinct([*promising, whole]))
+
+    def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float], most: int) -> Iterator[Candidate]:
+        """Yield plans in which all is as the scheme wants it, but for some of the noisiest, those expected to do."""
+        full, ways = prices.planned(self._full, noise), prices.ways(noise)
+        noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
+        stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
+
+        def all_but(left: Mapping[str, Demotion]) -> Candidate:
+            # What a convolution gives in front of a clamp that is left out was never seen as codes.
+            left = {**left, **dict.fromkeys(prices.alone(full.static - left.keys()), stored)}
+            plan = self.laboratory.plan({name: prices.left.get(name, one) for name, one in left.items()})
+            return Candidate(prices.planned(plan, noise), plan, 0.0, frozenset())
+
+        def is_enough(left: Mapping[str, Demotion]) -> bool:
+            return not self._is_late and self._is_faithful(self._measured(all_but(left)))
+
+        for count in (0, most) if most else (0,):
+            if count and (noise is SILENT or not noisiest or self._is_late):
+                break
+            left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(count, len(noisiest) - 1)], stored)
+            # Plans that missed what was expected may have had codes that are left out here.
+            expected = max(trusted(found := decibels(all_but(left).assignment.noise)), found)
+            if noise is SILENT or expected >= self.goal - _DOUBT:
+                if len(left) > 1 and is_enough(left):
+                    left = handed_back(left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK)
+                one = self._measured(replace(all_but(left), predicted=None if noise is SILENT else expected))
+                yield one
+                if self._is_faithful(one):
+                    break
+
+    def _stored(self, prices: Prices) -> Candidate:
+        """Return the plan in which nodes store their weights that could be integer kernels, finer where need be."""
+        assignment = Assignment(frozenset(), {}, prices.costs.floats.total, 0.0)
+        plan = self.laboratory.plan({**self._stores, **prices.left})
+        return self._measured(Candidate(assignment, plan, 0.0, frozenset()))
+
+    def _planned(self, prices: Prices, noise: Noise, weight: float, assignment: Assignment) -> Candidate:
+        plan = self.laboratory.plan(prices.demotions(assignment, noise))
+        return Candidate(assignment, plan, weight, prices.excluded)
+
+    def _is_faithful(self, one: Candidate) -> bool:
+        return one.sqnr is not None and one.sqnr >= self.goal
+
+    def _is_enough(self, prices: Prices, tried: Sequence[Candidate]) -> bool:
+        """Return whether a faithful plan gains half of what there is to gain, or time is up and there is one."""
+        floats = prices.assignment(frozenset(), SILENT, 0.0).nanoseconds
+        least = tried[0].assignment.nanoseconds
+        found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
+        return found <= (floats + least) / 2 or (self._is_late and found < math.inf)
+
+    def _crossing(self, prices: Prices, noise: Noise) -> list[Candidate]:
+        """Return what was measured of plans that grow quieter with the weight of noise, the fastest one first.
+
+        Sought is the first that is faithful; the quietest is measured even when time is up.
+        """
+        first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
+        weights = (0.0, *(first * _STEP**index for index in range(_WEIGHTS)))
+        assigned = prices.by_weight(noise, weights)
+        tried = [self._measured(self._planned(prices, noise, 0.0, assigned(0)))]
+        low, high, guesses = 0, len(weights), 0
+        while high - low > 1 and len(tried) <= self.effort.tried:
+            if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
+                break
+            expected = partial(expected_at, assigned, expectation(tried, self.goal))
+            index = high - 1
+            if guesses == _GUESSES:
+                index = halfway(assigned, low, high) if high < len(weights) else (low + high) // 2
+            elif not self._is_late:
+                guesses += 1
+                index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
+            one = self._planned(prices, noise, weights[index], assigned(index))
+            one = self._measured(replace(one, predicted=expected(index)))
+            tried = list(distinct([*tried, one]))
+            low, high = (low, index) if self._is_faithful(one) else (index, high)
+        return tried
+
+    def _grown(self, prices: Prices, noise: Noise, start: Candidate) -> Candidate:
+        """Let nodes be what a faithful plan does not make of them after all: groups, quiet ones first, that are split.
+
+        What nodes add in noise together is not what they add alone, so a bisection stops short of what can be had.
+        """
+        ways = prices.ways(noise)
+        out = [way for way in ways if way not in start.assignment.ways]
+        groups = [sorted(out, key=lambda way: ways[way])]
+        best, tried, kept_out = start, 0, frozenset(out)
+        trusted = expectation([start], self.goal)
+        for _ in range(_SOLVED * self.effort.grown):
+            if not groups or tried == self.effort.grown or self._is_late:
+                break
+            group = groups.pop(0)
+            assignment = (fewer := prices.without(kept_out - set(group))).best(noise, 0.0)
+            if not is_worth_trying(assignment, best.assignment):
+                continue  # Nor is any part of the group.
+            if (expected := trusted(decibels(assignment.noise))) >= self.goal - _DOUBT:
+                one = self._planned(fewer, noise, 0.0, assignment)
+                one, tried = self._measured(replace(one, predicted=expected)), tried + 1
+                if self._is_faithful(one):
+                    best, kept_out = one, kept_out - set(group)
+                    continue
+            if len(group) > 1:
+                middle = (len(group) + 1) // 2
+                groups += [group[:middle], group[middle:]]
+        return best
+
+    def _refined(self, prices: Prices, noise: Noise, best: Candidate, timed: Set[object]) -> Candidate | None:
+        """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
+        assignment = (fewer := prices.without(best.without)).best(noise, best.weight)
+        again = self._planned(fewer, noise, best.weight, assignment)
+        now = prices.repriced(best.assignment, noise).nanoseconds
+        if again.plan.effect in timed or now < AS_LONG * again.assignment.nanoseconds:
+            return None
+        again = self._measured(again)
+        return self._timed([again])[0] if self._is_faithful(again) else None

@@ -1,0 +1,197 @@
+"""How long each node of a model takes: the runtime's own profile, traced back to the nodes of the prepared model."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from onnxq.ir import Graph, Node, scopes
+from onnxq.ops import Role, operator_of
+from onnxq.runtime.kernels import Kernel
+
+# What the runtime appends to the names of nodes that it puts in the place of others.
+_RENAMED = re.compile(
+    r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion|/QuickGeluFusion/|/WithoutBiases|/Dequantization(Subtract|Multiply))+$"
+)
+# What it calls the nodes that it adds around codes, behind the name of their tensor.
+_ADDED = re.compile(r"(_d?q)+$")
+_CODERS = frozenset({"DequantizeLinear", "FakeQuantize", "QuantizeLinear", "Sum"})
+_REORDERS = frozenset({"Reorder", "ReorderInput", "ReorderOutput"})
+_LAYOUTS = _REORDERS | {"Transpose"}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """Times of a run by nodes and tensors of the prepared model, in nanoseconds.
+
+    Attributes:
+        nodes: by node; the time of a kernel that several were fused into counts at the one that holds a weight.
+        borders: time of QuantizeLinear, DequantizeLinear and changes of layout, by tensor.
+        elements: size of the output of nodes that run.
+        rest: time of kernels that could not be traced to a node.
+    """
+
+    nodes: Mapping[str, float]
+    borders: Mapping[str, float]
+    elements: Mapping[str, float]
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """The time of all kernels."""
+        return sum(self.nodes.values()) + sum(self.borders.values()) + self.rest
+
+
+UNTIMED = NodeTimes(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}), 0.0)
+"""Nothing is known."""
+
+
+def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tuple[Kernel, ...]]:
+    """Return the kernels that bear the names of nodes, or make their outputs, by the names of these nodes.
+
+    Kernels that only lay data out for others belong to none.
+
+    Args:
+        kernels: of the graph's model.
+        graph: as it was before the runtime optimised it.
+    """
+    everywhere = [node for scope in scopes(graph) for node in scope.nodes]
+    makers = {tensor.name: node.name for node in everywhere for tensor in node.outputs if tensor.name}
+    names = {node.name for node in everywhere}
+    found: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        name = _RENAMED.sub("", kernel.name)
+        made = next((makers[one] for one in (*kernel.outputs, name) if one in makers), None)
+        # What makes codes of what a node makes bears the name of that node.
+        own = name if name in names else made
+        if own is not None and kernel.op_type not in _REORDERS:
+            found[own].append(kernel)
+    return {name: tuple(ones) for name, ones in found.items()}
+
+
+def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, str] = _NOTHING) -> NodeTimes:
+    """Trace kernels back to the nodes and tensors that they stand for.
+
+    A kernel stands for the node whose output it makes, or whose name it bears, and for all nodes in front of that one
+    which no kernel stands for: these were fused into it, or have vanished. One without either, such as the Gelu that a
+    runtime makes of a formula, stands for the last of the nodes behind its input which no other stands for.
+
+    Args:
+        kernels: of a model that was built from ``graph``, or of the graph's own.
+        graph: the prepared model.
+        coded: the tensors that nodes around codes stand for, see `coded_tensors`.
+
+    Returns:
+        The times.
+    """
+    everywhere = [node for scope in scopes(graph) for node in scope.nodes]
+    makers = [(tensor.name, node) for node in everywhere for tensor in node.outputs if tensor.name]
+    times_made = Counter(name for name, _ in makers)
+    # Bodies may have tensors of the same name; their nodes have names of their own.
+    by_tensor = {name: node for name, node in makers if times_made[name] == 1}
+    by_name = {node.name: node for node in everywhere}
+    order = {node: place for place, node in enumerate(everywhere)}
+    tensors = {*by_tensor, *(tensor.name for scope in scopes(graph) for tensor in scope.inputs)}
+    nodes: dict[Node, float] = defaultdict(float)
+    elements: dict[Node, float] = {}
+    borders: dict[str, float] = defaultdict(float)
+    # Which tensor of the prepared model a tensor that only the running graph knows is another form of.
+    alias: dict[str, str] = {}
+    # Codes that each run computes the scale of, with the time that takes, and the nodes that share them.
+    codes: dict[str, float] = {}
+    sharing: dict[str, list[Node]] = defaultdict(list)
+    rest = 0.0
+    stands_for = [_stands_for(kernel, by_tensor, by_name, order) for kernel in kernels]
+    running = {node for node in stands_for if node is not None}
+    for kernel, node in zip(kernels, stands_for, strict=True):
+        name = _RENAMED.sub("", kernel.name)
+        border = _border(kernel, name, coded, tensors)
+        source = next((alias.get(one, one) for one in kernel.inputs if alias.get(one, one) in tensors), "")
+        if border is not None:
+            borders[border] += kernel.nanoseconds
+            alias.update(dict.fromkeys(kernel.outputs, border))
+            continue
+        if node is None and kernel.op_type in _LAYOUTS and source:
+            borders[source] += kernel.nanoseconds
+            alias.update(dict.fromkeys(kernel.outputs, source))
+        elif node is None and kernel.op_type == "DynamicQuantizeLinear" and kernel.outputs:
+            codes[kernel.outputs[0]] = kernel.nanoseconds
+        elif (node := node or _last_behind(by_tensor.get(source), running, order)) is None:
+            rest += kernel.nanoseconds
+        else:
+            nodes[node] += kernel.nanoseconds
+            elements[node] = kernel.elements
+            alias.update(dict.fromkeys(kernel.outputs, node.outputs[0].name))
+            for one in codes.keys() & set(kernel.inputs):
+                sharing[one].append(node)
+    for one, time in codes.items():
+        for node in sharing[one]:
+            nodes[node] += time / len(sharing[one])
+        rest += 0.0 if sharing[one] else time
+    holders = _holders(everywhere, nodes.keys())
+    spread: dict[str, float] = defaultdict(float)
+    for node, time in nodes.items():
+        fused = holders.get(node, [node])
+        for one in fused:
+            spread[one.name] += time / len(fused)
+    sizes = {node.name: size for node, size in elements.items()}
+    for node, fused in holders.items():
+        sizes.update({one.name: elements[node] for one in fused if one.name not in sizes})
+    return NodeTimes(dict(spread), dict(borders), sizes, rest)
+
+
+def _stands_for(
+    kernel: Kernel, by_tensor: Mapping[str, Node], by_name: Mapping[str, Node], order: Mapping[Node, int]
+) -> Node | None:
+    """Return the node whose output a kernel makes, the last of several, or whose name it bears."""
+    name = _RENAMED.sub("", kernel.name)
+    made = [by_tensor.get(one) or by_name.get(_RENAMED.sub("", one)) for one in kernel.outputs]
+    node = max((one for one in made if one is not None), key=order.__getitem__, default=None)
+    return node or by_tensor.get(name) or by_name.get(name)
+
+
+def _last_behind(maker: Node | None, running: Set[Node], order: Mapping[Node, int]) -> Node | None:
+    """Return the last of the nodes behind one, and behind one another, that no kernel stands for."""
+    pending, seen = [maker] if maker is not None else [], set[Node]()
+    while pending:
+        behind = {reader for tensor in pending.pop().outputs for reader in tensor.outputs if reader in order}
+        pending += (found := behind - running - seen)
+        seen |= found
+    return max(seen, key=order.__getitem__, default=None)
+
+
+def _border(kernel: Kernel, name: str, coded: Mapping[str, str], tensors: Set[str]) -> str | None:
+    """Return the tensor whose codes a kernel makes or decodes; None where it does something else."""
+    if kernel.op_type not in _CODERS:
+        return None
+    if name in coded:
+        return coded[name]
+    base = _ADDED.sub("", name)
+    return coded.get(base, base if base in tensors else None) if base != name else None
+
+
+def _holders(everywhere: Sequence[Node], running: Iterable[Node]) -> Mapping[Node, list[Node]]:
+    """Map a running node to the nodes with weights that were fused into it, itself included when it has one."""
+    known = set(running)
+    stands_in: dict[Node, Node] = {node: node for node in known}
+    for node in reversed(everywhere):
+        if node not in known:
+            consumers = [
+                stands_in[consumer] for tensor in node.outputs for consumer in tensor.outputs if consumer in stands_in
+            ]
+            if consumers:
+                stands_in[node] = consumers[0]
+    found: dict[Node, list[Node]] = defaultdict(list)
+    for node in everywhere:
+        if node in stands_in and _weighs(node):
+            found[stands_in[node]].append(node)
+    return found
+
+
+def _weighs(node: Node) -> bool:
+    operator = operator_of(node)
+    return operator is not None and operator.role in (Role.COMPUTE, Role.WEIGHTED)

@@ -1,0 +1,253 @@
+"""Choosing where ranges migrate between layers: kept where that lowers noise on samples that were not used for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from operator import itemgetter, methodcaller
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.algorithms.channel_shares import SMALLEST, Setting, factors_of, migration_of, shares
+from onnxq.algorithms.flat_ends import Within
+from onnxq.algorithms.migration import NOTHING, Migration
+from onnxq.algorithms.parameters import activation_parameters, requests_for
+from onnxq.algorithms.range_choice import RangeChoice
+from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.sites import Site, sites
+from onnxq.calibration.channel_ranges import ChannelRanges
+from onnxq.calibration.channel_taps import ChannelTap, with_channel_taps
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.grouped import parts_of
+from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.requests import Request
+from onnxq.calibration.runner import collect_apart
+from onnxq.calibration.value_range import Range
+from onnxq.data.selection import Selection
+from onnxq.ir import Graph, constants
+from onnxq.planning.plan import Plan
+from onnxq.search.effort import Accuracy
+from onnxq.search.folds import ALL, WORTH, Basis, Folds, Groups
+from onnxq.search.grouping import channel_requests
+from onnxq.search.ranging import noise_share
+from onnxq.search.workbench import Workbench
+
+Array = NDArray[np.float64]
+
+_FIRST, _WITH_MARGIN = Setting(0.5, 0.7, 0.0), Setting(0.5, 0.5, 0.5)
+# With all effort, for all sites alike: much and little, with and without a margin. One site at a time gets as much as
+# it can take: of ten models none gained by less there.
+_ALIKE = (Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0))
+_APART = Setting(1.0, 1.0, 0.0)
+
+
+def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return the basis with factors for the channels of a plan's tensors, where these lower the noise.
+
+    Factors fill what channels leave of the range of their tensor, so that what was worth clipping without them need not
+    be with them: the whole range is tried too, where ranges are open.
+
+    Args:
+        folds: say whether they do.
+        plan: the one in which every node is static that can be.
+        basis: what codes are chosen by otherwise.
+        accuracy: whether sites are tried one by one as well, and in how many models.
+    """
+    found = sites(folds.trials.bench.graph, plan).found
+    if not found:
+        return basis.unfit("no layers can take in factors of the channels between them")
+    if _share(found, plan, basis.evidence) < 1 - WORTH:
+        return basis.unfit("hardly any of the noise comes from tensors whose channels could have factors")
+    channels = _Channels(folds.trials.bench, folds.groups, plan, found, basis.evidence)
+    first = _Candidate(channels, basis, dict.fromkeys(found, _FIRST))
+    # A range method that the user names stays.
+    whole = first.whole() if "ranges" in accuracy.methods else first
+    if accuracy.thorough:
+        # First the ranges, and then, with these, how much of them.
+        alike = [one.alike(_WITH_MARGIN) for one in (first, whole, whole.roomy())]
+        best = folds.quietest(plan, list({one.basis.recipe.key: one for one in alike}.values()))
+        best = _finer(folds, plan, folds.quietest(plan, [best, best.alike(_FIRST)]), accuracy.models)
+        return folds.kept(plan, basis, [best])
+    # Of eight models seven lost by whole ranges or a margin, so that these are tried where nothing else pays.
+    kept = folds.kept(plan, basis, [first])
+    is_clipped = whole.basis.recipe.key != basis.recipe.key
+    other = whole if is_clipped else first.alike(_WITH_MARGIN)
+    return folds.kept(plan, basis, [other]) if kept is basis else kept
+
+
+def _share(found: Iterable[Site], plan: Plan, evidence: Evidence) -> float:
+    """Return the part of sites in the noise that codes of whole ranges have for their signal, as histograms tell it.
+
+    Without any, all noise may be theirs.
+    """
+    noises = {
+        tensor: noise_share(evidence.of(tensor), spec)
+        for tensor, spec in plan.calibrated.items()
+        if evidence.of(tensor).need(Range).count and evidence.of(tensor).find(Histogram) is not None
+    }
+    within = {tensor for site in found for tensor in site.tensors}
+    every = sum(noises.values())
+    return sum(noises[tensor] for tensor in within & noises.keys()) / every if every else float(bool(within))
+
+
+def migrated_again(bench: Workbench, groups: Sequence[Selection], plan: Plan, basis: Basis) -> Migration:
+    """Return the factors that the settings of a basis mean on other samples than those it was found on.
+
+    Args:
+        bench: has the model.
+        groups: of samples, each of which is looked at in parts.
+        plan: the one that the sites are of.
+        basis: with the evidence that ranges come from now.
+    """
+    if not basis.settings:
+        return NOTHING
+    channels = _Channels(bench, groups, plan, tuple(basis.settings), basis.evidence)
+    return _Candidate(channels, basis, basis.settings)(tuple(range(len(groups)))).recipe.migration
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A finding: factors by settings for each site; sites without one have none."""
+
+    channels: _Channels
+    basis: Basis
+    settings: Mapping[Site, Setting]
+
+    def __call__(self, groups: Groups) -> Basis:
+        recipe, parts = self.basis.recipe, self.channels.shares(self.basis.recipe, groups)
+        factors = {site: factors_of(site, parts[site], setting) for site, setting in self.settings.items()}
+        migrated = replace(recipe, migration=migration_of(factors))
+        return replace(self.basis, recipe=migrated, settings=self.settings)
+
+    def whole(self) -> _Candidate:
+        recipe = self.basis.recipe
+        ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
+        own = {tensor: replace(one, method=MinMax()) for tensor, one in ends.items()}
+        return replace(self, basis=replace(self.basis, recipe=recipe.with_choice(RangeChoice(MinMax(), own))))
+
+    def roomy(self) -> _Candidate:
+        """Return the same with room beyond where ranges end since what follows is flat."""
+        recipe = self.basis.recipe
+        own = {
+            tensor: replace(one, room=1 / SMALLEST) if isinstance(one, Within) else one
+            for tensor, one in recipe.own_ranges.items()
+        }
+        return replace(self, basis=replace(self.basis, recipe=replace(recipe, own_ranges=own)))
+
+    def alike(self, setting: Setting) -> _Candidate:
+        return replace(self, settings=dict.fromkeys(self.settings, setting))
+
+    def having(self, site: Site, setting: Setting) -> _Candidate:
+        return replace(self, settings={**self.settings, site: setting})
+
+
+def _finer(folds: Folds, plan: Plan, best: _Candidate, models: int) -> _Candidate:
+    """Return what becomes of a candidate with other settings: of all sites, and of each, the largest first.
+
+    What takes off noise by more than chance is kept, so that few samples leave all as it is.
+
+    Args:
+        folds: say what does.
+        plan: what becomes of each node.
+        best: the candidate.
+        models: how many other settings are tried at most.
+    """
+    largest = best.channels.largest_first(best.basis.recipe)
+    changes: Iterable[Callable[[_Candidate], _Candidate]] = chain(
+        (methodcaller("alike", setting) for setting in _ALIKE),
+        (methodcaller("having", site, _APART) for site in largest),
+    )
+    for change in islice(changes, models):
+        other = change(best)
+        if folds.surely_pays(plan, other, best):
+            best = other
+    return best
+
+
+class _Channels:
+    """What the channels of sites use of their ranges."""
+
+    def __init__(
+        self, bench: Workbench, groups: Sequence[Selection], plan: Plan, found: Sequence[Site], evidence: Evidence
+    ) -> None:
+        self._plan, self._found, self._evidence = plan, found, evidence
+        self._constants = {tensor.name: tensor for tensor in constants(bench.graph)}
+        self._requests, self._parts = _seen(bench, groups, plan, found)
+        self._shares: dict[tuple[Hashable, Groups], dict[Site, list[Array]]] = {}
+
+    def shares(self, recipe: Recipe, groups: Groups) -> dict[Site, list[Array]]:
+        """Return what each channel of each site used in each part of some groups of samples."""
+        key = recipe.key, groups
+        if key not in self._shares:
+            parameters = activation_parameters(self._plan, self._evidence, recipe.ranges, recipe.own_ranges)
+            parts = [part for group, part in self._parts if group in groups]
+            self._shares[key] = {
+                site: [
+                    shares(site, self._plan, parameters, self._used(site, part, recipe))
+                    if self._knows(site, parts)
+                    else np.ones(len(site.free))
+                    for part in parts
+                ]
+                for site in self._found
+            }
+        return self._shares[key]
+
+    def largest_first(self, recipe: Recipe) -> list[Site]:
+        """Return the sites in the order of how much finer their codes could be, in bits over all their channels."""
+        parts = self.shares(recipe, ALL)
+        bits = {site: -np.log2(factors_of(site, parts[site], Setting(1.0, cover=0.0))).mean() for site in self._found}
+        return sorted(bits, key=lambda site: -float(bits[site]))
+
+    def _knows(self, site: Site, parts: Sequence[Evidence]) -> bool:
+        """Whether all tensors of a site had values in any sample, as those of a body that did not run have not."""
+        return all(any(len(self._ends(name, part)) for part in parts) for name in site.tensors)
+
+    def _used(self, site: Site, part: Evidence, recipe: Recipe) -> dict[str, Array]:
+        """Return the ends of the channels of each tensor of a site, no further than where they make a difference."""
+        found = {name: (self._ends(name, part), recipe.own_ranges.get(name)) for name in site.tensors}
+        return {name: own.clip(ends) if isinstance(own, Within) else ends for name, (ends, own) in found.items()}
+
+    def _ends(self, name: str, part: Evidence) -> Array:
+        constant = self._constants.get(name)
+        if constant is None:
+            request = self._requests[name]
+            seen = part.of(request.tensor).find(ChannelRanges, request.axis)
+            return seen.ends if seen is not None else np.zeros((0, 2))
+        axis = next(site.tensors[name].axis for site in self._found if name in site.tensors)
+        others = tuple(place for place in range(constant.values.ndim) if place != axis)
+        return np.stack([constant.values.min(others), constant.values.max(others)], 1).astype(np.float64)
+
+
+def _seen(
+    bench: Workbench, groups: Sequence[Selection], plan: Plan, found: Sequence[Site]
+) -> tuple[dict[str, Request], list[tuple[int, Evidence]]]:
+    """Return what is asked of each tensor of sites, and what each part of each group shows, with the group."""
+    requests, inside = channel_requests(bench.graph, found), _inside(bench.graph, found)
+    known = {} if inside else bench.grouped.parts(groups, tuple(requests.values()))
+    shown = [(group, part) for group, parts in known.items() for part in parts]
+    unknown = [group for group in range(len(groups)) if group not in known]
+    if left := [(group, part) for group in unknown for part in parts_of(groups[group])]:
+        proto, matrices = with_channel_taps(onnx.load(bench.prepared, load_external_data=False), inside)
+        model = bench.prepared.with_name("channels.onnx")
+        model.write_bytes(proto.SerializeToString())
+        requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in inside}
+        # Of the same bits as where they are seen with all that the plan needs.
+        others = dict.fromkeys(one.tensor for one in requests_for(plan, ()))
+        seen = collect_apart(model, [[part] for _, part in left], tuple(requests.values()), others=tuple(others))
+        shown += [(group, one) for (group, _), (one, _) in zip(left, seen, strict=True)]
+    return requests, sorted(shown, key=itemgetter(0))
+
+
+def _inside(graph: Graph, found: Sequence[Site]) -> dict[str, ChannelTap]:
+    """Return where the channels of the tensors of sites lie that bodies make."""
+    known = {tensor.name for tensor in constants(graph)}
+    return {
+        name: ChannelTap(own.axis, own.rank, len(own.places))
+        for site in found
+        for name, own in site.tensors.items()
+        if name in site.inside and name not in known
+    }

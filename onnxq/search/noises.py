@@ -1,0 +1,294 @@
+"""What each tensor and each node's weights add in noise to each output, measured with everything else in float."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.value_range import Range
+from onnxq.config.scheme import Mode
+from onnxq.numerics.ratios import largest
+from onnxq.planning.plan import Plan
+from onnxq.search.ranging import noise_share
+from onnxq.search.switchboard import Source
+from onnxq.search.weighing import typical_sample, weights_of
+
+Ratios = NDArray[np.float64]
+"""Noise-to-signal ratio of each output."""
+
+# Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
+LARGEST_NOISE = 1e10
+# Part of the questions that goes to groups of one size.
+_FIRST_LOOK = 4 / 5
+# Part of the runs that goes to the first look, at one sample; the rest is for the noisiest on the others.
+_FIRST_PART = 0.6
+# Questions without which nothing is known, however few runs are to be made.
+_FEWEST = 16
+# Seconds of a run that no clock tells from none.
+_SHORTEST = 1e-6
+# Less noise is none.
+_LEAST = 1e-30
+# Groups that hold less of the noise are not split.
+_QUIET = 0.0125
+
+
+class Questions(Protocol):
+    """Answers what some codes do; see `Switchboard`."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All there are, in the order of the plan."""
+        ...
+
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Return the noise-to-signal ratio by sample and output for several sets of codes."""
+        ...
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the noise of all sources together, and how much each sample counts, by sample and output."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Noises:
+    """What codes add in noise, and what they do together.
+
+    Attributes:
+        ratios: noise-to-signal ratio of each output, by source: alone, or as the share of a group.
+        errors: standard error of the ratio at the worst output, of those that were measured on several samples.
+        alone: the sources that were measured alone.
+        joint: noise-to-signal ratio of each output with all of them.
+    """
+
+    ratios: Mapping[Source, Ratios] = field(default_factory=lambda: MappingProxyType({}))
+    errors: Mapping[Source, float] = field(default_factory=lambda: MappingProxyType({}))
+    alone: frozenset[Source] = frozenset()
+    joint: Ratios = field(default_factory=lambda: np.zeros(0))
+
+    @cached_property
+    def tensors(self) -> Mapping[str, float]:
+        """The ratio of each tensor at its worst output."""
+        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if not source.is_node}
+
+    @cached_property
+    def nodes(self) -> Mapping[str, float]:
+        """The ratio of what a node alone has as codes, such as its weights, at its worst output."""
+        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if source.is_node}
+
+    @property
+    def share_of_nodes(self) -> float:
+        """The part of the noise of all codes that those make which nodes alone have, such as of weights."""
+        total = self.of(self.ratios)
+        return self.of(source for source in self.ratios if source.is_node) / total if total else 0.0
+
+    def of(self, sources: Iterable[Source]) -> float:
+        """Return the ratio of the sum of some sources at the worst output."""
+        known = [self.ratios[source] for source in sources if source in self.ratios]
+        return worst(np.sum(known, axis=0)) if known else 0.0
+
+    def together(self, sources: Iterable[Source]) -> Ratios:
+        """Return the ratio of each output that is predicted for some sources together.
+
+        What all make together is measured, and is more than their sum where they err alike, and less where codes hide
+        the errors of others before them. The fewer they are, the nearer to their sum: signal-to-noise ratios, which
+        are the inverse, are by the same more or less than those of the sums.
+        """
+        known = [self.ratios[source] for source in sources if source in self.ratios]
+        summed, everything = (np.atleast_1d(np.sum(some, axis=0)) for some in (known, list(self.ratios.values())))
+        if not (known and self.joint.size):
+            return summed
+        one, whole, joint = (np.maximum(ratio, _LEAST) for ratio in (summed, everything, self.joint))
+        return np.where(summed > 0, 1 / (1 / one + 1 / joint - 1 / whole), 0.0)
+
+    def of_plan(self, plan: Plan) -> float:
+        """Return the ratio that is predicted for a plan whose codes are those that were measured."""
+        tensors = (Source(one.tensor) for one in plan.activations)
+        nodes = (Source(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
+        return worst(self.together((*tensors, *nodes)))
+
+
+SILENT = Noises()
+"""Nothing adds any noise."""
+
+
+def worst(ratios: Ratios) -> float:
+    """Return the ratio at the worst output, a number also where that is not finite."""
+    return min(largest(ratios), LARGEST_NOISE)
+
+
+def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[Source, float]:
+    """Return the noise-to-signal ratio of each tensor of a plan where it becomes codes, as its histogram tells it.
+
+    What of it reaches an output is much the same for neighbours, so this is how noise that was measured of some
+    together is likely divided among them.
+    """
+    specs = plan.calibrated
+    seen = {tensor: evidence.of(tensor) for tensor in specs}
+    known = (tensor for tensor, one in seen.items() if one.find(Histogram) and one.need(Range).count)
+    return {Source(tensor): noise_share(seen[tensor], specs[tensor]) for tensor in known}
+
+
+def measure_noises(
+    board: Questions,
+    samples: int,
+    runs: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    shares: Mapping[Source, float] = MappingProxyType({}),
+    longest: float = math.inf,
+    weighed: bool = False,
+) -> Noises:
+    """Measure what each source adds in noise, the noisiest on all samples.
+
+    The first look is at one sample, up to which the noise with all codes comes to half of it all, from the quietest on:
+    each source alone where there are runs enough, else groups of neighbours, of which the noisiest are split. All are
+    then measured on the other samples too, noisiest first, as far as the runs go. What was seen on one sample alone
+    counts for all as a share of what all sources do together, which is measured on every sample: too much where weights
+    are quiet in samples in which tensors are not.
+
+    Args:
+        board: answers questions.
+        samples: how many it has.
+        runs: how often to run a sample: unlike seconds, they are the same the next time. 0 asks nothing but what all
+            sources do together.
+        told: called with how many questions were answered, and how many there may be.
+        shares: by which the noise of groups is divided, see `likely_shares`.
+        longest: seconds that the runs may take, of which there are fewer where they would take longer, as those of
+            thousands of switches may.
+        weighed: whether samples count by how much what can be trusted depends on them, so that what is noisy in the few
+            that decide is noisier than what is noisy in others. What all sources do together stays what it is.
+
+    Returns:
+        The noises of all sources.
+    """
+    sources, everything = board.sources, tuple(range(samples))
+    if not sources or not samples:
+        return Noises()
+    start = time.monotonic()
+    by_sample, influence = board.everything()
+    affordable = longest / max((time.monotonic() - start) / samples, _SHORTEST)
+    by_sample = _finite(by_sample)
+    weights = weights_of(by_sample, influence) if weighed else np.ones_like(by_sample)
+    by_sample = weights * by_sample
+    joint = by_sample.sum(0)
+    place = typical_sample(by_sample[:, int(joint.argmax())]) if len(joint) else 0
+    asked = 0
+    alone: dict[Source, Ratios] = {}
+
+    def measure(groups: Sequence[Sequence[Source]]) -> list[Ratios]:
+        nonlocal asked
+        found: list[Ratios] = []
+        for ratios in board.noises(map(frozenset, groups), [place]):
+            asked += 1
+            told(asked, max(most, asked))
+            found.append(_finite(ratios).sum(0))
+        alone.update((group[0], ratios) for group, ratios in zip(groups, found, strict=True) if len(group) == 1)
+        return found
+
+    wanted = max(int(_FIRST_PART * (runs - samples)), _FEWEST) if runs > 0 else 0
+    most = int(min(wanted, len(sources), affordable))
+    [whole] = (_finite(ratios).sum(0) for ratios in board.noises([sources], [place]))
+    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
+    # The outputs' signals and how noisy the sample is are not those of all.
+    scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
+    found = {source: ratio * scale for source, ratio in ratios.items()}
+    errors: dict[Source, float] = {}
+    others = [other for other in everything if other != place]
+    order = _by_loudness(found, joint)
+    for number, source in enumerate(order, 1):
+        if not others or asked + (number + 1) * samples > min(runs, affordable):
+            break
+        told(asked + number, asked + len(order))
+        [seen] = (weights * _finite(ratios) for ratios in board.noises([{source}], everything))
+        found[source] = seen.sum(0)
+        alone[source] = found[source]
+        at = int(np.argmax(found[source]))
+        errors[source] = float(seen[:, at].std(ddof=1) * math.sqrt(samples))
+    return Noises(found, errors, frozenset(alone), joint)
+
+
+def _finite(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.nan_to_num(ratios, nan=LARGEST_NOISE, posinf=LARGEST_NOISE).clip(0.0, LARGEST_NOISE))
+
+
+def _by_loudness(ratios: Mapping[Source, Ratios], joint: Ratios) -> list[Source]:
+    """Return the sources by their part of the noise of any output, noisiest first."""
+    shares = {
+        source: worst(np.divide(ratio, joint, out=np.zeros_like(joint), where=joint > 0))
+        for source, ratio in ratios.items()
+    }
+    return sorted(shares, key=lambda source: -shares[source])
+
+
+def spread_noise(
+    units: Sequence[Source],
+    measure: Callable[[Sequence[Sequence[Source]]], list[Ratios]],
+    *,
+    whole: Ratios,
+    most: int,
+    negligible: float,
+    shares: Mapping[Source, float] = MappingProxyType({}),
+) -> dict[Source, Ratios]:
+    """Tell how much noise each unit adds, from measuring it alone, or, where that is too much, groups of neighbours.
+
+    Four fifths of the measurements go to groups of one size, two units at least, so that quiet units can be told apart
+    too; with the rest the noisiest group is split in two each time, and what the halves make alone says how its noise
+    is divided among them. The noise of a group that is not split is divided among its units by their likely shares.
+
+    Args:
+        units: in the order in which data flows, so that neighbours share borders.
+        measure: groups to the noise-to-signal ratio of each at each output with everything else silent.
+        whole: the ratios of all units together.
+        most: measurements to make at most.
+        negligible: the part of the whole's noise below which a group is not split.
+        shares: in any unit; units of which none is known have the median.
+
+    Returns:
+        Noise-to-signal ratios by unit.
+    """
+    if most >= len(units):
+        return dict(zip(units, measure([[unit] for unit in units]), strict=True))
+    usual = median(shares.values()) if shares else 1.0
+    count = max(min(int(_FIRST_LOOK * most), len(units) // 2), 1)
+    bounds = [round(index * len(units) / count) for index in range(count + 1)]
+    groups = [units[start:stop] for start, stop in pairwise(bounds)]
+    measured = count if count > 1 else 0
+    first = zip(groups, measure(groups) if measured else [whole], strict=True)
+    heap = [(-_share(ratio, whole), number, group, ratio) for number, (group, ratio) in enumerate(first)]
+    heapq.heapify(heap)
+    found: dict[Source, Ratios] = {}
+    number = len(heap)
+    while heap:
+        share, _, group, ratio = heapq.heappop(heap)
+        if len(group) <= 1 or -share <= negligible or measured + 2 > most:
+            parts = np.array([shares.get(unit, usual) for unit in group]) + _LEAST
+            found.update({unit: ratio * part for unit, part in zip(group, parts / parts.sum(), strict=True)})
+            continue
+        middle = len(group) // 2
+        halves = (group[:middle], group[middle:])
+        one, other = measure(halves)
+        total = one + other
+        for half, own in zip(halves, (one, other), strict=True):
+            # Errors that point the same way make more together than the sum of what they make alone.
+            part = ratio * np.divide(own, total, out=np.full_like(total, 1 / 2), where=total > 0)
+            heapq.heappush(heap, (-_share(part, whole), number, half, part))
+            number += 1
+        measured += 2
+    return {unit: found[unit] for unit in units}
+
+
+def _share(ratio: Ratios, whole: Ratios) -> float:
+    return worst(np.divide(ratio, whole, out=np.zeros_like(ratio), where=whole > 0))

@@ -1,0 +1,272 @@
+"""Time weighed against noise: what the nodes of a graph cost in each way to run them, and what an assignment gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from onnxq.config.scheme import Mode
+from onnxq.ir import scopes
+from onnxq.numerics.ratios import decibels
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.search.alternatives import STATIC, Alternative, Way
+from onnxq.search.assignment import Problem, cheapest, cost, is_coded
+from onnxq.search.costs import OUTSIDE, Costs
+from onnxq.search.kernel_times import NodeTimes
+from onnxq.search.noises import SILENT as SILENT_CODES
+from onnxq.search.noises import Noises, worst
+from onnxq.search.reasons import reason_of, untimed_reason
+from onnxq.search.search import NodeNoise
+from onnxq.search.switchboard import Source
+
+AS_LONG = 1.05
+"""A plan that is expected to take so many times as long as one with more borders takes as long."""
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """Noise that codes add.
+
+    Attributes:
+        static: of tensors with fixed scales, and of the weights of each node, which are the same codes where the node
+            stores them.
+        alternatives: of what nodes have as codes that take an alternative.
+    """
+
+    static: Noises = SILENT_CODES
+    alternatives: Mapping[Alternative, Noises] = field(default_factory=dict)
+
+    def of(self, alternative: Alternative, node: str) -> float:
+        """Return the ratio that a node adds that takes an alternative."""
+        return self.alternatives[alternative].nodes.get(node, 0.0) if alternative in self.alternatives else 0.0
+
+
+SILENT = Noise()
+"""Weighs nothing against time."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which nodes run how, and what that is expected to give.
+
+    Attributes:
+        static: nodes that run as integer kernels with fixed scales.
+        alternatives: nodes that take an alternative, with that.
+        nanoseconds: expected time of a run.
+        noise: predicted noise-to-signal ratio at the worst output: what its codes add together.
+    """
+
+    static: frozenset[str]
+    alternatives: Mapping[str, Alternative]
+    nanoseconds: float
+    noise: float
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        """What was chosen, whatever it is expected to give."""
+        return frozenset([*((node, STATIC) for node in self.static), *self.alternatives.items()])
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """The costs of a graph's nodes and borders, ready to be weighed against noise.
+
+    Attributes:
+        costs: what was measured.
+        left: what becomes of nodes whose stored weights are too coarse, where they do not become integer kernels.
+        excluded: what nodes may not be.
+        is_timed: whether times are those of runs.
+    """
+
+    costs: Costs
+    left: Mapping[str, Demotion] = field(default_factory=dict)
+    excluded: frozenset[Way] = frozenset()
+    is_timed: bool = True
+
+    def float_side(self, node: str, noise: Noise, weight: float) -> tuple[Alternative | None, float]:
+        """Return the alternative that is best for a node whose neighbours see floats, or None, and what it costs.
+
+        Args:
+            node: its name.
+            noise: what each node adds.
+            weight: nanoseconds that a noise-to-signal ratio of one is worth.
+        """
+        stored = self._float_time(node, None) + weight * self._stored_noise(node, noise)
+        offered = [
+            (times[node] + weight * noise.of(alternative, node), alternative)
+            for alternative, times in self.costs.worthwhile.items()
+            if node in times and (node, alternative) not in self.excluded
+        ]
+        least, best = min(offered, key=lambda one: one[0], default=(math.inf, None))
+        return (best, least) if least < stored else (None, stored)
+
+    def problem(self, noise: Noise, weight: float) -> Problem:
+        """Return the assignment problem that weighs time against noise.
+
+        Args:
+            noise: what each node adds.
+            weight: nanoseconds that a noise-to-signal ratio of one is worth.
+        """
+        return self._problem({name: self.float_side(name, noise, weight)[1] for name in self._names}, noise, weight)
+
+    def best(self, noise: Noise, weight: float) -> Assignment:
+        """Return the assignment of least time and weighed noise; see `problem`."""
+        return self.assignment(cheapest(self.problem(noise, weight)), noise, weight)
+
+    @property
+    def quickest(self) -> Assignment:
+        """The assignment of least time, or the scheme's where that takes as long, which then is taken if it will do."""
+        best, whole = self.best(SILENT, 0.0), self.planned(self.costs.full, SILENT)
+        return whole if whole.nanoseconds < AS_LONG * best.nanoseconds else best
+
+    def by_weight(self, noise: Noise, weights: Sequence[float]) -> Callable[[int], Assignment]:
+        """Return what tells the best assignments for rising weights, by their places, and solves for as few as can be.
+
+        Time plus weighed noise is a line over the weight for each assignment, and the best are the lowest of all lines:
+        what is best for two weights is so for all between.
+        """
+        known: dict[int, Assignment] = {}
+
+        def of(place: int) -> Assignment:
+            if place not in known:
+                below = known.get(max((other for other in known if other < place), default=-1))
+                above = known.get(min((other for other in known if other > place), default=-1))
+                between = below is not None and above is not None and below.ways == above.ways
+                known[place] = below if below is not None and between else self.best(noise, weights[place])
+            return known[place]
+
+        return of
+
+    def assignment(self, static: frozenset[str], noise: Noise, weight: float) -> Assignment:
+        """Return what it means that these nodes are static, the others taking what is best for them then."""
+        sides = {name: self.float_side(name, noise, weight)[0] for name in self._names if name not in static}
+        taken = {name: alternative for name, alternative in sides.items() if alternative is not None}
+        return self._assigned(static, taken, noise)
+
+    def planned(self, plan: Plan, noise: Noise) -> Assignment:
+        """Return what it means that every node is static or dynamic that is so in a plan.
+
+        One that has to be so together with another, as with its clamp, counts as float where that is.
+        """
+        modes = {one.node: one.mode for one in plan.decisions}
+        static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
+        static = static.difference(self.alone(static))
+        dynamic = Alternative(Mode.DYNAMIC)
+        taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
+        return self._assigned(static, taken, noise)
+
+    def alone(self, static: Set[str]) -> list[str]:
+        """Return those of some nodes that cannot be static without others, such as a convolution without its clamp."""
+        company = set(static)
+        while alone := {node for node, other in self.costs.followers if node in company and other not in company}:
+            company -= alone
+        return sorted(static - company)
+
+    def repriced(self, assignment: Assignment, noise: Noise) -> Assignment:
+        """Return an assignment with the time and noise that are expected of it now."""
+        return self._assigned(assignment.static, assignment.alternatives, noise)
+
+    def _assigned(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> Assignment:
+        times = {name: self._float_time(name, taken.get(name)) for name in self._names}
+        spent = cost(self._problem(times, SILENT, 0.0), static)
+        return Assignment(static, taken, spent, self._predicted(static, taken, noise))
+
+    def _predicted(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> float:
+        """Return the noise-to-signal ratio at the worst output that the codes of an assignment add."""
+        coded = [Source(one.tensor) for one in self.costs.borders if one.tensor and is_coded(one, static)]
+        weighed = (name for name in self._names if name not in taken and self._is_coarse(name, static))
+        coded += [Source(name, is_node=True) for name in weighed]
+        found = [noise.static.together(coded)]
+        for name, alternative in taken.items():
+            known = noise.alternatives.get(alternative, SILENT_CODES).ratios.get(Source(name, is_node=True))
+            found += [] if known is None else [known]
+        return worst(np.atleast_1d(sum(found)))
+
+    def sensitivities(self, noise: Noise) -> Iterator[NodeNoise]:
+        """Yield what each node adds in noise with everything else in float, in each way that was asked about."""
+        for (name, way), ratio in self.ways(noise).items():
+            yield NodeNoise(name, way.mode, decibels(ratio))
+
+    def ways(self, noise: Noise) -> Mapping[Way, float]:
+        """What is known of nodes as integers, by node and what they could be: the noise-to-signal ratio alone."""
+        found = {(name, STATIC): noise.static.of(self._touched[name]) for name in self.costs.static_nodes}
+        for alternative, noises in noise.alternatives.items():
+            found.update({(name, alternative): ratio for name, ratio in noises.nodes.items()})
+        return found
+
+    @cached_property
+    def _touched(self) -> Mapping[str, tuple[Source, ...]]:
+        """What becomes codes when a node and nothing else is static."""
+        found: dict[str, list[Source]] = {name: [Source(name, is_node=True)] for name in self.costs.static_nodes}
+        for border in (one for one in self.costs.borders if one.tensor):
+            for name in {border.producer or OUTSIDE, *border.consumers} & found.keys():
+                found[name].append(Source(border.tensor))
+        return {name: tuple(sources) for name, sources in found.items()}
+
+    def _is_coarse(self, name: str, static: frozenset[str]) -> bool:
+        """Whether the weights of a node have the codes that the scheme wants."""
+        return name in static or name not in self.left
+
+    def demotions(self, assignment: Assignment, noise: Noise) -> Mapping[str, Demotion]:
+        """Return what makes the planner do what was assigned, with the reasons."""
+        found = {}
+        for decision in self.costs.full.decisions:
+            name = decision.node
+            taken = assignment.alternatives.get(name)
+            if name in assignment.static:
+                continue
+            if taken is not None:
+                if taken.mode is not decision.mode:
+                    found[name] = taken.demotion(*self._reason(name, noise, decision.mode, taken))
+            elif name in self.left:
+                found[name] = self.left[name]
+            elif decision.mode in (Mode.STATIC, Mode.DYNAMIC):
+                found[name] = Demotion(Mode.STORAGE, *self._reason(name, noise, decision.mode, None))
+        return found
+
+    def without(self, ways: frozenset[Way]) -> Prices:
+        """Return the same for a choice in which these nodes may not be that."""
+        return replace(self, excluded=ways)
+
+    def corrected(self, assignment: Assignment, observed: NodeTimes) -> Prices:
+        """Return the same with what the kernels of an assignment's model really took."""
+        return replace(self, costs=self.costs.corrected(assignment.static, assignment.alternatives, observed))
+
+    def _problem(self, floats: Mapping[str, float], noise: Noise, weight: float) -> Problem:
+        return Problem(
+            float_costs={OUTSIDE: 0, **{name: round(paid) for name, paid in floats.items()}},
+            integer_costs={
+                name: round(paid + weight * noise.static.nodes.get(name, 0.0))
+                for name, paid in self.costs.static_nodes.items()
+                if (name, STATIC) not in self.excluded
+            },
+            borders=tuple(
+                replace(border, coded=round(weight * noise.static.tensors.get(border.tensor, 0.0)))
+                for border in self.costs.borders
+            ),
+            followers=self.costs.followers,
+        )
+
+    def _reason(self, name: str, noise: Noise, wanted: Mode, taken: Alternative | None) -> tuple[str, str]:
+        """Return why a node is not what the scheme wants, static or dynamic, and the figures behind it."""
+        own = noise.static.of(self._touched.get(name, ()))
+        ratio = own if wanted is Mode.STATIC else noise.of(Alternative(Mode.DYNAMIC), name)
+        return reason_of(self.costs, name, wanted, ratio, taken) if self.is_timed else untimed_reason(wanted, ratio)
+
+    def _float_time(self, name: str, taken: Alternative | None) -> float:
+        return self.costs.floats.nodes.get(name, 0.0) if taken is None else self.costs.offered[taken][name]
+
+    def _stored_noise(self, name: str, noise: Noise) -> float:
+        return 0.0 if name in self.left else noise.static.nodes.get(name, 0.0)
+
+    @property
+    def _dynamic(self) -> Mapping[str, float]:
+        return self.costs.offered.get(Alternative(Mode.DYNAMIC), {})
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(node.name for scope in scopes(self.costs.graph) for node in scope.nodes)

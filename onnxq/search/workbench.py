@@ -1,0 +1,315 @@
+"""The prepared float model on disk, and everything that is built from it: plans, evidence, candidate models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from onnxq.algorithms.cache import CodesCache
+from onnxq.algorithms.codes import Codes, encode
+from onnxq.algorithms.parameters import requests_for
+from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.chain import ChainedSamples, with_optional
+from onnxq.calibration.data import Data, SamplesLike
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.grouped import Grouped
+from onnxq.calibration.provenance import model_digest
+from onnxq.calibration.range_table import FIRST_RANGES
+from onnxq.calibration.ranges import RangeMethod
+from onnxq.calibration.resume import Collection, Notice, calibrate_tensors
+from onnxq.config.scheme import Scheme
+from onnxq.data.data import open_samples
+from onnxq.data.inputs import SampleSource, model_inputs
+from onnxq.errors import DataError, ModelError, SchemeError
+from onnxq.ir import (
+    Graph,
+    constants,
+    inner_variables,
+    load,
+    origins_by_name,
+    put_back_origins,
+    save,
+    spilling,
+    to_model,
+    types_to_declare,
+)
+from onnxq.ir.large_models import is_large
+from onnxq.lowering import Emit
+from onnxq.onnx_api import skeleton
+from onnxq.passes.prepare.widen_floats import half_type
+from onnxq.passes.quantize.switch_codes import SwitchCodes, Switches, switches_for
+from onnxq.planning.bodies import leave_idle_bodies
+from onnxq.planning.plan import Demotion, Plan, Preparation
+from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
+from onnxq.planning.planner import make_plan
+from onnxq.planning.weight_plan import needed_opset, weight_opset
+from onnxq.preparing.integer_steps import integer_steps, steps_named
+from onnxq.preparing.placing import Placing
+from onnxq.preparing.preparation import Making, prepare_for_integers, widens
+from onnxq.runtime.sessions import serialized
+from onnxq.runtime.targets import Target
+from onnxq.system.progress import Progress
+from onnxq.system.remembering import remembered
+from onnxq.version import VERSION
+
+# What preparing computes from more bytes of weights waits in a file to be saved.
+_SPILLED = 1 << 30
+# Each search, each reading of evidence and the report ask for it.
+_digest = remembered(model_digest)
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A prepared float model in a working folder, with what the user wants of it.
+
+    Attributes:
+        prepared: file of the prepared model, its weights beside it, so that loading it again costs little.
+        scheme: the user's rules.
+        target: the runtime.
+        emit: what the built models may hold besides standard ONNX.
+        fixed: what becomes of some nodes whatever else is wished, such as of those that calibration saw nothing of.
+        making: how the prepared model was made.
+        codes: what was encoded for the models built so far.
+        grouped: what groups of samples have shown.
+    """
+
+    prepared: Path
+    scheme: Scheme
+    target: Target
+    emit: Emit = Emit.QDQ
+    fixed: Mapping[str, Demotion] = field(default_factory=dict)
+    making: Making = field(default_factory=Making)
+    codes: CodesCache = field(default_factory=CodesCache, compare=False)
+    grouped: Grouped = field(default_factory=Grouped, compare=False)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The prepared graph, for reading only."""
+        graph = load(self.prepared)
+        put_back_origins(graph, self.making.origins)
+        return graph
+
+    @property
+    def placing(self) -> Placing:
+        """How codes are written."""
+        return Placing(self.target, self.emit, self.making.half)
+
+    @cached_property
+    def declared_types(self) -> frozenset[str]:
+        """Names of inner tensors whose types built models declare: the user's, and what runtimes do not find out."""
+        return self.making.declared | types_to_declare(self.graph)
+
+    @cached_property
+    def is_large(self) -> bool:
+        """Whether the model's weights had better stay in their files than in memory."""
+        return is_large(self.prepared)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells the prepared model apart from others, whatever opset it needs."""
+        return self.making.content or _digest(self.prepared)
+
+    @property
+    def preparation(self) -> Preparation:
+        """What plans of this model are made for and by."""
+        steps = tuple(type(step).__name__ for step in self.making.steps)
+        without = tuple(sorted(self.making.without))
+        return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0, without)
+
+    def check(self, evidence: Evidence, plan: Plan, methods: Sequence[RangeMethod] = FIRST_RANGES) -> None:
+        """Check that evidence is of this model and has what a plan and any of these range methods need.
+
+        Raises:
+            DataError: It is of another model, or lacks something.
+        """
+        if evidence.provenance.model not in ("", self.digest):
+            raise DataError(
+                "The given statistics are of another model, expected those of this one as it is prepared for this "
+                "scheme and target; calibrate again"
+            )
+        for request in requests_for(plan, methods):
+            # Without means biases stay as they are.
+            wanted = request.tensor in plan.calibrated and request.kind != "channel-means"
+            if wanted and not any(request.like(other) for other in evidence.of(request.tensor).statistics):
+                raise DataError(
+                    f"The given statistics lack the {request}, expected what this plan and range method need; "
+                    "calibrate again with the same scheme and range method"
+                )
+
+    def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
+        """Plan with some nodes taken out of integer arithmetic."""
+        return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
+
+    def without_idle_bodies(self, plan: Plan, evidence: Evidence) -> Workbench:
+        """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
+        return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
+
+    def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
+        """Open samples for the model; chained inputs are completed with what the float model leaves behind.
+
+        Args:
+            given: the samples.
+            data: how they are read.
+            notice: told what is worth knowing of how chained inputs start.
+            in_order: whether what judges them counts on their order.
+        """
+        inputs = with_optional(model_inputs(skeleton(self.graph)), data.chained)
+        ordered = in_order or bool(data.chained)
+        samples = open_samples(
+            given,
+            inputs,
+            images=data.image_options,
+            limit=data.limit,
+            source=data.source,
+            in_order=ordered,
+            batch=data.rows,
+        )
+        return ChainedSamples(samples, self.prepared, data.chained, notice) if data.chained else samples
+
+    def calibrate(
+        self,
+        plan: Plan,
+        samples: SampleSource,
+        progress: Progress,
+        collection: Collection | None = None,
+        methods: Sequence[RangeMethod] = FIRST_RANGES,
+    ) -> Evidence:
+        """Run the float model and observe what the plan needs, for any of these range methods; see `Collection`."""
+        requests, told = requests_for(plan, methods), partial(progress, "calibrate")
+        # Means alone would need runs of the float model, which a large one's weights make expensive.
+        if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
+            return Evidence()
+        if collection is None:
+            return self.grouped.collected(self.prepared, samples, requests, progress=told, others=plan.observed)
+        return calibrate_tensors(
+            self.prepared, samples, requests, collection, progress=told, digest=self.digest, others=plan.observed
+        )
+
+    def build(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, *, external_data: bool) -> Graph:
+        """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
+        with self._sharing():
+            return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
+
+    def write(self, plan: Plan, codes: Codes, path: Path, *, external_data: bool) -> Graph:
+        """Write the model of a plan and its codes to ``path`` and return its graph."""
+        graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
+        save(graph, path, external_data=external_data)
+        return graph
+
+    def build_beside(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path) -> Graph:
+        """Write a model as `build` does, but beside the prepared one, where its floats and large codes stay."""
+        with self._sharing():
+            codes = self.codes_of(plan, evidence, recipe)
+            graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
+        path.write_bytes(serialized(to_model(graph, folder=path.parent)))
+        return graph
+
+    def build_switched(
+        self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, nodes: Set[str] | None = None
+    ) -> Switches:
+        """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these."""
+        graph = self.graph_for(plan).copy()
+        switches = switches_for(graph, plan, nodes)
+        with self._sharing():
+            SwitchCodes(plan, self.codes_of(plan, evidence, recipe), switches).apply(graph)
+        path.write_bytes(serialized(to_model(graph, folder=path.parent)))
+        return switches
+
+    def _sharing(self) -> AbstractContextManager[None]:
+        """Return what lets the codes of a large model wait in a file, for this model and others."""
+        return spilling(self.prepared.parent, "codes.data") if self.is_large else nullcontext()
+
+    def codes_of(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
+        """Return the codes of all that a plan quantizes."""
+        return encode(plan, self.graph_for(plan), evidence, recipe, self.codes)
+
+    def graph_for(self, plan: Plan) -> Graph:
+        """Return the prepared graph at an opset that can express a plan, for reading only."""
+        return self._read(self._prepared_for(plan))
+
+    def _read(self, path: Path) -> Graph:
+        """Return the graph of one of the prepared models, read once, for reading only."""
+        if path != self.prepared and path not in self._later:
+            self._later[path] = load(path)
+        return self.graph if path == self.prepared else self._later[path]
+
+    @cached_property
+    def _later(self) -> dict[Path, Graph]:
+        """The prepared models at later opsets that were read so far."""
+        return {}
+
+    def expresses(self, plan: Plan) -> bool:
+        """Whether a plan's model can be built: at the opset that is there, or at a later one that it fits as well."""
+        try:
+            path = self._prepared_for(plan)
+            if path != self.prepared:
+                check_fits(plan, self._read(path))
+        except (ModelError, SchemeError):
+            return False
+        return True
+
+    def _prepared_for(self, plan: Plan) -> Path:
+        """Return the prepared model at an opset that can decode a plan's weights, made when it is first asked for."""
+        needed = weight_opset(plan, self.emit)
+        if needed <= self.graph.opset:
+            return self.prepared
+        path = self.prepared.with_name(f"prepared.{needed}.onnx")
+        if not path.exists():
+            graph = load(self.prepared)
+            prepare_for_integers(graph, self.making.steps, opset=needed, without=self.making.without)
+            save(graph, path, external_data=True)
+        return path
+
+
+def open_workbench(
+    graph: Graph,
+    scheme: Scheme,
+    target: Target,
+    folder: Path,
+    emit: Emit = Emit.QDQ,
+    replay: Plan | None = None,
+    least: int = 0,
+    without: frozenset[str] = frozenset(),
+) -> Workbench:
+    """Prepare a graph in place and put it on disk, at a later opset only when the plan needs one.
+
+    Args:
+        graph: the float model.
+        scheme: the user's rules.
+        target: the runtime.
+        folder: where the prepared model is put.
+        emit: which operators decode weights.
+        replay: a plan to be carried out instead of what the scheme plans.
+        least: opset below which it is not prepared, for codes that the scheme does not ask for.
+        without: names of `canonical_steps` that are left out.
+
+    Raises:
+        SchemeError: the plan to be carried out is of another model, or of another version of onnxq.
+    """
+    preparation = preparation_of(replay) if replay is not None else None
+    declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
+    large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
+    half = half_type(graph) if (widens(scheme, target) if preparation is None else preparation.widened) else 0
+    without = without if preparation is None else frozenset(preparation.without)
+    with spilling(folder) if large else nullcontext():
+        steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
+        applied = prepare_for_integers(graph, steps, widen=half > 0, without=without)
+        making = Making(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
+        bench = Workbench(folder / "prepared.onnx", scheme, target, emit, making=making)
+        save(graph, bench.prepared, external_data=True)
+    needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
+    if needed > graph.opset:
+        # What was calibrated for other plans is of the same model.
+        content = _digest(bench.prepared)
+        applied = (*applied, *prepare_for_integers(graph, steps, opset=needed, without=without))
+        save(graph, bench.prepared, external_data=True)
+        # The graph that the first one planned on is out of date.
+        making = replace(making, applied=applied, content=content, origins=origins_by_name(graph))
+        bench = replace(bench, making=making)
+    if replay is not None:
+        check_fits(replay, bench.graph)
+        check_model(replay, bench.digest)
+    return bench

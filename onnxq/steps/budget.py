@@ -1,0 +1,132 @@
+"""What may be spent on choosing, and where the work is done."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onnxq.calibration.resume import Collection
+from onnxq.errors import SchemeError, check_type, take_plain_numbers
+from onnxq.evaluation.goal import Goal
+from onnxq.search.effort import Accuracy, accuracy_named
+from onnxq.search.efforts import EFFORTS, Effort, effort_named
+from onnxq.system.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is tried and measured, where, and who is told of it.
+
+    Attributes:
+        search: ``fast`` or ``full`` measures what each node costs and adds in noise and takes the fastest plan that is
+            faithful enough, full with more effort; ``off`` takes the scheme as it is.
+        accuracy: what is tried to make codes more faithful, each method kept only where it lowers the noise of the
+            whole model: ``fast``, ``full``, ``off``, or names of methods, see `accuracy_named`.
+        latency: seconds for comparing latency with the float model; 0 skips all timing.
+        costs: a file of node times; a search reads what it holds of this model and machine and adds what it measures.
+        collection: where samples run, in how much memory, and which earlier statistics are used.
+        progress: told of each stage.
+        seconds: for all of it. Calibration takes what it takes, and the time to judge the result is reserved; what is
+            left is shared by the phases between them, and where nothing is, the scheme is taken as it is.
+        measurements: models that a search builds and runs before it ends with the best so far, all its rounds together;
+            unlike seconds they end it where it ended before.
+        engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
+        threads: threads inside an operator wherever time is measured: of nodes, of candidates and of the result; None
+            takes as many as there are cores, or as the engine takes by itself.
+        layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
+
+    Raises:
+        SchemeError: an effort does not exist, a number is negative or not finite, or something is of another type.
+
+    >>> Budget.of("full") == Budget(search="full", accuracy="full")
+    True
+    """
+
+    search: str = "fast"
+    accuracy: str | Accuracy = "fast"
+    latency: float = 2.0
+    costs: str | Path | None = None
+    collection: Collection | None = None
+    progress: Progress = silent
+    seconds: float = math.inf
+    measurements: float = math.inf
+    engine: str = ""
+    layers: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        take_plain_numbers(self, "latency", "seconds", "measurements", "layers", "threads")
+        check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
+        check_type(self.accuracy, (str, Accuracy), "accuracy", "an effort such as 'fast', or methods")
+        check_type(self.latency, (int, float), "the time for latency in seconds", "a number")
+        check_type(self.costs, (str, Path, type(None)), "the file of node times", "a path")
+        check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
+        check_type(self.seconds, (int, float), "the budget in seconds", "a number")
+        check_type(self.measurements, (int, float), "the number of measurements", "a number")
+        if not callable(self.progress):
+            raise SchemeError(f"the progress is {self.progress!r}, expected a function; leave it out to hear nothing")
+        check_type(self.layers, int, "the number of samples for layers", "a whole number")
+        check_type(self.engine, str, "the engine", "a name such as openvino")
+        check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")
+        effort_named(self.search)
+        if isinstance(self.accuracy, str):
+            accuracy_named(self.accuracy)
+        if not 0 <= self.latency < math.inf:
+            raise SchemeError(
+                f"the time for latency in seconds is {self.latency}, expected a finite number that is not negative"
+            )
+        if self.layers < 0:
+            raise SchemeError(f"the number of samples for layers is {self.layers}, expected 0 or more")
+        limits = {"budget in seconds": self.seconds, "number of measurements": self.measurements}
+        for name, number in {**limits, "number of threads": self.threads}.items():
+            if number is not None and not number > 0:
+                raise SchemeError(f"the {name} is {number}, expected more than 0; leave it out to have no limit")
+
+    @classmethod
+    def of(cls, given: str | Budget) -> Budget:
+        """Return a budget as it is; ``fast``, ``full`` and ``off`` stand for that effort in search and accuracy."""
+        if isinstance(given, Budget):
+            return given
+        check_type(given, str, "the budget", f"one of {', '.join(EFFORTS)}, or Budget(...)")
+        return cls(search=given, accuracy=given)
+
+    def without_statistics(self) -> Budget:
+        """Return the same that neither takes statistics from a file nor keeps any."""
+        if self.collection is None:
+            return self
+        return replace(self, collection=replace(self.collection, reuse=None, checkpoint=None))
+
+    def check(self, goal: Goal) -> None:
+        """Check that what is preferred of plans can be looked for.
+
+        Raises:
+            SchemeError: size is preferred, and there is no search.
+        """
+        if goal.prefers_size and self.effort is None:
+            raise SchemeError("a search finds what is smallest, and it is off; leave prefer as it is, or let it search")
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much a search measures; None where there is none."""
+        effort = effort_named(self.search)
+        if effort is None:
+            return None
+        return replace(effort, seconds=min(effort.seconds, self.seconds), measurements=self.measurements)
+
+    @property
+    def limit(self) -> str:
+        """What a search that had nothing left to search with was given, and the option that gives more."""
+        models = "model" if self.measurements == 1 else "models"
+        given = {"s with --budget": self.seconds, f"{models} with --measurements": self.measurements}
+        return " and ".join(f"{most:g} {unit}" for unit, most in given.items() if most < math.inf)
+
+    @property
+    def measures(self) -> bool:
+        """Whether a search measures time, where something runs that tells of the target's."""
+        return self.effort is not None and self.latency > 0
+
+    @property
+    def tried(self) -> Accuracy:
+        """What is tried for accuracy."""
+        return accuracy_named(self.accuracy) if isinstance(self.accuracy, str) else self.accuracy

@@ -1,0 +1,198 @@
+"""The report of a quantization, put together from what its steps have found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from onnxq.algorithms.noting import noted
+from onnxq.algorithms.parameters import corrected_biases
+from onnxq.calibration.provenance import sample_digest
+from onnxq.calibration.range_table import chosen_methods
+from onnxq.data.apart import counting_as_one, shared_files
+from onnxq.data.origins import origin_of, ranges_of
+from onnxq.data.selection import Selection
+from onnxq.data.stretches import even_places, picked
+from onnxq.errors import DataError
+from onnxq.evaluation.doubts import hidden
+from onnxq.evaluation.gate import Judged
+from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
+from onnxq.evaluation.layers import Layers, compare_layers
+from onnxq.evaluation.verify import COMPARED_SAMPLES, loads_in_onnxruntime
+from onnxq.failures import tolerated
+from onnxq.ir import load, metadata_bytes
+from onnxq.lowering import Emit
+from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
+from onnxq.planning.plan import Plan
+from onnxq.report import Report
+from onnxq.report.machine import Machine, Stopwatch
+from onnxq.report.observed import tensor_values, weight_channels
+from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.runtime.kernels import loaded_kernels
+from onnxq.search.choosing import Chosen
+from onnxq.search.kernel_times import kernels_by_node
+from onnxq.steps.budget import Budget
+from onnxq.steps.steps import Evidenced, Prepared, Settled, tried
+from onnxq.system.publish import data_file, stored_bytes
+
+
+def reported(
+    model: Prepared,
+    seen: Evidenced,
+    settled: Settled,
+    goal: Goal,
+    budget: Budget,
+    watch: Stopwatch,
+    unmeasured: str = "",
+) -> Report:
+    """Return what was decided and measured, once the model stands in the form in which it is to be written.
+
+    Where nothing ran on the runtime that the plan is for, it says why.
+    """
+    refined, found, staged = settled.refined, settled.chosen, model.files.staged
+    outcome, verification = found.outcome, found.verification
+    loads = True
+    if seen.bench.emit is Emit.STRICT:
+        codes = found.codes or seen.bench.codes_of(outcome.plan, refined.basis.evidence, found.recipe)
+        seen.bench.write(outcome.plan, codes, staged, external_data=model.files.external_data)
+        loads = loads_in_onnxruntime(staged)
+    plan = _noted(model, seen, settled, budget)
+    looked = bool(budget.layers) and not seen.bench.is_large and loads
+    layers: Layers | None = None
+    ran, joined = dict[str, str](), tuple[str, ...]()
+    if looked:
+        with tolerated("the comparison of layers"):
+            layers = _layers(model, seen, plan, budget.layers)
+        with tolerated("the look at kernels"):
+            ran = _ran(staged, plan)
+    if goal.metric is None:
+        with tolerated("the look at weak slices"):
+            joined = hidden(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
+    watch.lap("report")
+    return Report(
+        files=ModelFiles(
+            model=model.name,
+            output=str(model.output) if model.output is not None else None,
+            float_bytes=stored_bytes(model.files.reference) + model.external,
+            bytes=stored_bytes(staged, (data_file(staged),)),
+            metadata_bytes=metadata_bytes(load(staged)),
+            loads=loads,
+            model_digest=_digest(model.files.reference),
+            output_digest=_digest(staged),
+        ),
+        plan=plan,
+        samples=Samples(
+            calibrated=len(seen.samples),
+            judged=_judged(model, seen, goal, budget, found),
+            doubts=(*seen.doubts, *settled.doubts, *joined),
+            refitted=found.refitted,
+        ),
+        fidelity=Fidelity(
+            verification.agreement,
+            found.scores,
+            elsewhere=verification.elsewhere,
+            layers=layers,
+            wanted=goal.min_sqnr if goal.metric is None else None,
+        ),
+        performance=Performance(
+            verification.kernels,
+            verification.latency,
+            outcome.regions,
+            outcome.times,
+            unmeasured,
+            ran,
+            verification.runs_as_float,
+        ),
+        search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
+        encoding=Encoding(
+            ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
+            range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
+            corrected_biases=corrected_biases(outcome.plan, seen.evidence),
+            gains=(*refined.gains, *found.gains),
+            spared=refined.spared,
+            delivered=_delivered(model, outcome.plan),
+            left_by_standard=_left_by_standard(model, outcome.plan),
+            tensors=tensor_values(plan, refined.basis.evidence),
+            weights=weight_channels(plan, seen.bench.graph),
+        ),
+        run=Run(
+            seconds=watch.seconds,
+            passes=tuple(map(AppliedPass.of, (*model.applied, *seen.bench.making.applied))),
+            stages=watch.stages,
+            machine=Machine.this(),
+        ),
+    )
+
+
+def _layers(model: Prepared, seen: Evidenced, plan: Plan, samples: int) -> Layers | None:
+    """Return the layers of both models beside each other; None where they have no tensor in common."""
+    places = even_places(len(seen.judged), samples)
+    compared = list(picked(seen.judged, places))
+    try:
+        found = compare_layers(model.files.reference, model.files.staged, compared, plan=plan)
+    except DataError:
+        return None
+    return found.of_samples([origin_of(seen.judged, place).place for place in places])
+
+
+def _ran(model: Path, plan: Plan) -> dict[str, str]:
+    """Return the operators of the kernels that onnxruntime makes of the plan's nodes, by node."""
+    kernels = kernels_by_node(loaded_kernels(model), load(model))
+    return {
+        name: ", ".join(dict.fromkeys(kernel.op_type for kernel in kernels[name]))
+        for name in plan.by_node
+        if name in kernels
+    }
+
+
+def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found: Chosen) -> Judged:
+    """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
+    count = len(seen.judged)
+    places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)
+    judged = Judged.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
+    searched = budget.effort is not None and model.replay is None
+    if goal.metric is not None and searched and seen.judged is seen.samples:
+        # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
+        judged = replace(judged, seen=judged.samples)
+    given = ranges_of(origin_of(seen.judged, place).place for place in places)
+    files = len(counting_as_one(shared_files(Selection(seen.judged, places))))
+    return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
+
+
+def _known(model: Prepared, seen: Evidenced) -> Iterable[str]:
+    """Return the digests of samples that had set ranges before the model was judged."""
+    # Those that judge now may have judged the plan before, and then set its ranges.
+    again = seen.judged if model.replay is not None and model.replay.refitted else ()
+    return (*seen.evidence.samples, *map(sample_digest, again))
+
+
+def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:
+    """Return how much of the scheme the plan is; nothing where there was only a plan."""
+    bench = model.bench
+    return deliveries(plan, bench.graph, bench.scheme, bench.target) if model.replay is None else ()
+
+
+def _left_by_standard(model: Prepared, plan: Plan) -> int:
+    """Return how many nodes stay float for want of operators that may not be written; 0 where there was only a plan."""
+    bench = model.bench
+    written = bench.emit.has_own or model.replay is not None
+    return 0 if written else left_by_standard(plan, bench.graph, bench.scheme, bench.target)
+
+
+def _noted(model: Prepared, seen: Evidenced, settled: Settled, budget: Budget) -> Plan:
+    """Return the plan with all that it takes to carry it out again."""
+    replay, bench, found = model.replay, seen.bench, settled.chosen
+    thorough = tried(model, budget).thorough
+    plan = noted(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
+    refitted = found.refitted > 0 if replay is None else replay.refitted
+    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough, refitted=refitted)
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file; an empty string where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

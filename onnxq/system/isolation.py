@@ -1,0 +1,151 @@
+"""Run the program in a child process, so that a crash inside a native library ends in a sentence."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from onnxq.system.publish import remove_abandoned, told_of_staging
+
+_BAD_INPUT = 2
+_CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
+_ASKED_TO_STOP = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})
+
+_crashes: ContextVar[tuple[Crash, ...]] = ContextVar("crashes", default=())
+_allow: ContextVar[Callable[[], None]] = ContextVar("allow", default=lambda: None)
+
+
+class Crash(Exception):  # noqa: N818
+    """A signal ended an earlier process of the same run, most likely inside of onnxruntime."""
+
+
+def earlier_crashes() -> tuple[Crash, ...]:
+    """Return the crashes of earlier processes that did the same, the first one first."""
+    return _crashes.get()
+
+
+def allow_another_try() -> None:
+    """Let the program run once more, from its beginning, if a crash ends this process from now on.
+
+    Nothing happens where the program is not isolated.
+    """
+    _allow.get()()
+
+
+def run_isolated(program: Callable[[], None]) -> None:
+    """Run a program in a child process and exit with its code; a signal that kills it becomes a sentence and code 2.
+
+    Call it before anything starts threads. Where processes cannot be forked the program runs here. The child ends with
+    its parent, signals that ask the parent to stop are passed on, and what a killed child had staged is removed. A
+    program that has called `allow_another_try` before it crashed runs again.
+
+    Args:
+        program: ends by returning or by SystemExit, and prints its own errors.
+    """
+    if not hasattr(os, "fork"):
+        program()
+        return
+    crashes: tuple[Crash, ...] = ()
+    handlers = {asked: signal.getsignal(asked) for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    while True:
+        code, may_run_again = _run_in_child(program, crashes, handlers)
+        if not may_run_again or code >= 0 or (name := signal.Signals(-code).name) not in _CRASHES:
+            break
+        crashes = (*crashes, Crash(f"{name} ended the process, most likely inside of onnxruntime"))
+        sys.stderr.write(f"onnxq: {crashes[-1]}; what is simpler is tried now\n")
+    _exit_as(code)
+
+
+def _run_in_child(
+    program: Callable[[], None], crashes: tuple[Crash, ...], handlers: Mapping[signal.Signals, Any]
+) -> tuple[int, bool]:
+    """Return the exit code of a child, negative for a signal, and whether the program may run once more."""
+    lifeline, held = os.pipe()
+    places, told = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(held)
+        told_of_staging.set(_teller(told))
+        _crashes.set(crashes)
+        _allow.set(partial(_write, told, b""))
+        threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+        for asked, handler in handlers.items():
+            signal.signal(asked, handler)
+        _run_to_the_end(program)
+        sys.exit(0)
+    os.close(lifeline)
+    os.close(told)
+    # The terminal tells both processes of Ctrl-C, and the child answers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for asked in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(asked, lambda number, frame: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    os.close(held)
+    with os.fdopen(places, "rb") as lines:
+        code = os.waitstatus_to_exitcode(status)
+        entries = lines.read().split(b"\0")[:-1] if code < 0 else []
+    for folder in filter(None, entries):
+        remove_abandoned(Path(os.fsdecode(folder)))
+    # An entry without a name stands for `allow_another_try`.
+    return code, b"" in entries
+
+
+def _run_to_the_end(program: Callable[[], None]) -> None:
+    """Run a program and end the process as soon as it is done; where it fails, the interpreter tells why and ends."""
+    code = 0
+    try:
+        program()
+    except SystemExit as asked:
+        if not isinstance(asked.code, int | None):
+            raise
+        code = asked.code or 0
+    # What the interpreter does else, to take all modules and graphs apart, would take a thirtieth of a second.
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _teller(pipe: int) -> Callable[[Path], None]:
+    """Return a function that writes each path once; the pipe holds thousands, and a full one must not block."""
+    os.set_blocking(pipe, False)
+
+    @cache
+    def tell(folder: Path) -> None:
+        _write(pipe, os.fsencode(folder.absolute()))
+
+    return tell
+
+
+def _write(pipe: int, entry: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.write(pipe, entry + b"\0")
+
+
+def _end_with_parent(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+def _exit_as(code: int) -> None:
+    """Exit with the code of a child, which is negative when a signal killed it."""
+    if code >= 0:
+        sys.exit(code)
+    name = signal.Signals(-code).name
+    if name in _ASKED_TO_STOP:
+        sys.exit(128 - code)
+    cause = "memory ran out" if name == "SIGKILL" else "onnxruntime failed on the model or on one made of it"
+    sys.stderr.write(
+        f"onnxq: the process was ended by {name}, most likely because {cause}; no unfinished file is left\n"
+    )
+    sys.exit(_BAD_INPUT)

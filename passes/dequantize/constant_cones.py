@@ -1,0 +1,261 @@
+"""The parts of a graph that decode weights: nodes that depend on constants, or on constants and the index of a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.ir import (
+    ArrayPayload,
+    Constant,
+    Graph,
+    Node,
+    Payload,
+    Tensor,
+    Variable,
+    is_fixed,
+    onnx_dtype,
+    scopes,
+)
+from onnxq.rewrite.constants import Array, Step, computed, evaluate, is_small
+
+_FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+# Wider constants of float models are indices, sizes and masks, unless their bits are taken apart.
+_CODES: Final = frozenset(map(np.dtype, (np.int8, np.uint8, np.int16, np.uint16, np.uint32)))
+_BITWISE: Final = frozenset({"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"})
+_LINEAR: Final = frozenset({"DequantizeLinear", "QuantizeLinear"})
+# Each row of what they make comes from that row of what they read.
+_ROW_BY_ROW: Final = frozenset(
+    {
+        *_BITWISE,
+        *_LINEAR,
+        "Add",
+        "Cast",
+        "Div",
+        "Gather",
+        "Identity",
+        "Mul",
+        "Neg",
+        "Pad",
+        "Pow",
+        "Reshape",
+        "Slice",
+        "Sub",
+        "Unsqueeze",
+        "Where",
+    }
+)
+# What decoders are made of; nothing random, nothing with bodies.
+_DECODING: Final = _ROW_BY_ROW | {"Concat", "Exp", "Expand", "Flatten", "Mod", "Split", "Squeeze", "Tile", "Transpose"}
+# They read scales that are constants, and decode the rest themselves.
+_KERNELS: Final = frozenset({"GatherBlockQuantized", "MatMulNBits"})
+# A word holds at most sixteen codes; scales that are spread out and small tables make the rest.
+_MOST_GROWTH = 64
+_ALWAYS_FINE = 1 << 20
+_SAMPLED_ROWS = 5
+_TOO_LARGE = "it is far larger than what it is computed from"
+_MIXED = "its rows cannot be computed one by one"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A choice of rows: some tensor's indices into tables of this many rows."""
+
+    indices: Variable
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Something that a decoder gives to the rest of the graph.
+
+    Attributes:
+        tensor: the result.
+        scope: the graph that lists its maker.
+        codes: name of a constant that it is computed from.
+        payload: its values, or those of the whole table; None when they cannot take its place.
+        rows: which rows of the table it is; None when it is all.
+        obstacle: why the values cannot take its place, where they cannot.
+        recipe: how the values are computed; equal recipes give equal values.
+    """
+
+    tensor: Variable
+    scope: Graph
+    codes: str
+    payload: Payload | None
+    rows: Rows | None
+    obstacle: str
+    recipe: tuple[object, ...]
+
+
+@dataclass(eq=False)
+class ConstantCones:
+    """The decoders of a graph and its bodies.
+
+    Attributes:
+        nodes: in an order of execution, with the graph that lists each.
+        positions: of the nodes in that order.
+        makers: the node of each tensor.
+        codes: for each tensor computed from codes the name of the first constant that holds them.
+        elements: how many stored elements each tensor is computed from, those read twice counted twice.
+        rows: for each tensor that holds chosen rows only, which.
+    """
+
+    nodes: dict[Node, Graph] = field(default_factory=dict)
+    positions: dict[Node, int] = field(default_factory=dict)
+    makers: dict[Variable, Node] = field(default_factory=dict)
+    codes: dict[Tensor, str] = field(default_factory=dict)
+    elements: dict[Tensor, int] = field(default_factory=dict)
+    rows: dict[Tensor, Rows] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph) -> ConstantCones:
+        """Find the decoders; nodes are in an order of execution."""
+        cones = cls()
+        for scope in scopes(graph):
+            for node in scope.nodes:
+                if node.op in _DECODING and (not node.domain or node.op == "DequantizeLinear"):
+                    cones._take(node, scope)
+        return cones
+
+    def _take(self, node: Node, scope: Graph) -> None:
+        inputs = [tensor for tensor in node.inputs if tensor.name]
+        chosen = {self.rows[tensor] for tensor in inputs if tensor in self.rows}
+        chooses = node.op == "Gather" and len(inputs) == 2 and not node.attrs.get("axis", 0)
+        if chooses and not chosen and not self._known(inputs[1]):
+            count = (inputs[0].shape or (None,))[0]
+            if not isinstance(count, int):
+                return
+            chosen.add(Rows(inputs[1], count))
+            inputs = inputs[:1]
+        if not inputs or not all(map(self._known, inputs)):
+            return
+        if len(chosen) > 1 or (chosen and node.op not in _ROW_BY_ROW):
+            return
+        self.nodes[node] = scope
+        self.positions[node] = len(self.positions)
+        codes = next((self.codes[tensor] for tensor in inputs if tensor in self.codes), "") or next(
+            (tensor.name for tensor in inputs if isinstance(tensor, Constant) and _is_codes(tensor)), ""
+        )
+        read = sum(math.prod(t.shape) if isinstance(t, Constant) else self.elements[t] for t in inputs)
+        for tensor in node.outputs:
+            self.makers[tensor] = node
+            self.elements[tensor] = read
+            if codes or node.op in _LINEAR or node.op in _BITWISE:
+                self.codes[tensor] = codes or inputs[0].name
+            if chosen:
+                self.rows[tensor] = next(iter(chosen))
+
+    def _known(self, tensor: Tensor) -> bool:
+        return is_fixed(tensor) or tensor in self.makers
+
+    def results(self, opset: int) -> list[Decoded]:
+        """Return the float tensors computed from codes that the rest of the graph reads, in an order of execution.
+
+        Where the values of one cannot take its place, or it is no float, its node is left to the rest of the graph, and
+        what that node reads is a result.
+
+        Raises:
+            ModelError: one cannot be computed; the message names the node.
+        """
+        found: list[Decoded] = []
+        left: set[Node] = set()
+        for tensor, maker in reversed(self.makers.items()):
+            outside = [consumer for consumer in tensor.outputs if consumer in left or consumer not in self.nodes]
+            if not (outside or tensor.returned_by):
+                continue
+            coded = tensor in self.codes or any(consumer.op in _KERNELS for consumer in outside)
+            is_float = onnx_dtype(tensor) in {*_FLOATS, 0}
+            one = self._result(tensor, maker, opset) if coded and is_float else None
+            if one is not None and (one.payload is not None or not left.intersection(outside)):
+                found.append(one)
+            if one is not None and one.payload is not None:
+                continue
+            left.add(maker)
+        return found[::-1]
+
+    def _result(self, tensor: Variable, maker: Node, opset: int) -> Decoded | None:
+        """Return a tensor with its values, or what is in their way; None where it turns out to be no float."""
+        rows, steps = self.rows.get(tensor), self._steps(tensor)
+        if rows is None:
+            payload, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
+        else:
+            payload, obstacle = _table(tensor, steps, rows, opset), _MIXED
+        if payload is not None and payload.onnx_dtype not in _FLOATS:
+            return None
+        recipe = _recipe(tensor, steps, rows)
+        return Decoded(tensor, self.nodes[maker], self.codes.get(tensor, ""), payload, rows, obstacle, recipe)
+
+    def _whole(self, tensor: Variable, steps: Sequence[Step], opset: int) -> Payload | None:
+        sizes = [size for size in tensor.shape or () if isinstance(size, int)]
+        if math.prod(sizes) > max(_ALWAYS_FINE, _MOST_GROWTH * self.elements[tensor]):
+            return None
+        return computed(partial(evaluate, steps, tensor, opset), onnx_dtype(tensor), tensor.shape)
+
+    def _steps(self, tensor: Tensor) -> tuple[Step, ...]:
+        """Return what computes a tensor, in an order of execution."""
+        needed: set[Node] = set()
+        pending = [tensor]
+        while pending:
+            maker = self.makers.get(pending.pop())
+            if maker is not None and maker not in needed:
+                needed.add(maker)
+                pending.extend(maker.inputs)
+        return tuple(map(Step.of, sorted(needed, key=self.positions.__getitem__)))
+
+    def unread(self) -> set[Node]:
+        """Return the nodes whose results nothing reads any longer."""
+        found: set[Node] = set()
+        for node in reversed(self.nodes):
+            if not any(tensor.returned_by or set(tensor.outputs) - found for tensor in node.outputs if tensor.name):
+                found.add(node)
+        return found
+
+
+def _table(tensor: Variable, steps: Sequence[Step], rows: Rows, opset: int) -> Payload | None:
+    """Return all rows, where each depends on nothing but its own index."""
+    rank = len(rows.indices.shape or ())
+    if not rank or not rows.count:
+        return None
+
+    def rows_at(indices: Array) -> Array:
+        """Return the rows, one behind the other, whatever the shape of the indices."""
+        found = evaluate(steps, tensor, opset, {rows.indices: indices})
+        if found.shape[:rank] != indices.shape:
+            raise ModelError(f"node {steps[-1].node} ({steps[-1].op}) joins rows; expected one result for each")
+        return found.reshape(indices.size, *found.shape[rank:])
+
+    column, row = (-1, *(1,) * (rank - 1)), (*(1,) * (rank - 1), -1)
+    few = np.linspace(0, rows.count - 1, _SAMPLED_ROWS).astype(np.int64)
+    try:
+        sample, turned = rows_at(few.reshape(column)), rows_at(few[::-1].reshape(row))
+    except ModelError:
+        return None
+    if not np.array_equal(sample.astype(np.float64), turned[::-1].astype(np.float64), equal_nan=True):
+        return None
+    shape = (rows.count, *sample.shape[1:])
+    return computed(lambda: rows_at(np.arange(rows.count).reshape(column)), ArrayPayload(sample).onnx_dtype, shape)
+
+
+def _recipe(tensor: Variable, steps: Sequence[Step], rows: Rows | None) -> tuple[object, ...]:
+    """Return the steps with their places instead of their names."""
+    places: dict[object, object] = {} if rows is None else {rows.indices: rows.count}
+    found: list[object] = []
+    for index, step in enumerate(steps):
+        read = tuple(places.get(source, source) for source in step.inputs)
+        found.append((step.op, repr(sorted(step.attributes.items())), read))
+        places.update({output: (index, place) for place, output in enumerate(step.outputs)})
+    return (*found, places[tensor])
+
+
+def _is_codes(tensor: Constant) -> bool:
+    dtype = tensor.dtype
+    return dtype in _CODES or (is_small(dtype) and dtype != np.dtype(ml_dtypes.bfloat16))

@@ -1,0 +1,299 @@
+"""Weights as codes: in which format a model stores each, how many scales it has, and which node works with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, constants, onnx_dtype, scopes
+from onnxq.numerics.formats import FORMATS
+from onnxq.ops import INTEGER_OPERATORS, operator_of
+from onnxq.passes.dequantize.constant_cones import ConstantCones
+
+_BITS: Final = {row.onnx_type: row.bits for row in FORMATS.values()}
+# Integers of 32 bits are biases, or words of codes.
+_CODED: Final = {type_ for type_, bits in _BITS.items() if bits <= 16} | {TensorProto.UINT32}
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """A weight that a model stores as codes.
+
+    Attributes:
+        node: what multiplies it, or looks up its rows.
+        format: the numbers that its codes stand for, such as ``int8``, ``uint4`` or ``float4e2m1``.
+        bits: that one code takes.
+        shape: of the weight; None where it is not known.
+        scales: how many there are, those of a second level aside; 0 when none is found.
+        integer: whether the node multiplies integers.
+    """
+
+    node: Node
+    format: str
+    bits: int
+    shape: tuple[int, ...] | None
+    scales: int
+    integer: bool = False
+
+
+def holds_codes(graph: Graph) -> bool:
+    """Whether any constant of a graph has a type that codes of weights are stored in."""
+    return any(onnx_dtype(tensor) in _CODED for tensor in constants(graph))
+
+
+def stored_weights(graph: Graph) -> list[StoredWeight]:
+    """Find the weights that a graph and its bodies store as codes, in whichever form, in the order of their nodes.
+
+    Args:
+        graph: with inferred shapes; without them, weights whose codes stand in words have none, and tables whose
+            scales are computed are not found.
+    """
+    cones = ConstantCones.of(graph)
+    positions = {node: index for index, node in enumerate(node for scope in scopes(graph) for node in scope.nodes)}
+    found = [weight for node in positions for weight in _weights_of(node, cones)]
+    # Rows of one table may be decoded to several results.
+    tables = {one.node: one for tensor in cones.rows if (one := _looked_up(tensor, cones)) is not None}
+    return sorted((*found, *tables.values()), key=lambda weight: positions[weight.node])
+
+
+def _weights_of(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+    """Yield the weights that a node outside of decoders reads."""
+    if node in cones.nodes:
+        return
+    if node.op in _OF_KERNELS:
+        yield from _OF_KERNELS[node.op](node, cones)
+    elif node.op in INTEGER_OPERATORS:
+        for codes, scale, _ in INTEGER_OPERATORS[node.op].operands:
+            yield from _plain(node, codes, _scales(_input(node, scale), cones))
+    elif (operator := operator_of(node)) is not None:
+        for index in operator.weights:
+            tensor = _input(node, index)
+            weight = _decoded(node, tensor, cones) if tensor in cones.codes else None
+            if weight is not None and (weight.shape is None or len(weight.shape) > 1):
+                yield replace(weight, integer=_is_dequantized(_input(node, 0), cones))
+
+
+def _looked_up(tensor: Tensor, cones: ConstantCones) -> StoredWeight | None:
+    """Return the table that rows are decoded from, where the rest of the graph reads them."""
+    outside = any(consumer not in cones.nodes for consumer in tensor.outputs) or tensor.returned_by
+    if not outside or tensor not in cones.codes:
+        return None
+    trace = _Trace.of(tensor, cones)
+    if trace is None or trace.gather is None or trace.is_plain:
+        return None
+    shape, rows = None, cones.rows[tensor]
+    if tensor.shape is not None and rows.indices.shape is not None:
+        shape = (rows.count, *tensor.shape[len(rows.indices.shape) :])
+    return StoredWeight(trace.gather, trace.format, trace.bits, trace.shape(shape), trace.scales)
+
+
+def _decoded(node: Node, tensor: Tensor, cones: ConstantCones) -> StoredWeight | None:
+    if (trace := _Trace.of(tensor, cones)) is None or trace.is_plain:
+        return None
+    return StoredWeight(node, trace.format, trace.bits, trace.shape(tensor.shape), trace.scales)
+
+
+# --- decoders, from the weight back to its codes ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Trace:
+    """The way from decoded numbers back to their codes.
+
+    Attributes:
+        codes: the constant at its end.
+        scales: of the first level.
+        gather: what chooses rows on the way.
+        table: what patterns are looked up in.
+        mask: of the bits of one code in a word; 0 where codes stand in a type of their own.
+        signed: whether a sign bit is turned on the way.
+    """
+
+    codes: Constant
+    scales: int = 0
+    gather: Node | None = None
+    table: Constant | None = None
+    mask: int = 0
+    signed: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor, cones: ConstantCones) -> _Trace | None:
+        """Follow the data of each node of a decoder; None where that does not end in a constant."""
+        path: list[Node] = []
+        while not isinstance(tensor, Constant):
+            maker = cones.makers.get(tensor)
+            if maker is None:
+                return None
+            path.append(maker)
+            tensor = maker.inputs[_data_input(maker, cones)]
+        trace = cls(tensor)
+        for maker in path:
+            trace = trace._behind(maker, cones)
+        return trace
+
+    def _behind(self, maker: Node, cones: ConstantCones) -> _Trace:
+        """Return the trace with what one node on the way says."""
+        others = [tensor for tensor in maker.inputs if tensor is not maker.inputs[_data_input(maker, cones)]]
+        if maker.op in ("DequantizeLinear", "Mul", "Div") and others:
+            return replace(self, scales=max(self.scales, _scales(others[0], cones)))
+        if maker.op == "Gather" and _chooses_rows(maker, cones):
+            return replace(self, gather=maker)
+        if maker.op == "Gather" and isinstance(maker.inputs[0], Constant):
+            return replace(self, table=maker.inputs[0])
+        if maker.op == "BitwiseAnd" and isinstance(others[0], Constant):
+            # Codes are masked behind the shift, all by one mask, or in front of it, the lowest by the least one.
+            return replace(self, mask=int(others[0].values.min()))
+        return replace(self, signed=True) if maker.op == "BitwiseXor" else self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the constant is a float weight itself."""
+        return onnx_dtype(self.codes) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+
+    @property
+    def format(self) -> str:
+        """The numbers that the codes stand for."""
+        if self.table is not None:
+            values = self.table.values
+            for row in FORMATS.values():
+                if row.is_float and values.size == 2**row.bits and np.array_equal(row.values, values, equal_nan=True):
+                    return row.name
+        if self.mask:
+            return f"{'int' if self.signed else 'uint'}{self.bits}"
+        return _type_name(self.codes)
+
+    @property
+    def bits(self) -> int:
+        """The bits that one code takes."""
+        return self.mask.bit_length() or _bits(self.codes)
+
+    def shape(self, inferred: object) -> tuple[int, ...] | None:
+        """Return the shape of the weight: the inferred one, or where there is none that of codes outside of words."""
+        extents = tuple(inferred) if isinstance(inferred, list | tuple) else (None,)
+        if all(isinstance(extent, int) for extent in extents):
+            return extents
+        return None if self.mask else tuple(self.codes.shape)
+
+
+def _data_input(node: Node, cones: ConstantCones) -> int:
+    """Return which input of a decoder's node leads to the codes: scales and zero points are fewer than these."""
+    if node.op == "Gather":
+        return 0 if _chooses_rows(node, cones) else 1
+    if node.op not in ("Add", "Div", "Mul", "Sub"):
+        return 0
+    sizes = [math.prod(one.shape) if isinstance(one, Constant) else cones.elements[one] for one in node.inputs]
+    return sizes.index(max(sizes))
+
+
+def _chooses_rows(node: Node, cones: ConstantCones) -> bool:
+    return not (isinstance(node.inputs[1], Constant) or node.inputs[1] in cones.makers)
+
+
+def _scales(tensor: Tensor | None, cones: ConstantCones) -> int:
+    """Return how many numbers a scale has, which nodes may compute from how it is stored."""
+    while tensor is not None and not isinstance(tensor, Constant):
+        maker = cones.makers.get(tensor)
+        if maker is None:
+            return 0
+        tensor = maker.inputs[_data_input(maker, cones)]
+    return math.prod(tensor.shape) if tensor is not None else 0
+
+
+# --- operators that read codes ------------------------------------------------------------------------------------
+
+
+def _plain(node: Node, index: int, scales: int, *, integer: bool = True) -> Iterator[StoredWeight]:
+    """Yield the constant of two axes or more at an input, as codes."""
+    codes = _input(node, index)
+    if isinstance(codes, Constant) and len(codes.shape) > 1:
+        yield StoredWeight(node, _type_name(codes), _bits(codes), tuple(codes.shape), scales, integer)
+
+
+def _integer_product(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+    """Yield the weights of MatMulInteger and ConvInteger, whose sums are scaled behind them."""
+    for index in (0, 1):
+        yield from _plain(node, index, max((_later_scales(tensor, cones) for tensor in node.outputs), default=0))
+
+
+def _later_scales(product: Variable, cones: ConstantCones) -> int:
+    """Return how many scales an integer product is multiplied with, alone or times the scale of its data."""
+    casts = [node for node in product.outputs if node.op == "Cast"]
+    factors = [
+        other
+        for cast in casts
+        for number in cast.outputs
+        for node in number.outputs
+        if node.op == "Mul"
+        for other in node.inputs
+        if other is not number
+    ]
+    for factor in factors:
+        maker = factor.inputs[0] if isinstance(factor, Variable) and factor.inputs else None
+        stored = maker.inputs if maker is not None and maker.op == "Mul" and factor not in cones.makers else [factor]
+        if found := max(_scales(tensor, cones) for tensor in stored):
+            return found
+    return 0
+
+
+def _block_product(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+    yield _blocks(node, int(node.attrs.get("bits", 4)), (node.attrs.get("K", 0), node.attrs.get("N", 0)), cones)
+
+
+def _block_lookup(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+    codes = _input(node, 0)
+    if isinstance(codes, Constant) and codes.shape:
+        bits = int(node.attrs.get("bits", 4)) if onnx_dtype(codes) == TensorProto.UINT8 else _bits(codes)
+        yield _blocks(node, bits, (*codes.shape[:-1], codes.shape[-1] * _bits(codes) // bits), cones)
+
+
+def _blocks(node: Node, bits: int, shape: tuple[int, ...], cones: ConstantCones) -> StoredWeight:
+    """Return a weight of packed blocks; without zero points its codes are counted from the middle of their range."""
+    format = f"{'int' if _input(node, 3) is None else 'uint'}{bits}"
+    return StoredWeight(node, format, bits, shape, _scales(_input(node, 2), cones))
+
+
+def _bitsandbytes(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+    shape, format = (
+        (node.attrs.get("K", 0), node.attrs.get("N", 0)),
+        "nf4" if node.attrs.get("quant_type", 1) else "fp4",
+    )
+    yield StoredWeight(node, format, 4, shape, _scales(_input(node, 2), cones))
+
+
+def _recurrent(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+    for index, scale in ((1, 8), (2, 10)):
+        yield from _plain(node, index, _scales(_input(node, scale), cones))
+
+
+_OF_KERNELS: Final[Mapping[str, Callable[[Node, ConstantCones], Iterator[StoredWeight]]]] = MappingProxyType(
+    {
+        "ConvInteger": _integer_product,
+        "DynamicQuantizeLSTM": _recurrent,
+        "GatherBlockQuantized": _block_lookup,
+        "MatMulBnb4": _bitsandbytes,
+        "MatMulInteger": _integer_product,
+        "MatMulNBits": _block_product,
+    }
+)
+
+
+def _input(node: Node, index: int) -> Tensor | None:
+    return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
+
+
+def _is_dequantized(data: Tensor | None, cones: ConstantCones) -> bool:
+    return data not in cones.makers and any(maker.op == "DequantizeLinear" for maker in getattr(data, "inputs", ()))
+
+
+def _type_name(tensor: Tensor) -> str:
+    return str(TensorProto.DataType.Name(onnx_dtype(tensor))).lower()
+
+
+def _bits(tensor: Constant) -> int:
+    return _BITS.get(onnx_dtype(tensor), 8 * tensor.dtype.itemsize)

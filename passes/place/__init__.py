@@ -1,1 +1,0 @@
-"""Passes that put codes into the graph, as a plan says."""

@@ -1,0 +1,1 @@
+"""Passes that write a plan and its encodings into the graph."""

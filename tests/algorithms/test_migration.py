@@ -1,0 +1,181 @@
+"""Migrated models compute what the others do, with as many integer kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Build, RunningGraph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxq.algorithms.migration import NOTHING, Around, Factors, Migration
+from onnxq.algorithms.parameters import requests_for
+from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.sites import sites
+from onnxq.calibration.evidence import TensorEvidence
+from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.runner import collect
+from onnxq.config.presets import preset_named
+from onnxq.config.scheme import Mode, Spec
+from onnxq.ir import Node, as_graph
+from onnxq.numerics.pairs import Pairs
+from onnxq.planning.plan import Demotion, Plan, Weight
+from onnxq.runtime.sessions import open_session, run
+from onnxq.runtime.targets import target_named
+from onnxq.search.workbench import Workbench, open_workbench
+
+INTEGER = {"QLinearConv", "QLinearAdd", "QLinearMul", "QGemm", "QLinearConcat", "MatMulIntegerToFloat", "MaxPool"}
+INTEGER |= {"QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearLeakyRelu"}
+
+# Each kind of producer, reader and joining node, by what a failure should be called.
+MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "Conv, Relu, Conv": (
+        "(float[1,4,8,8] x) => (float[1,5,8,8] y) {a = Conv<pads=[1,1,1,1]>(x, w, b) r = Relu(a) y = Conv(r, u, c)}",
+        {"w": (6, 4, 3, 3), "b": (6,), "u": (5, 6, 1, 1), "c": (5,)},
+        (1, 4, 8, 8),
+    ),
+    "Clip and depthwise": (
+        "(float[1,4,8,8] x) => (float[1,3,8,8] y) {a = Conv(x, w, b) r = Clip(a, zero, six)"
+        " d = Conv<group=6, pads=[1,1,1,1]>(r, k, e) y = Conv(d, u, c)}",
+        {"w": (6, 4, 1, 1), "b": (6,), "k": (6, 1, 3, 3), "e": (6,), "u": (3, 6, 1, 1), "c": (3,)}
+        | {"zero": np.float32(0), "six": np.float32(6)},
+        (1, 4, 8, 8),
+    ),
+    "groups": (
+        "(float[1,4,8,8] x) => (float[1,6,8,8] y) {a = Conv(x, w, b) y = Conv<group=2>(a, u, c)}",
+        {"w": (8, 4, 1, 1), "b": (8,), "u": (6, 4, 1, 1), "c": (6,)},
+        (1, 4, 8, 8),
+    ),
+    "Add of two and pooling": (
+        "(float[1,4,8,8] x) => (float[1,3] y) {a = Conv(x, w, b) d = Conv(x, u, c) s = Add(a, d)"
+        " p = GlobalAveragePool(s) f = Flatten(p) y = Gemm<transB=1>(f, g, h)}",
+        {"w": (6, 4, 1, 1), "b": (6,), "u": (6, 4, 1, 1), "c": (6,), "g": (3, 6), "h": (3,)},
+        (1, 4, 8, 8),
+    ),
+    "Concat of channels": (
+        "(float[1,4,8,8] x) => (float[1,3,8,8] y) {a = Conv(x, w, b) d = Conv(x, u, c) s = Concat<axis=1>(a, d)"
+        " y = Conv(s, g, h)}",
+        {"w": (2, 4, 1, 1), "b": (2,), "u": (4, 4, 1, 1), "c": (4,), "g": (3, 6, 1, 1), "h": (3,)},
+        (1, 4, 8, 8),
+    ),
+    "float in between": (
+        "(float[1,4,8,8] x) => (float[1,3,8,8] y, float[1,6,8,8] z) {a = Conv(x, w, b) z = Exp(a) y = Conv(a, g, h)}",
+        {"w": (6, 4, 1, 1), "b": (6,), "g": (3, 6, 1, 1), "h": (3,)},
+        (1, 4, 8, 8),
+    ),
+    "two readers": (
+        "(float[1,4,8,8] x) => (float[1,3,8,8] y, float[1,64,6,6] z) {a = Conv(x, w, b) r = Relu(a) y = Conv(r, g, h)"
+        " z = Conv(r, u, c)}",
+        {"w": (6, 4, 1, 1), "b": (6,), "g": (3, 6, 1, 1), "h": (3,), "u": (64, 6, 3, 3), "c": (64,)},
+        (1, 4, 8, 8),
+    ),
+    "MatMul of a float": (
+        "(float[1,8,6] x) => (float[1,8,3] y) {r = Sqrt(x) a = MatMul(r, w) y = Add(a, b)}",
+        {"w": (6, 3), "b": (3,)},
+        (1, 8, 6),
+    ),
+}
+
+
+def opened(build: Build, name: str, folder: Path) -> tuple[Workbench, list[dict[str, Any]]]:
+    text, weights, shape = MODELS[name]
+    graph = as_graph(build(text, opset=21, **weights))
+    bench = open_workbench(graph, preset_named("int8"), target_named("onnxruntime-cpu"), folder)
+    generator = np.random.default_rng(3)
+    # Channels of very different size.
+    scale = np.array([1, 0.1, 0.5, 0.02, 0.3, 1])[: shape[-1] if len(shape) == 3 else shape[1]]
+    wide = scale if len(shape) == 3 else scale.reshape(-1, 1, 1)
+    return bench, [{"x": np.abs(generator.standard_normal(shape) * wide).astype(np.float32)} for _ in range(4)]
+
+
+def migration_for(bench: Workbench) -> Migration:
+    """Return factors for every site, which differ from channel to channel."""
+    factors = {}
+    for site in sites(bench.graph, bench.plan({})).found:
+        values = np.where(site.free, np.linspace(0.3, 1.0, len(site.free)), 1.0)
+        for name, channels in site.tensors.items():
+            factors[name] = Factors(channels.axis, values[channels.places])
+    return Migration(factors)
+
+
+class Wide(MinMax):
+    """A range that holds all values divided by any factor."""
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        low, high = super().__call__(seen, spec)
+        return 4 * low, 4 * high
+
+
+def _finer(weight: Weight) -> Weight:
+    return replace(weight, spec=replace(weight.spec, format="int16"), pairs=Pairs.NONE)
+
+
+def exact(plan: Plan) -> Plan:
+    """Return a plan with codes of 16 bits, which kernels compute with in float."""
+    activations = tuple(replace(one, spec=replace(one.spec, format="uint16")) for one in plan.activations)
+    decisions = tuple(replace(one, weights=tuple(map(_finer, one.weights))) for one in plan.decisions)
+    return replace(plan, activations=activations, decisions=decisions)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_migration_keeps_what_a_model_computes_whichever_node_computes_in_float(
+    build: Build, tmp_path: Path, name: str
+) -> None:
+    bench, samples = opened(build, name, tmp_path)
+    migration = migration_for(bench)
+    assert migration.factors
+    path = tmp_path / "built.onnx"
+    stored = [one.node for one in bench.plan({}).decisions if one.weights]
+    for nodes in ([], *([node] for node in stored)):
+        plan = exact(bench.plan({node: Demotion(Mode.STORAGE, "why") for node in nodes}))
+        seen = collect(bench.prepared, samples, requests_for(plan, (MinMax(),)))
+        bench.build(plan, seen, Recipe(Wide(), migration=migration), path, external_data=False)
+        for one, other in zip(
+            run(open_session(bench.prepared), samples[0]), run(open_session(path), samples[0]), strict=True
+        ):
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-3 * float(np.abs(one).max()), err_msg=str(nodes))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_as_many_kernels_compute_with_integers(
+    build: Build, tmp_path: Path, name: str, running_graph: RunningGraph
+) -> None:
+    bench, samples = opened(build, name, tmp_path)
+    plan = bench.plan({})
+    seen = collect(bench.prepared, samples, requests_for(plan, (MinMax(),)))
+    kernels = []
+    for migration in (NOTHING, migration_for(bench)):
+        path = tmp_path / "built.onnx"
+        bench.build(plan, seen, Recipe(migration=migration), path, external_data=False)
+        kernels.append(Counter(node.op_type for node in running_graph(path).node if node.op_type != "Mul"))
+    assert kernels[0] == kernels[1]
+    assert any(INTEGER & set(each) for each in kernels)
+
+
+@given(st.integers(0, 1000), st.sampled_from([("Gemm", {"transB": 1}), ("Gemm", {}), ("MatMul", {}), ("Conv", {})]))
+@settings(max_examples=30)
+def test_a_weight_makes_up_for_the_factors_around_it(seed: int, kind: tuple[str, dict[str, int]]) -> None:
+    generator = np.random.default_rng(seed)
+    op, attributes = kind
+    read, made = (Factors(1, generator.uniform(0.25, 1, size)) for size in (5, 3))
+    weight = generator.standard_normal((3, 5))
+    stored = weight if op == "Conv" or attributes else weight.T
+    found = Around(read, made).weight(Node(op, "n", attributes), 1, stored)
+    plain = found if op == "Conv" or attributes else found.T
+    data = generator.standard_normal(5)
+    np.testing.assert_allclose(plain @ (data / read.values) * made.values, weight @ data, rtol=1e-9, atol=1e-9)
+    around, bias = Around(read, made), generator.standard_normal(3)
+    np.testing.assert_allclose(around.own_weight(Node(op, "n", attributes), 1, found), stored)
+    np.testing.assert_allclose(around.own_bias(around.bias(bias)), bias)
+    np.testing.assert_allclose(read.multiply(read.divide(data[None])), data[None])
+
+
+def test_factors_of_tensors_without_codes_are_left_out() -> None:
+    migration = Migration({"a": Factors(1, np.ones(2)), "b": Factors(1, np.ones(2))})
+    assert list(migration.select({"b"}).factors) == ["b"]
+    assert migration.key != migration.select({"b"}).key

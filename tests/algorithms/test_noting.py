@@ -1,0 +1,65 @@
+"""Recipes in plans: noted, and found in them again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from observations import evidence
+
+from onnxq.algorithms.compensating import Compensation
+from onnxq.algorithms.migration import Factors, Migration
+from onnxq.algorithms.noting import noted, recipe_of
+from onnxq.algorithms.recipe import USUAL, Recipe
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.config.scheme import Mode, Spec
+from onnxq.errors import SchemeError
+from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation, Scaling
+
+ACTIVATIONS = (
+    Activation("a", Spec("int8"), "a"),
+    Activation("b", Spec("int8"), "b"),
+    Activation("c", Spec("int8"), "c", fixed_range=(0.0, 1.0)),
+)
+PLAN = Plan((Decision("n", "Conv", Mode.STATIC, "why", mean=Mean("a", 1)),), ACTIVATIONS, "int8", "onnxruntime-cpu")
+VALUES = {"a": np.array([-1.0, 0.1, 3.0], np.float32), "b": np.array([-0.3, 7.0], np.float32)}
+SEEN = evidence(VALUES, "range", "histogram")
+
+
+def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -> None:
+    factors = Migration({"b": Factors(1, np.array([0.3, 1.0])), "elsewhere": Factors(1, np.array([0.5]))})
+    recipe = Recipe(
+        Percentile(99.9),
+        {"b": MinMax()},
+        {"n": np.ones(2, np.float32)},
+        Compensation.of_samples(9, 0.1, 4),
+        factors,
+        Migration({"f": Factors(1, np.array([2.0, 0.5]))}),
+    )
+    found = noted(PLAN, recipe, SEEN)
+    assert (found.ranges, [one.ranges for one in found.activations]) == ("percentile:99.9", ["", "minmax", ""])
+    assert found.by_tensor["b"].found_range == tuple(map(float, np.float32([-0.3, 7.0])))
+    assert found.by_tensor["b"].factors == (0.3, 1.0)
+    assert found.by_tensor["c"].found_range is None
+    assert found.accuracy == ("migration", "scaling", "compensation", "bias")
+    assert found.scaling == (Scaling("f", (2.0, 0.5)),)
+    assert found.damping == Damping(0.1, 4)
+    again = recipe_of(found, 9)
+    assert (again.compensation, again.migration.key) == (recipe.compensation, factors.select(["b"]).key)
+    carried_out = replace(found, preparation=Preparation("", "", 17))
+    assert noted(carried_out, replace(again, biases=recipe.biases), Evidence()) == carried_out
+
+
+def test_means_that_nobody_observed_correct_no_bias() -> None:
+    assert noted(PLAN, USUAL, SEEN).decisions[0].mean is None
+
+
+def test_a_known_range_needs_no_method_and_an_open_one_the_plans() -> None:
+    found = replace(noted(PLAN, USUAL, SEEN), ranges="of_a_plugin", preparation=Preparation("", "", 17))
+    assert recipe_of(found, 1).key == USUAL.key
+    edited = replace(found, activations=tuple(replace(one, found_range=None) for one in found.activations))
+    assert recipe_of(replace(edited, ranges="minmax"), 1).key == USUAL.key
+    with pytest.raises(SchemeError, match="Range method 'of_a_plugin' is unknown"):
+        recipe_of(edited, 1)

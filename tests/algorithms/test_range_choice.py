@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.algorithms.range_choice import Noise, RangeChoice, choose_ranges, takes_off
+
+METHODS = ("wide", "middle", "narrow")
+RANGES = {tensor: {"wide": (-9.0, 9.0), "middle": (-3.0, 3.0), "narrow": (-1.0, 1.0)} for tensor in "abc"}
+SAMPLES = 8
+
+
+def additive(noises: Mapping[str, Mapping[str, float]]) -> Callable[[RangeChoice[str]], Noise]:
+    """Return a measure by which each tensor adds its own noise to every sample's."""
+
+    def measure(choice: RangeChoice[str]) -> Noise:
+        return np.full((SAMPLES, 1), sum(known[choice.of(tensor)] for tensor, known in noises.items()) / SAMPLES)
+
+    return measure
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=9, max_size=9))
+def test_where_noises_add_up_and_measurements_are_many_each_tensor_gets_its_best(values: list[float]) -> None:
+    noises = {tensor: dict(zip(METHODS, values[3 * n : 3 * n + 3], strict=True)) for n, tensor in enumerate("abc")}
+    measure = additive(noises)
+    found = measure(choose_ranges(RANGES, measure, most=100, methods=METHODS)).sum()
+    least = sum(min(known.values()) for known in noises.values())
+    # What takes off less than 2 % of all noise there is then is left alone, for each tensor.
+    first = measure(RangeChoice(METHODS[0])).sum()
+    assert found <= least + len(noises) * 0.02 * first * (1 + 1e-9)
+
+
+def test_measurements_are_counted_and_the_noisiest_tensors_come_first() -> None:
+    asked: list[RangeChoice[str]] = []
+    noises = {tensor: {"wide": 1.0, "middle": 0.5, "narrow": 9.0} for tensor in "abc"}
+
+    def measure(choice: RangeChoice[str]) -> Noise:
+        asked.append(choice)
+        return additive(noises)(choice)
+
+    assert choose_ranges(RANGES, measure, most=2, methods=METHODS) == RangeChoice("middle")
+    assert asked == [RangeChoice("wide"), RangeChoice("middle")]
+    asked.clear()
+    choose_ranges(RANGES, measure, most=5, methods=METHODS)
+    assert asked[3:] == [RangeChoice("middle", {"a": "wide"}), RangeChoice("middle", {"a": "narrow"})]
+
+
+def test_methods_of_like_ranges_are_not_told_apart() -> None:
+    ranges = {"a": {"wide": (-9.0, 9.0), "middle": (-9.1, 9.1), "narrow": (-1.0, 1.0)}}
+    asked: list[RangeChoice[str]] = []
+
+    def measure(choice: RangeChoice[str]) -> Noise:
+        asked.append(choice)
+        return np.ones((SAMPLES, 1))
+
+    assert choose_ranges(ranges, measure, most=100, methods=METHODS) == RangeChoice("wide")
+    assert asked[3:] == [RangeChoice("wide", {"a": "narrow"})]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([[1.0], [1.0], [1.0]], [[0.5], [0.6], [0.4]], True),
+        # One sample has all of the gain.
+        ([[9.0], [1.0], [1.0]], [[1.0], [1.1], [1.1]], False),
+        ([[1.0], [1.0], [1.0]], [[0.99], [0.99], [0.99]], False),
+        # The worst output counts, before and after.
+        ([[1.0, 2.0], [1.0, 2.0]], [[0.1, 2.0], [0.1, 2.0]], False),
+        ([[1.0, 2.0], [1.0, 2.0]], [[3.0, 0.1], [3.0, 0.1]], False),
+        ([[1.0]], [[0.5]], True),
+        ([[np.inf], [1.0]], [[0.5], [0.5]], True),
+        ([[1.0], [1.0]], [[np.nan], [0.5]], False),
+    ],
+)
+def test_what_takes_off_noise_does_so_on_most_samples(
+    before: list[list[float]], after: list[list[float]], expected: bool
+) -> None:
+    assert takes_off(np.array(before), np.array(after)) is expected
+
+
+@pytest.mark.parametrize(("gains", "expected"), [([0.5, 0.5, 0.5, -0.4], False), ([0.5, 0.5, 0.5, 0.4], True)])
+def test_single_tensors_have_to_gain_more_surely_than_all_together(gains: list[float], expected: bool) -> None:
+    def measure(choice: RangeChoice[str]) -> Noise:
+        return 1.0 - np.array(gains)[:, None] * (choice.of("a") == "narrow")
+
+    ranges = {"a": {"wide": (-9.0, 9.0), "narrow": (-1.0, 1.0)}}
+    assert choose_ranges({}, measure, most=2, methods=("wide", "narrow")) == RangeChoice("narrow")
+    single = choose_ranges(
+        ranges, lambda one: measure(RangeChoice("wide", one.own)), most=9, methods=("wide", "narrow")
+    )
+    assert (single.of("a") == "narrow") is expected
+
+
+@pytest.mark.parametrize(("patience", "tried"), [(1, "abc"), (2, "abcd")])
+def test_what_clips_more_than_some_that_are_no_better_is_not_tried(patience: int, tried: str) -> None:
+    asked: list[str] = []
+    noises = {"a": 1.0, "b": 0.8, "c": 0.9, "d": 1.2, "e": 0.1}
+
+    def measure(choice: RangeChoice[str]) -> Noise:
+        asked.append(choice.default)
+        return np.full((SAMPLES, 1), noises[choice.default])
+
+    assert choose_ranges({}, measure, most=9, methods=tuple(noises), patience=patience) == RangeChoice("b")
+    assert "".join(asked) == tried
+
+
+def test_of_a_tensor_no_more_than_two_in_a_row_that_are_no_better_are_tried() -> None:
+    asked: list[str] = []
+    noises = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 0.1}
+    ends = {"a": 9.0, "b": 7.0, "c": 5.0, "d": 3.0}
+    ranges = {"x": {name: (-end, end) for name, end in ends.items()}}
+
+    def measure(choice: RangeChoice[str]) -> Noise:
+        asked.append(choice.of("x"))
+        return np.full((SAMPLES, 1), noises[choice.of("x")])
+
+    assert choose_ranges(ranges, measure, most=99, methods=tuple(noises)) == RangeChoice("a")
+    assert asked == ["a", "b", "c", "b", "c"]

@@ -1,0 +1,238 @@
+"""Objects whose items are samples go to workers that need them, and only where that is worth it."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from calibration.clustered import MODEL, SAMPLES, TAPS, Items, collected_here, ledger
+from onnxq.calibration import parcels
+from onnxq.calibration.cluster import Cluster
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.parcels import Parcel, pickled
+from onnxq.calibration.runner import collect
+from onnxq.calibration.workers import Processes, Threads, Workers
+from onnxq.data import items
+from onnxq.data.data import Samples, open_samples
+from onnxq.data.inputs import Input, Sample, model_inputs
+from onnxq.data.selection import Selection
+from onnxq.errors import DataError
+
+distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
+
+IMAGE = model_inputs(onnx.load(MODEL))
+CLIENT = "onnxq-test-client"
+
+
+class Elsewhere(Items):
+    """Reads other samples, or none, on a worker."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, place: int) -> Sample:
+        if hasattr(threading, CLIENT):
+            return super().__getitem__(place)
+        if self.how == "gone":
+            raise FileNotFoundError(place)
+        return SAMPLES[-1 - place]
+
+
+class Closed(Items):
+    """Cannot be opened anywhere but here."""
+
+    def __reduce__(self) -> Any:
+        return _open_here, ()
+
+
+def _open_here() -> Closed:
+    raise ModuleNotFoundError("No module named 'pictures'")
+
+
+class Locked(Items):
+    """Cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Held(Items):
+    """Has its samples in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = np.zeros(parcels.MOST_BYTES // 8 + 1)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    """Return a client of a cluster of two workers, in processes of their own."""
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None, host="127.0.0.1"
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected() -> Evidence:
+    return collected_here()
+
+
+@pytest.fixture(autouse=True)
+def client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mark this process, so that samples can tell where they are read."""
+    monkeypatch.setattr(threading, CLIENT, True, raising=False)
+
+
+def same(found: Evidence, expected: Evidence) -> bool:
+    return (found, found.provenance) == (expected, expected.provenance)
+
+
+def opened(given: Items) -> Samples:
+    """Open an object, and forget what was read of it to see whether it stays the same."""
+    samples = open_samples(given, IMAGE)
+    given.read.clear()
+    return samples
+
+
+@pytest.mark.parametrize("lease", [0.0, 60.0])
+def test_workers_read_the_items_that_they_need(lease: float, running: Any, expected: Evidence) -> None:
+    given = Items()
+    assert same(collect(MODEL, opened(given), TAPS, workers=Cluster(running, lease=lease), ledger=ledger()), expected)
+    assert given.read == []
+
+
+@pytest.mark.parametrize("workers", [Threads(2), Processes(2)], ids=str)
+def test_items_give_the_same_bits_on_this_machine(workers: Workers, expected: Evidence) -> None:
+    assert same(collect(MODEL, opened(Items()), TAPS, workers=workers, ledger=ledger()), expected)
+
+
+def test_of_a_selection_no_other_items_are_read(running: Any) -> None:
+    given, places = Items(), [1, 2, 40, 62]
+    found = collect(MODEL, Selection(opened(given), places), TAPS, workers=Cluster(running))
+    assert found == collect(MODEL, [SAMPLES[place] for place in places], TAPS)
+    assert set(given.read) <= {1}
+
+
+def test_what_was_run_before_is_not_run_again(running: Any, expected: Evidence) -> None:
+    before = replace(ledger(), earlier=collect(MODEL, SAMPLES[:40], TAPS, ledger=ledger()))
+    assert same(collect(MODEL, opened(Items()), TAPS, workers=Cluster(running), ledger=before), expected)
+
+
+@pytest.mark.parametrize(
+    "given", [Elsewhere("other"), Elsewhere("gone"), Closed(), Locked(), Held()], ids=lambda given: type(given).__name__
+)
+def test_samples_are_sent_where_items_cannot_be_read_by_workers(given: Items, running: Any, expected: Evidence) -> None:
+    assert same(collect(MODEL, opened(given), TAPS, workers=Cluster(running), ledger=ledger()), expected)
+    # Eight were kept while the object was opened.
+    assert len(given.read) == len(set(given.read)) == len(SAMPLES) - 8
+
+
+def test_an_object_is_sent_once(running: Any, expected: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    scatter = running.scatter
+    monkeypatch.setattr(running, "scatter", lambda given, **how: sent.append((given, how)) or scatter(given, **how))
+    assert same(collect(MODEL, opened(Items()), TAPS, workers=Cluster(running, lease=0.0), ledger=ledger()), expected)
+    assert [how["broadcast"] for given, how in sent if isinstance(given, Parcel)] == [True]
+    assert len(sent) == 2
+
+
+def test_workers_forget_an_object_with_its_job(running: Any) -> None:
+    collect(MODEL, opened(Items()), TAPS, workers=Cluster(running))
+    until = time.monotonic() + 10
+    while any(running.run(_parcels).values()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert set(running.run(_parcels).values()) == {0}
+
+
+def _parcels() -> int:
+    gc.collect()
+    return sum(isinstance(one, Parcel) for one in gc.get_objects())
+
+
+def test_an_error_of_an_item_is_the_same_sentence_from_a_cluster(running: Any) -> None:
+    given = Items()
+    samples = opened(given)
+    given.__class__ = Broken
+    with pytest.raises(DataError, match="samples, row 5 failed: KeyError: 'image'"):
+        collect(MODEL, samples, TAPS, workers=Cluster(running))
+
+
+class Broken(Items):
+    def __getitem__(self, place: int) -> Sample:
+        return super().__getitem__(place) if place != 5 else {"image": {}["image"]}
+
+
+def items_of(given: Any) -> items.Items:
+    return items.Items(given, range(len(given)), (Input("image", np.dtype(np.float32), None),), "samples")
+
+
+def test_a_parcel_is_opened_once_and_travels_in_bytes() -> None:
+    data = pickled(items_of(Items()))
+    assert data is not None
+    parcel = pickle.loads(pickle.dumps(Parcel(data)))
+    assert [sample["image"].tobytes() for sample in parcel.read([3, 9])] == [
+        SAMPLES[place]["image"].tobytes() for place in (3, 9)
+    ]
+    assert parcel._opened() is parcel._opened()
+    assert parcel.__sizeof__() == len(data)
+
+
+def test_what_does_not_open_is_told() -> None:
+    data = pickled(items_of(Closed()))
+    assert data is not None
+    with pytest.raises(DataError, match="do not open on this worker: ModuleNotFoundError: No module named 'pictures'"):
+        list(Parcel(data).read([0]))
+
+
+class Pieces(Items):
+    """Has its samples in memory, in 64 pieces each of which is small."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.pieces = [bytes([piece]) * (size // 64) for piece in range(64)]
+
+
+def test_an_object_is_sent_up_to_so_many_bytes() -> None:
+    assert len(pickled(items_of(Pieces(parcels.MOST_BYTES * 9 // 10))) or b"") > parcels.MOST_BYTES // 2
+    assert pickled(items_of(Pieces(parcels.MOST_BYTES * 11 // 10))) is None
+
+
+def test_what_is_large_is_not_copied_to_see_that_it_is() -> None:
+    copied: list[Large] = []
+
+    class Large:
+        nbytes = parcels.MOST_BYTES + 1
+
+        def __reduce__(self) -> Any:
+            copied.append(self)
+            return list, ()
+
+    given = Items()
+    given.read = [Large()]  # type: ignore[list-item]
+    assert pickled(items_of(given)) is None
+    assert copied == []
+
+
+def test_files_need_no_parcel(tmp_path: Path) -> None:
+    np.savez(tmp_path / "0.npz", **SAMPLES[0])
+    (stretch,) = open_samples(tmp_path, IMAGE).stretches([0])
+    found = parcels.Parcels(None)
+    shard = parcels.Shard((stretch,))
+    assert found.reads(stretch)
+    assert (found.labelled(shard), found.futures()) == (shard, [])

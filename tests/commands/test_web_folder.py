@@ -1,0 +1,229 @@
+"""Folders for transformers.js: sessions calibrated together, gated together, and read by that package."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build, Samples
+from node_packages import PLACE
+from seq2seq import export_pair
+
+from onnxq import Budget
+from onnxq.commands.web_folder import DTYPES, write_web_folder
+from onnxq.errors import DataError, ModelError, SchemeError
+from onnxq.runtime.node import node_program
+from onnxq.runtime.sessions import open_session, run
+
+QUICK = Budget(search="off", accuracy="off", latency=0)
+MODULES = Path(PLACE) / "node_modules"
+# Prints the first output of a model of one's own dtype, as transformers.js loads and runs it.
+SCRIPT = """
+import { AutoModel, Tensor, env } from "@huggingface/transformers";
+const [place, dtype] = process.argv.slice(2);
+env.allowRemoteModels = false;
+env.localModelPath = place;
+const model = await AutoModel.from_pretrained("folder", { dtype });
+const ids = [1, 5, 9, 2].map(BigInt);
+const [input_ids, attention_mask] = [ids, ids.map(() => 1n)].map((one) => new Tensor("int64", one, [1, 4]));
+const found = await model({ input_ids, attention_mask });
+console.log(JSON.stringify([...Object.values(found)[0].data]));
+process.exit(0);
+"""
+# Prints what a pair makes of some words at once, and what it goes on with, one word after the other.
+GENERATING = """
+import { AutoModelForSeq2SeqLM, Tensor, env } from "@huggingface/transformers";
+const [place, dtype] = process.argv.slice(2);
+env.allowRemoteModels = false;
+env.localModelPath = place;
+const model = await AutoModelForSeq2SeqLM.from_pretrained("pair", { dtype });
+const row = (values) => new Tensor("int64", values.map(BigInt), [1, values.length]);
+const [input_ids, attention_mask] = [row([5, 9, 17, 2, 60, 33]), row([1, 1, 1, 1, 1, 1])];
+const found = await model({ input_ids, attention_mask, decoder_input_ids: row([0, 7, 11]) });
+const words = await model.generate({ input_ids, attention_mask, max_new_tokens: 8, min_new_tokens: 8 });
+console.log(JSON.stringify({ logits: [...found.logits.data], words: [...words.data].map(Number) }));
+process.exit(0);
+"""
+needs_transformers = pytest.mark.skipif(
+    node_program() is None or not (MODULES / "@huggingface" / "transformers").is_dir(),
+    reason="@huggingface/transformers is not installed into tests/node",
+)
+
+
+@pytest.fixture
+def encoder(build: Build, tmp_path: Path) -> Path:
+    """A folder with one session, that embeds words."""
+    model = build(
+        """(int64[batch, length] input_ids, int64[batch, length] attention_mask)
+            => (float[batch, length, 64] last_hidden_state) {
+            words = Gather(table, input_ids)
+            mask = Cast <to = 1> (attention_mask)
+            axes = Constant <value_ints = [2]> ()
+            wide = Unsqueeze(mask, axes)
+            masked = Mul(words, wide)
+            hidden = MatMul(masked, w0)
+            bent = Relu(hidden)
+            last_hidden_state = MatMul(bent, w1)
+        }""",
+        table=(128, 64),
+        w0=(64, 128),
+        w1=(128, 64),
+    )
+    folder = tmp_path / "folder"
+    (folder / "onnx").mkdir(parents=True)
+    onnx.save(model, folder / "onnx" / "model.onnx")
+    config = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 128}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def pair(encoder: Path, build: Build) -> Path:
+    """A folder with two sessions, of which the second reads what the first makes."""
+    decoder = build(
+        """(int64[batch, steps] input_ids, float[batch, length, 64] encoder_hidden_states)
+            => (float[batch, steps, 128] logits) {
+            words = Gather(table, input_ids)
+            context = ReduceMean <axes = [1], keepdims = 1> (encoder_hidden_states)
+            both = Add(words, context)
+            logits = MatMul(both, w)
+        }""",
+        table=(128, 64),
+        w=(64, 128),
+    )
+    (encoder / "onnx" / "model.onnx").rename(encoder / "onnx" / "encoder_model.onnx")
+    onnx.save(decoder, encoder / "onnx" / "decoder_model.onnx")
+    return encoder
+
+
+def words(count: int, *, masked: bool) -> Samples:
+    generator = np.random.default_rng(0)
+    ids = [generator.integers(0, 128, (1, 6)) for _ in range(count)]
+    return [{"input_ids": one, **({"attention_mask": np.ones_like(one)} if masked else {})} for one in ids]
+
+
+def test_all_dtypes_have_the_names_that_are_looked_for(encoder: Path) -> None:
+    found = list(write_web_folder(encoder, words(8, masked=True), goal=12, budget=QUICK))
+    assert [one.refused for one in found] == [""] * len(DTYPES)
+    suffixes = ("_quantized", "_int8", "_uint8", "_q4", "_q4f16", "_fp16", "_bnb4")
+    assert [one.files[0].name for one in found] == [f"model{suffix}.onnx" for suffix in suffixes]
+    assert sum(one.bytes for one in found) == sum(one.files[0].stat().st_size for one in found)
+    whole = (encoder / "onnx" / "model.onnx").stat().st_size
+    assert all(one.bytes < (0.55 if one.dtype == "fp16" else 0.4) * whole for one in found)
+    for one in found:
+        onnx.checker.check_model(one.files[0])
+    # What was written is not taken for a float model the next time.
+    again = list(write_web_folder(encoder, words(8, masked=True), dtypes=["int8"], budget=QUICK))
+    assert [len(one.files) for one in again] == [1]
+
+
+def test_sessions_are_calibrated_and_gated_together(pair: Path) -> None:
+    data = {"encoder_model": words(8, masked=True), "decoder_model": words(8, masked=False)}
+    [found] = write_web_folder(pair, data, dtypes=["q8"], budget=QUICK)
+    assert {file.name for file in found.files} == {"encoder_model_quantized.onnx", "decoder_model_quantized.onnx"}
+    assert found.sqnr is not None
+
+    def logits(suffix: str) -> np.ndarray:
+        first, second = (open_session(pair / "onnx" / f"{name}{suffix}.onnx") for name in data)
+        hidden = run(first, data["encoder_model"][0])[0]
+        return np.asarray(run(second, {**data["decoder_model"][0], "encoder_hidden_states": hidden})[0])
+
+    expected = logits("")
+    noise = np.square(expected - logits("_quantized")).sum() / np.square(expected).sum()
+    assert 20 < -10 * np.log10(noise) < 60
+
+
+def test_what_is_too_noisy_together_is_not_written(pair: Path) -> None:
+    data = {"encoder_model": words(8, masked=True), "decoder_model": words(8, masked=False)}
+    [apart] = write_web_folder(pair, data, dtypes=["int8"], goal=1, budget=QUICK)
+    assert apart.sqnr is not None
+    for file in apart.files:
+        file.unlink()
+    [found] = write_web_folder(pair, data, dtypes=["int8"], goal=apart.sqnr + 0.1, budget=QUICK)
+    assert found.refused
+    assert found.files == ()
+    assert {file.name for file in (pair / "onnx").iterdir()} == {"encoder_model.onnx", "decoder_model.onnx"}
+
+
+def test_samples_in_a_folder_are_called_after_their_session(pair: Path, tmp_path: Path) -> None:
+    (tmp_path / "calib").mkdir()
+    for name, masked in (("encoder_model", True), ("decoder_model", False)):
+        stacked = {key: np.stack([one[key] for one in words(8, masked=masked)]) for key in words(1, masked=masked)[0]}
+        np.savez(tmp_path / "calib" / f"{name}.npz", **stacked)
+    [found] = write_web_folder(pair, tmp_path / "calib", dtypes=["int8"], budget=QUICK)
+    assert len(found.files) == 2
+    (tmp_path / "calib" / "decoder_model.npz").unlink()
+    with pytest.raises(DataError, match="calib holds no samples for decoder_model, expected a folder"):
+        list(write_web_folder(pair, tmp_path / "calib", budget=QUICK))
+
+
+def test_bad_input_is_told_in_a_sentence(pair: Path, tmp_path: Path) -> None:
+    first = words(8, masked=True)
+    with pytest.raises(SchemeError, match=r"dtype 'q5' is not one of .*did you mean"):
+        list(write_web_folder(pair, first, dtypes=["q5"]))
+    with pytest.raises(DataError, match="the samples are of one session, expected a dictionary"):
+        list(write_web_folder(pair, first))
+    with pytest.raises(DataError, match="there are no samples for decoder_model"):
+        list(write_web_folder(pair, {"encoder_model": first}))
+    with pytest.raises(DataError, match="8 of encoder_model, 2 of decoder_model; expected as many"):
+        list(write_web_folder(pair, {"encoder_model": first, "decoder_model": words(2, masked=False)}))
+    with pytest.raises(ModelError, match=r"holds no float model, expected onnx/model.onnx"):
+        list(write_web_folder(tmp_path, first))
+    (pair / "onnx" / "decoder_model.onnx").write_bytes(b"no model")
+    with pytest.raises(ModelError, match=r"decoder_model.onnx cannot be read"):
+        list(write_web_folder(pair, first))
+
+
+@needs_transformers
+def test_transformers_js_reads_every_dtype(encoder: Path, tmp_path: Path) -> None:
+    list(write_web_folder(encoder, words(8, masked=True), goal=12, budget=QUICK))
+    (tmp_path / "node_modules").symlink_to(MODULES.resolve())
+    script = tmp_path / "script.mjs"
+    script.write_text(SCRIPT, encoding="utf-8")
+
+    def embedded(dtype: str) -> np.ndarray:
+        command = [str(node_program()), str(script), str(tmp_path), dtype]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return np.array(json.loads(done.stdout.splitlines()[-1]))
+
+    expected = embedded("fp32")
+    for dtype in DTYPES:
+        noise = np.square(expected - embedded(dtype)).sum() / np.square(expected).sum()
+        assert -10 * np.log10(noise) > 10
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transformers_js_generates_with_a_quantized_past(tmp_path: Path) -> None:
+    export_pair(tmp_path / "pair")
+    data = {"encoder_model": words(12, masked=True), "decoder_model_merged": words(12, masked=False)}
+    for one, other in zip(*data.values(), strict=True):
+        other["encoder_attention_mask"] = one["attention_mask"]
+    [written] = write_web_folder(tmp_path / "pair", data, dtypes=["q8"], budget=QUICK)
+    assert written.sqnr is not None
+    (tmp_path / "node_modules").symlink_to(MODULES.resolve())
+    script = tmp_path / "script.mjs"
+    script.write_text(GENERATING, encoding="utf-8")
+    found = {}
+    for dtype in ("fp32", "q8"):
+        command = [str(node_program()), str(script), str(tmp_path), dtype]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        found[dtype] = json.loads(done.stdout.splitlines()[-1])
+    expected, logits = (np.array(one["logits"]) for one in found.values())
+    noise = np.square(expected - logits).sum() / np.square(expected).sum()
+    assert -10 * np.log10(noise) > 20
+    assert found["q8"]["words"] == found["fp32"]["words"]
+    assert len(found["q8"]["words"]) == 9
+
+
+def test_weights_outside_of_a_model_come_into_one_file(encoder: Path) -> None:
+    file = encoder / "onnx" / "model.onnx"
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    for written in write_web_folder(encoder, words(8, masked=True), dtypes=["int8", "q4f16"], goal=12, budget=QUICK):
+        assert written.bytes == written.files[0].stat().st_size
+        assert not any(tensor.external_data for tensor in onnx.load(written.files[0]).graph.initializer)
+    assert len(list((encoder / "onnx").iterdir())) == 4

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from onnxq.data.data import Input, Samples, open_samples
+from onnxq.data.inputs import Sample
+from onnxq.data.stretches import Stretch, held, picked, stretches
+from onnxq.errors import DataError
+
+SINGLE = (Input("x", np.dtype(np.float32), (1, 2)),)
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """Return twelve samples that count from 0: stacks in several files and single ones between them."""
+    folder, number = tmp_path_factory.mktemp("samples"), 0
+    for name, count, save in (
+        ("a", 3, np.savez),
+        ("b", 1, np.savez),
+        ("c", 1, np.savez),
+        ("d", 5, np.savez_compressed),
+    ):
+        save(folder / f"{name}.npz", x=rows(number, count))
+        number += count
+    np.save(folder / "e.npy", np.asfortranarray(rows(number, 2)))
+    return open_samples(folder, SINGLE)
+
+
+def rows(first: int, count: int) -> np.ndarray:
+    return np.repeat(np.arange(first, first + count, dtype=np.float32)[:, None], 2, 1)
+
+
+def values(samples: Iterator[Sample]) -> list[float]:
+    return [float(sample["x"].flat[0]) for sample in samples]
+
+
+@given(indices=some.sets(some.integers(0, COUNT - 1)).map(sorted))
+def test_any_samples_are_picked_from_files_and_lists(indices: list[int], stored: Samples) -> None:
+    assert len(stored) == COUNT
+    assert values(picked(stored, indices)) == indices
+    assert values(picked(list(stored), indices)) == indices
+    assert values(picked(iter(stored), indices)) == indices
+    assert [values(iter([stored[index]])) for index in indices] == [[index] for index in indices]
+
+
+@given(indices=some.sets(some.integers(0, COUNT - 1)).map(sorted), cut=some.integers(0, 5))
+def test_stretches_are_split_and_sent_at_will(indices: list[int], cut: int, stored: Samples) -> None:
+    found = []
+    for stretch in stretches(stored, indices):
+        assert stretch.stored
+        head, rest = pickle.loads(pickle.dumps(stretch)).split(cut)
+        assert values(iter(head)) == list(head.indices)
+        found += values(iter(head)) + values(iter(rest))
+    assert found == indices
+
+
+def test_samples_of_a_file_are_one_stretch(stored: Samples) -> None:
+    assert [len(stretch) for stretch in stretches(stored, range(COUNT))] == [3, 1, 1, 5, 2]
+    assert [list(one.indices) for one in stretches(stored, [1, 2, 5, 7, 11])] == [[1, 2], [5, 7], [11]]
+
+
+def test_only_what_is_picked_is_read(tmp_path: Path) -> None:
+    for number in range(4):
+        np.savez(tmp_path / f"{number}.npz", x=rows(number, 1))
+    samples = open_samples(tmp_path, SINGLE)
+    for number in (0, 3):
+        (tmp_path / f"{number}.npz").write_bytes(b"damaged")
+    assert values(picked(samples, [1, 2])) == [1, 2]
+    with pytest.raises(DataError, match=r"3.npz"):
+        samples[3]
+    with pytest.raises(IndexError):
+        samples[4]
+
+
+def test_a_stream_is_read_no_further_than_needed() -> None:
+    read = []
+
+    def stream() -> Iterator[int]:
+        for number in range(100):
+            read.append(number)
+            yield number
+
+    assert list(picked(stream(), [1, 4])) == [1, 4]
+    assert read == [0, 1, 2, 3, 4]
+    with pytest.raises(DataError, match="The samples end before sample 100, expected it"):
+        list(picked(stream(), [99, 100]))
+
+
+def test_samples_of_a_caller_stay_here() -> None:
+    samples = open_samples([{"x": row[None]} for row in rows(0, 5)], SINGLE)
+    (stretch,) = stretches(samples, [1, 2, 3])
+    assert (stretch.stored, values(iter(stretch))) == (False, [1, 2, 3])
+
+
+def test_held_samples_are_not_checked_again() -> None:
+    head, rest = held([4, 7], [{"y": np.zeros(1)}, {"y": np.ones(1)}]).split(1)
+    assert (head.indices, rest.indices) == ([4], [7])
+    assert [float(sample["y"][0]) for sample in (*head, *rest)] == [0, 1]
+
+
+def test_an_origin_that_has_become_shorter_is_noticed() -> None:
+    with pytest.raises(DataError, match="samples lacks sample 3, which it had when opened"):
+        list(Stretch(range(5), 0, lambda positions: [{"x": np.zeros(1)}] * 3, where="samples"))

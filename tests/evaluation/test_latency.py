@@ -1,0 +1,211 @@
+"""Two models timed beside one another: by turns, in rounds, with an interval that tells what the ratio is worth."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq.errors import EngineError
+from onnxq.evaluation.latency import Latency, measure_latencies, measure_latency, median_interval, told_apart
+from onnxq.evaluation.views import Views
+from onnxq.runtime.engine import Engine, LoadedModel
+
+
+def test_latency_alternates_between_both_models(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    model = tmp_path / "model.onnx"
+    latency = measure_latency(model, model, samples_for(perceptron, 2), seconds=0.0, threads=1)
+    assert (latency.runs, latency.rounds, latency.threads) == (6, 6, 1)
+    assert latency.reference > 0
+    assert latency.candidate > 0
+    assert latency.interval[0] <= latency.speed <= latency.interval[1]
+
+
+class Timed(LoadedModel):
+    """A model that is its own name."""
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self.clock, self.name, self.outputs = clock, name, ()
+
+    def run(self, sample: Any) -> list[Any]:
+        self.clock.runs.append(self.name)
+        self.clock.now += self.clock.seconds(self.name, sample)
+        return []
+
+
+class Clock(Engine):
+    """An engine and a clock that its runs move on, so that what is measured is known."""
+
+    name, version = "clock", "clock 1"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, int], float]) -> None:
+        self.now, self.seconds = 0.0, seconds
+        self.opened: list[str] = []
+        self.runs: list[str] = []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        self.opened.append(model.name)
+        return Timed(self, model.name)
+
+    def measure(self, samples: list[int], **options) -> Latency:
+        return measure_latency(Path("a"), Path("b"), samples, threads=1, engine=self, **options)
+
+
+def test_the_speed_is_that_of_the_medians_averaged_over_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: sample * (3 if session == "a" else 2))
+    latency = clock.measure([1, 5], seconds=600.0)
+    assert (latency.reference, latency.candidate, latency.speed) == pytest.approx((9, 6, 1.5))
+    assert latency.interval == pytest.approx((1.5, 1.5))
+    assert latency.significant
+    assert latency.runs == 6 * 7
+
+
+def test_both_models_are_loaded_anew_in_every_round_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: 1.0)
+    clock.measure([1], seconds=0.0)
+    assert clock.opened == ["b", "a", "a", "b"] * 3
+
+
+def test_no_round_begins_once_patience_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: 1.0)
+    latency = clock.measure([0], seconds=0.0, patience=10.0)
+    assert (latency.rounds, len(clock.opened), latency.engine) == (3, 6, "clock 1")
+
+
+def test_several_candidates_are_timed_by_turns_and_the_reference_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda session, sample: {"a": 6.0, "b": 3.0, "c": 2.0}[session])
+    found = measure_latencies([Path("a"), Path("b"), Path("c")], [0], seconds=200.0, engine=clock)
+    assert [latency.speed for latency in found] == [2, 3]
+    assert clock.runs[3:9] == ["b", "a", "c", "c", "b", "a"]
+
+
+def test_a_round_ends_with_enough_runs_that_took_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(time: float) -> int:
+        clock = Clock(monkeypatch, lambda *_: time)
+        return measure_latencies([Path("a"), Path("b")], [0], seconds=60.0, enough=3, engine=clock)[0].runs
+
+    assert runs(1.0) == 3
+    assert runs(0.01) == 3 * 3
+    assert runs(5e-4) > 3 * 10
+
+
+@pytest.mark.parametrize(("faster", "rounds"), [(1.5, 3), (1.05, 6)])
+def test_rounds_end_where_the_candidate_is_plainly_faster(
+    faster: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each loaded copy has its own speed.
+    clock = Clock(monkeypatch, lambda session, _: faster if session == "a" else 1.0 + 0.04 * (len(clock.opened) % 3))
+    assert clock.measure([0], seconds=60.0).rounds == 6
+    found = measure_latencies([Path("a"), Path("b")], [0], seconds=60.0, enough=3, engine=clock)[0]
+    assert found.rounds == rounds
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 4])
+def test_neither_model_always_runs_first_whatever_the_sample(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: dict[int, set[str]] = {}
+
+    def seconds(session: str, sample: int) -> float:
+        if len(clock.runs) > 2 and len(clock.runs) % 2:
+            first.setdefault(sample, set()).add(session)
+        return 1.0
+
+    clock = Clock(monkeypatch, seconds)
+    clock.measure(list(range(samples)), seconds=2.0 * 2 * samples, rounds=1)
+    assert first == {sample: {"a", "b"} for sample in range(samples)}
+
+
+def test_one_model_under_different_stars_is_not_called_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each loaded copy has its own speed, as where memory comes to lie gives it.
+    clock = Clock(monkeypatch, lambda session, sample: 1.0 + 0.02 * ((len(clock.opened) // 2 + (session == "a")) % 2))
+    latency = clock.measure([1], seconds=120.0)
+    assert not latency.significant
+    assert latency.interval == pytest.approx((1 / 1.02, 1.02))
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (25, 7), (100, 39)])
+def test_the_interval_of_a_median_is_that_of_the_tables_of_the_sign_test(count: int, left_out: int) -> None:
+    assert median_interval(list(range(count))[::-1]) == (left_out, count - 1 - left_out)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_of_few_rounds_the_interval_is_that_of_a_normal_distribution(count: int) -> None:
+    logs = np.random.default_rng(count).normal(0.5, 0.1, (4000, count))
+    held = [low <= math.exp(0.5) <= high for low, high in map(median_interval, np.exp(logs))]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.01)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_rounds_prove_nothing(count: int) -> None:
+    assert median_interval([1.5] * count) == (0.0, math.inf)
+
+
+def test_intervals_that_hold_together_are_wider() -> None:
+    for ratios in ((1.4, 1.5, 1.6), tuple(np.linspace(1, 2, 30))):
+        (low, high), (lower, higher) = median_interval(ratios), median_interval(ratios, 3)
+        assert lower < low < high < higher
+
+
+@pytest.mark.parametrize(("ratios", "is_known"), [((2.0, 2.02, 2.01), True), ((1.1, 1.3, 1.2), False)])
+def test_a_model_that_is_plainly_faster_is_known_among_others(ratios: tuple[float, ...], is_known: bool) -> None:
+    one = Latency(1.0, 1.0 / ratios[0], 1, 12, 3, (min(ratios), max(ratios)), ratios=ratios)
+    found = told_apart({"0": one, "1": one}, "0")
+    assert (found is not None) == is_known
+    if found is not None:
+        assert found.interval[0] < one.interval[0] < one.interval[1] < found.interval[1]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "known"),
+    [
+        ([(0.9, 1.2)], [0]),
+        ([(1.0, 1.4), (1.3, 1.7)], []),
+        ([(1.0, 1.2), (1.3, 1.7)], [1]),
+        ([(1.3, 1.7), (1.0, 1.2)], [0]),
+    ],
+    ids=["alone", "either", "the second", "the first"],
+)
+def test_times_are_known_of_what_luck_did_not_make_the_fastest(
+    intervals: list[tuple[float, float]], known: list[int]
+) -> None:
+    timed = {str(place): Latency(1.0, 1.0, 1, 12, 3, ends) for place, ends in enumerate(intervals)}
+    assert [place for place in range(len(intervals)) if told_apart(timed, str(place)) is not None] == known
+    assert told_apart(timed, "another") is None
+
+
+class Failing(Engine):
+    """An engine of a user: it cannot load, or it loads what cannot run."""
+
+    name, version = "mine", "mine 1.0"
+
+    def __init__(self, *, loads: bool) -> None:
+        self.loads = loads
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        return Broken() if self.loads else {}[model]
+
+
+class Broken(LoadedModel):
+    outputs = ("y",)
+
+    def run(self, sample: Any) -> list[Any]:
+        raise ZeroDivisionError("no cores")
+
+
+@pytest.mark.parametrize(("loads", "message"), [(True, "ZeroDivisionError: no cores"), (False, "KeyError: ")])
+def test_an_engine_that_fails_is_named(loads: bool, message: str, perceptron: ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(perceptron, path)
+    engine = Failing(loads=loads)
+    with pytest.raises(EngineError, match=f"engine 'mine' failed: {message}"):
+        measure_latencies([path, path], [{"x": np.zeros(1)}], seconds=0.1, engine=engine)
+    with pytest.raises(EngineError, match=f"engine 'mine' failed: {message}"):
+        Views.whole(path).open_on(engine, path, tmp_path).run({})

@@ -1,0 +1,122 @@
+"""A float model runs once on a sample, whoever asks, and again when its file has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq.data.inputs import Sample
+from onnxq.errors import DataError, ModelError
+from onnxq.evaluation import reference, views
+from onnxq.evaluation.reference import Answer, Answers, Reference
+from onnxq.evaluation.views import Views
+
+SAMPLES = [{"x": np.full((1, 4), value, np.float32)} for value in range(3)]
+
+
+@pytest.fixture
+def model(build: Callable[..., ModelProto], tmp_path: Path) -> Path:
+    path = tmp_path / "float.onnx"
+    onnx.save(build("(float[1,4] x) => (float[1,3] y, float[1,3] z) { y = MatMul(x, w) z = Relu(y) }", w=(4, 3)), path)
+    return path
+
+
+def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[Sample]:
+    ran: list[Sample] = []
+    given = Reference._given
+    monkeypatch.setattr(Reference, "_given", lambda self, sample: ran.append(sample) or given(self, sample))
+    return ran
+
+
+def test_whoever_asks_a_sample_runs_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, answers = count_runs(monkeypatch), Answers()
+    first, second = (Reference(model, Views.whole(model), answers) for _ in range(2))
+    found = [first.run(sample) for sample in SAMPLES]
+    again = [second.run(dict(sample)) for sample in reversed(SAMPLES)][::-1]
+    assert len(ran) == len(SAMPLES)
+    assert "_view" not in vars(second)
+    for one, other in zip(found, again, strict=True):
+        assert all(a is b for a, b in zip(one, other, strict=True))
+    assert found[1][0] != pytest.approx(found[2][0])
+
+
+def test_several_are_answered_in_order_and_none_twice(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, answers = count_runs(monkeypatch), Answers()
+    reference = Reference(model, Views.whole(model), answers)
+    first = reference.run(SAMPLES[1])
+    found = [answer.outputs for answer in reference.answer_each(SAMPLES)]
+    assert len(ran) == len(SAMPLES)
+    assert found[1] is first
+    for sample, outputs in zip(SAMPLES, found, strict=True):
+        assert outputs is reference.run(sample)
+
+
+def test_other_outputs_and_other_files_are_asked_for_anew(
+    model: Path, build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, answers = count_runs(monkeypatch), Answers()
+    whole = Reference(model, Views.whole(model), answers).run(SAMPLES[1])
+    [turned] = Reference(model, Views(("z", "y")), answers).run(SAMPLES[1])[1:]
+    assert len(ran) == 2
+    np.testing.assert_array_equal(turned, whole[0])
+    onnx.save(build("(float[1,4] x) => (float[1,4] y) { y = Neg(x) }"), model)
+    [changed] = Reference(model, Views.whole(model), answers).run(SAMPLES[1])
+    np.testing.assert_array_equal(changed, -SAMPLES[1]["x"])
+
+
+def test_answers_that_were_longest_not_asked_for_go_first() -> None:
+    answers, given = Answers(held=2000), []
+
+    def ask(key: str) -> None:
+        answers.find(key, lambda: given.append(key) or Answer([np.zeros(200, np.float32)], 0.0))
+
+    for key in "abacbab":
+        ask(key)
+    assert "".join(given) == "abcba"
+
+
+def test_runs_are_timed_where_they_were_made(model: Path) -> None:
+    answers = Answers()
+    first = Reference(model, Views.whole(model), answers).answer(SAMPLES[0])
+    assert Reference(model, Views.whole(model), answers).answer(SAMPLES[0]).seconds == first.seconds > 0
+    assert first.nbytes == 2 * 3 * 4
+    assert first.nbytes <= reference._HELD
+
+
+def test_an_answer_lies_in_memory_of_its_own(model: Path) -> None:
+    answer = Reference(model, Views.whole(model), Answers()).answer(SAMPLES[0])
+    assert all(output.flags.owndata for output in answer.outputs)
+
+
+def test_fewer_samples_run_at_once_where_a_run_takes_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = iter([0, 1 << 26, 0, 1 << 30])
+    monkeypatch.setattr(views, "resident_bytes", lambda: next(resident))
+    monkeypatch.setattr(views, "available_cores", lambda: 8)
+    memory = views.RunMemory()
+    assert memory.most_at_once(Path("small")) == 0
+    memory.learn(Path("small"), list)
+    memory.learn(Path("large"), list)
+    assert [memory.most_at_once(Path(name)) for name in ("small", "large")] == [2, 1]
+
+
+def test_a_model_that_was_made_is_blamed_and_not_the_sample(
+    model: Path, build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    made = tmp_path / "made.onnx"
+    text = (
+        "(float[n,4] x) => (float[n,3] y, float[n,3] z)"
+        " { t = Reshape(x, s) u = Reshape(t, s2) y = MatMul(u, w) z = Relu(y) }"
+    )
+    shapes = {"s": np.array([-1, 8], np.int64), "s2": np.array([-1, 4], np.int64)}
+    onnx.save(build(text, w=(4, 3), **shapes), made)
+    seen = Views.whole(model)
+    assert seen.open(model).run(SAMPLES[0])
+    with pytest.raises(ModelError, match=r"made.onnx cannot run the sample on .*; the float model runs it"):
+        seen.open(made).run(SAMPLES[0])
+    with pytest.raises(DataError, match=r"the sample cannot be run by onnxruntime"):
+        seen.open(model).run({"x": np.zeros((2, 2, 2), np.float32)})

@@ -1,0 +1,267 @@
+"""By what models are compared: outputs, what stands for them, and the same random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build, QuantizeTo
+from onnx import ModelProto
+
+from onnxq.calibration.data import Data
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
+from onnxq.errors import DataError
+from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.metrics import Metric
+from onnxq.evaluation.views import Views
+from onnxq.pipeline import quantize
+from onnxq.report import FidelityError
+from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.sessions import open_session, run
+from onnxq.steps.budget import Budget
+
+GENERATOR = np.random.default_rng(0)
+IMAGES = [{"image": GENERATOR.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(16)]
+CHOSEN = Budget(latency=0)
+
+
+@pytest.fixture(scope="module")
+def detector(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Boxes and scores of one class, kept by NonMaxSuppression, which keeps half of them."""
+    model = build(
+        """(float[1,3,16,16] image) => (float[N,4] boxes, float[N] scores) {
+            f = Conv<pads = [1, 1, 1, 1]>(image, k) r = Relu(f) b = Conv(r, kb) s = Conv(r, ks)
+            last = Transpose<perm = [0, 2, 3, 1]>(b) all = Reshape(last, boxed)
+            p = Sigmoid(s) per = Reshape(p, scored)
+            kept = NonMaxSuppression(all, per, most, overlap, least)
+            third = Gather<axis = 1>(kept, two) which = Reshape(third, flat)
+            rows = Squeeze(all, nought) boxes = Gather(rows, which)
+            every = Reshape(per, flat) scores = Gather(every, which)
+        }""",
+        k=(16, 3, 3, 3),
+        kb=(4, 16, 1, 1),
+        ks=(1, 16, 1, 1),
+        boxed=np.array([1, 256, 4]),
+        scored=np.array([1, 1, 256]),
+        most=np.array([256]),
+        overlap=np.array([0.5], np.float32),
+        least=np.array([0.5], np.float32),
+        two=np.array(2),
+        flat=np.array([-1]),
+        nought=np.array([0]),
+    )
+    path = tmp_path_factory.mktemp("detector") / "detector.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_a_detector_is_compared_on_the_boxes_that_the_float_model_keeps(detector: Path, tmp_path: Path) -> None:
+    output = tmp_path / "int8.onnx"
+    report = quantize(detector, IMAGES, output, budget=CHOSEN).report
+    assert report.plan.count(Mode.STATIC) >= 3
+    judges = {one.name: one.stands_for for one in report.agreement.outputs}
+    assert judges == {"boxes": (), "scores": (), "all": ("boxes", "scores"), "per": ("boxes", "scores")}
+    assert report.agreement.sound
+    assert 20 < report.agreement.worst_sqnr < 60
+    # Compared as they are, one box more or less would decide.
+    plain = Views(("boxes", "scores"))
+    expected, found = (plain.open(path) for path in (detector, output))
+    assert any(found.run(image)[0].shape != expected.run(image)[0].shape for image in IMAGES)
+    # What was written has no outputs but the user's.
+    assert [value.name for value in onnx.load(output).graph.output] == ["boxes", "scores"]
+
+
+def test_labels_are_judged_by_the_scores_that_they_are_of(build: Build, tmp_path: Path) -> None:
+    model = build(
+        """(float[1,64] x) => (int64[1] label) {
+            h = MatMul(x, w) r = Relu(h) scores = MatMul(r, u) label = ArgMax<axis = 1, keepdims = 0>(scores)
+        }""",
+        w=(64, 64),
+        u=(64, 10),
+    )
+    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(16)]
+    (scores,) = quantize(model, samples, tmp_path / "int8.onnx", budget=CHOSEN).report.agreement.outputs
+    assert (scores.name, scores.stands_for, scores.compared) == ("scores", ("label",), 4)
+    assert 20 < scores.decibels < 60
+    # One sample of which the label happens to stay is not enough.
+    with pytest.raises(FidelityError, match="tensor scores, which judges label, has"):
+        quantize(model, samples[:1], goal=60, scheme=PRESETS["int4-block32"], budget=Budget(search="off", latency=0))
+
+
+def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -> None:
+    metric = Metric("boxes", lambda outputs, samples: sum(len(output["boxes"]) for output in outputs) / 1e3)
+    report = quantize(
+        detector, IMAGES, tmp_path / "int8.onnx", goal=Goal(metric=metric, max_drop=0.1), budget=CHOSEN
+    ).report
+    assert report.fidelity.scores is not None
+    assert (tmp_path / "int8.onnx").exists()
+
+
+@pytest.mark.parametrize("engine", [None, OnnxRuntime()], ids=["here", "on an engine"])
+def test_all_choices_can_be_given(engine: OnnxRuntime | None, build: Build, tmp_path: Path) -> None:
+    """What each gives of scores that are wrong by a hundredth is compared where the float model chose."""
+    text = """(float[6,32] x) => (top, kept, boxed, most, least, twice, bool[6] on, picked) {
+        s = MatMul(x, w) v, i = TopK<axis = 0, largest = 0>(s, k) top = Sin(v)
+        p = Sigmoid(s) m = Greater(s, nought) n = NonZero(m) t = Transpose(n) kept = GatherND(s, t)
+        b = Slice(s, zero, four, one) boxes = Unsqueeze(b, zero) c = Slice(p, zero, one, one) d = Transpose(c)
+        e = Unsqueeze(d, zero) f = NonMaxSuppression(boxes, e, k, half, nought) h = Slice(f, two, three, one)
+        j = Squeeze(h, one) boxed = Gather(s, j)
+        l = ArgMax<axis = 1>(s) most = Gather(w, l) o = ArgMin<axis = 0, keepdims = 0>(s) least = Gather(w, o)
+        q = ReduceMax<axes = [1], keepdims = 0>(s) on = Greater(q, nought) r = Compress<axis = 0>(s, on)
+        u = Compress<axis = 0>(x, on) z = MatMul(u, w) twice = Add(r, z) picked = Compress<axis = 0>(rows, on)
+    }"""
+    numbers = {
+        name: np.array([value]) for name, value in (("zero", 0), ("one", 1), ("two", 2), ("three", 3), ("four", 4))
+    }
+    shapes = {"k": np.array([3]), "nought": np.zeros(1, np.float32), "half": np.float32([0.5]), "rows": np.arange(6)}
+    weight = GENERATOR.standard_normal((32, 32)).astype(np.float32)
+    for name, factor in (("one", 1.0), ("other", 1.01)):
+        onnx.save(build(text, w=np.float32(factor) * weight, **numbers, **shapes), tmp_path / f"{name}.onnx")
+    samples = [{"x": GENERATOR.standard_normal((6, 32)).astype(np.float32)} for _ in range(4)]
+    found = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", samples, engine=engine)
+    assert found.sound
+    assert found.decided == ("picked",)
+    assert set(found.chosen) == {"top", "kept", "boxed", "twice"}
+    decibels = {one.name: one.sqnr for one in found.outputs if one.name in ("kept", "boxed", "most", "least")}
+    assert decibels == {name: pytest.approx(40, abs=0.1) for name in decibels}
+    assert [one.sqnr for one in found.outputs if one.name == "on"] == [None]
+
+
+TOPK = "(float[4,64] x) => (y) { h = MatMul(x, w) v, i = TopK(h, k) c = Sin(v) [late] y = MatMul(c, u) }"
+# The two experts of a row, each a matrix of its own.
+EXPERTS = """(float[4,64] x) => (float[4,64] y) {
+    g = MatMul(x, gate) p = Softmax(g) v, i = TopK(p, two) picked = Gather(experts, i)
+    rows = Unsqueeze(x, last) turned = Transpose<perm = [0, 2, 1]>(rows) each = Unsqueeze(turned, second)
+    m = MatMul(each, picked) r = Squeeze(m, axes) a = Relu(r)
+    share = Unsqueeze(v, last) scaled = Mul(a, share) y = ReduceSum<keepdims = 0>(scaled, second)
+}"""
+# The features of the three nearest of 64 points.
+NEIGHBOURS = """(float[64,32] x) => (float[64,16] y) {
+    f = MatMul(x, w) t = Transpose(f) d = MatMul(f, t) v, i = TopK(d, three) near = Gather(f, i)
+    h = MatMul(near, u) r = Relu(h) y = ReduceMax<axes = [1], keepdims = 0>(r)
+}"""
+CONSTANTS = {"last": np.array([2]), "second": np.array([1]), "axes": np.array([2]), "two": np.array([2])}
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "sample", "scores"),
+    [
+        (TOPK, {"w": (64, 64), "u": (8, 8), "k": np.array([8])}, (4, 64), "h"),
+        (EXPERTS, {"gate": (64, 8), "experts": (8, 64, 64), **CONSTANTS}, (4, 64), "p"),
+        (NEIGHBOURS, {"w": (32, 32), "u": (32, 16), "three": np.array([3])}, (64, 32), "d"),
+    ],
+    ids=["top", "experts", "neighbours"],
+)
+def test_what_lies_behind_a_choice_is_compared_with_the_choice_of_the_float_model(
+    text: str, shapes: dict, sample: tuple[int, ...], scores: str, build: Build, tmp_path: Path
+) -> None:
+    model, path = build(text, **shapes), tmp_path / "model.onnx"
+    onnx.save(model, path)
+    samples = [{"x": GENERATOR.standard_normal(sample).astype(np.float32)} for _ in range(8)]
+    # The last weights alone are wrong by a tenth, behind the choice.
+    last = onnx.numpy_helper.to_array(model.graph.initializer[1])
+    model.graph.initializer[1].CopyFrom(
+        onnx.numpy_helper.from_array(np.float32(1.1) * last, model.graph.initializer[1].name)
+    )
+    onnx.save(model, tmp_path / "other.onnx")
+    found = {one.name: one for one in compare_files(path, tmp_path / "other.onnx", samples).outputs}
+    assert found["y"].sqnr == pytest.approx(20, abs=0.1)
+    assert (found[scores].sqnr, found[scores].stands_for) == (math.inf, ("y",))
+    coarse = PRESETS["int2-block32"]
+    with pytest.raises(FidelityError, match=r"(output y|which judges y,) has"):
+        quantize(path, samples, scheme=coarse, budget=Budget(search="off", accuracy="off", latency=0))
+
+
+def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: Build, tmp_path: Path) -> None:
+    """Of scores that are nearly equal any change chooses other places, whose rows differ altogether."""
+    text = """(float[1,8] x, float[8,16] rows) => (y, int64[1,2] i) {
+        s = MatMul(x, w) v, i = TopK(s, k) y = Gather(rows, i)
+    }"""
+    shapes = {"w": np.eye(8, dtype=np.float32), "k": np.array([2])}
+    onnx.save(build(text, **shapes), tmp_path / "one.onnx")
+    turned = {**shapes, "w": np.diag(np.linspace(1.01, 0.99, 8)).astype(np.float32)}
+    onnx.save(build(text, **turned), tmp_path / "other.onnx")
+    samples = [
+        {
+            "x": np.linspace(1, 1.001, 8, dtype=np.float32)[None],
+            "rows": GENERATOR.standard_normal((8, 16)).astype(np.float32),
+        }
+        for _ in range(4)
+    ]
+    first, second = (run(open_session(tmp_path / name), samples[0])[1] for name in ("one.onnx", "other.onnx"))
+    assert set(first.flat).isdisjoint(second.flat)
+    found = {one.name: one for one in compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", samples).outputs}
+    assert found["y"].sqnr == math.inf
+    assert found["s"].stands_for == ("y", "i")
+    assert 40 < found["s"].sqnr < 50
+    assert "i" not in found
+
+
+def test_weights_behind_what_nothing_compares_are_doubted(build: Build) -> None:
+    text = """(float[4,64] x) => (float[N] y, float[4,64] h) {
+        h = MatMul(x, w) c = Unique<axis = 0>(h) [late] e = MatMul(c, u) y = Reshape(e, flat)
+    }"""
+    model = build(text, w=(64, 64), u=(64, 8), flat=np.array([-1]))
+    samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
+    report = quantize(model, samples, budget=CHOSEN).report
+    assert any(one.startswith("the noise of late, which compute with") for one in report.samples.doubts)
+
+
+def test_models_without_such_operators_are_compared_as_they_are(perceptron: ModelProto, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    assert Views.of(tmp_path / "model.onnx", tmp_path / "model.onnx") == Views(("y",))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_samples_that_run_at_once_come_in_order(
+    at_once: bool, count: int, perceptron: ModelProto, samples_for: Callable[..., list], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(perceptron, path)
+    samples = samples_for(perceptron, 7)[:count]
+    view = Views.whole(path).open(path, at_once=at_once)
+    found, expected = list(view.run_each(iter(samples))), [view.run(sample) for sample in samples]
+    assert len(found) == count
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build, tmp_path: Path) -> None:
+    onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
+    with pytest.raises(DataError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
+        Views.of(detector, detector).open(tmp_path / "o")
+    assert Views.of(detector, tmp_path / "o") == Views(("boxes", "scores"))
+
+
+NOISY = """(float[8,32] x) => (float[8,16] y) {{
+    h = MatMul(x, w) {} z = MatMul(n, u) y = Tanh(z)
+}}"""
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "e = RandomNormalLike(h) n = Add(h, e)",
+        "e = RandomUniform<shape = [8, 32], high = 4.0>() n = Mul(h, e)",
+        "p = Sigmoid(x) e = Bernoulli(p) n = Mul(h, e)",
+        "n = Dropout(h, half, yes)",
+    ],
+)
+def test_models_that_draw_random_numbers_draw_the_same(
+    nodes: str, build: Build, quantize_to: QuantizeTo, tmp_path: Path
+) -> None:
+    model = build(NOISY.format(nodes), w=(32, 32), u=(32, 16), half=np.array(0.5, np.float32), yes=np.array(True))
+    samples = [{"x": GENERATOR.standard_normal((8, 32)).astype(np.float32)} for _ in range(8)]
+    report = quantize_to(model, tmp_path / "int8.onnx", samples=samples, goal=Goal(20)).report
+    assert report.agreement.worst_sqnr > 20
+    chosen = quantize(model, Data(samples), tmp_path / "searched.onnx", budget=CHOSEN).report
+    assert 20 < chosen.agreement.worst_sqnr < math.inf
+    # The user's model goes on to draw anew.
+    written = onnx.load(tmp_path / "int8.onnx").graph.node
+    assert not [attribute for node in written for attribute in node.attribute if attribute.name == "seed"]

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from onnx import ModelProto, helper, parser
+from small_models import model, small
+
+from onnxq.errors import ModelError
+from onnxq.ir import Graph, as_graph, load, read_model, to_model
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_everything_that_holds_a_model_becomes_a_graph(tmp_path) -> None:
+    onnx.save(small(), tmp_path / "m.onnx")
+    plain = gs.import_onnx(small())  # noqa: TID251 - what users hand over
+
+    for given in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), small(), plain):
+        assert [node.op for node in as_graph(given).nodes] == ["Add"]
+    with pytest.raises(ModelError, match="the model is of type int, expected a path, "):
+        as_graph(3)
+
+
+def test_what_a_graph_was_made_from_stays_as_it_is_when_the_graph_is_edited() -> None:
+    model, graph = small(), read_model(small())
+    before = model.SerializeToString(), to_model(graph).SerializeToString()
+
+    for given in (model, graph):
+        own = as_graph(given)
+        own.nodes[0].op = "Mul"
+        own.set_metadata("by", "me")
+        own.nodes[0].inputs[1].values = np.zeros(4, np.float32)
+        own.opset = 18
+
+    assert (model.SerializeToString(), to_model(graph).SerializeToString()) == before
+    assert as_graph(graph) is not graph
+
+
+def test_a_graph_tells_what_the_model_said() -> None:
+    graph = read_model(small())
+
+    assert [(tensor.name, tensor.shape, tensor.dtype) for tensor in graph.inputs] == [("x", [4], "float32")]
+    assert (graph.opset, graph.ir_version, graph.name) == (17, 8, "g")
+    assert graph.nodes[0].inputs[1] is graph.initializers[0]
+    assert graph.outputs[0].inputs == [graph.nodes[0]]
+
+
+def test_nodes_in_any_order_are_put_in_order() -> None:
+    graph = read_model(model("g (float[4] x) => (float[4] y) { y = Abs(b) b = Neg(a) a = Relu(x) }"))
+
+    assert [node.op for node in graph.nodes] == ["Relu", "Neg", "Abs"]
+
+
+def test_a_model_from_before_opsets_has_opset_1() -> None:
+    old = small()
+    old.ir_version = 2
+    del old.opset_import[:]
+
+    assert read_model(old).opset == 1
+
+
+def change(name: str, value: object) -> ModelProto:
+    changed = small()
+    setattr(changed, name, value)
+    return changed
+
+
+def without(name: str) -> ModelProto:
+    changed = small()
+    changed.ClearField(name)
+    return changed
+
+
+def with_opset(version: int) -> ModelProto:
+    changed = small()
+    changed.opset_import[0].version = version
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (without("graph"), "holds no graph"),
+        (without("opset_import"), "the Add node that makes .* imports no opset of domain ''"),
+        (with_opset(0), "opset 0, but the installed onnx"),
+        (with_opset(999), "opset 999, but the installed onnx .* knows 1 to"),
+        (change("ir_version", 99), "IR version 99, .* upgrade onnx"),
+        (model("g () => () { }"), "the graph is empty"),
+    ],
+)
+def test_an_incomplete_model_is_refused_with_the_reason(broken: ModelProto, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_model(broken)
+
+
+def test_a_model_of_custom_operators_alone_needs_no_onnx_opset() -> None:
+    custom = small()
+    custom.graph.node[0].domain = custom.opset_import[0].domain = "custom"
+
+    assert read_model(custom).opset == 0
+
+
+def truncated() -> bytes:
+    return small().SerializeToString()[:-20]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"hello, this is no model", "is not an ONNX model, is cut short"),
+        (truncated(), "is not an ONNX model, is cut short"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer"),
+        (ModelProto(ir_version=8).SerializeToString(), "holds no graph"),
+        (b"PK\x03\x04" + bytes(100), "is not an ONNX model"),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused_by_name(tmp_path, data: bytes, message: str) -> None:
+    with pytest.raises(ModelError, match=rf"m\.onnx.*{message}") as caught:
+        load(written(tmp_path / "m.onnx", data))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_without_a_file_is_refused(tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"lost\.onnx does not exist"):
+        load(tmp_path / "lost.onnx")
+    with pytest.raises(ModelError, match="is a folder"):
+        load(tmp_path)
+    with pytest.raises(ModelError, match="cannot be read"):
+        load("a\0b")
+
+
+@pytest.mark.parametrize("cut", range(0, 160, 7))
+def test_a_file_cut_anywhere_is_read_or_refused_but_never_crashes(tmp_path, cut: int) -> None:
+    data = small().SerializeToString()
+    path = written(tmp_path / "m.onnx", data[: min(cut, len(data))])
+    try:
+        graph = load(path)
+    except ModelError:
+        return
+    assert isinstance(graph, Graph)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_file_with_flipped_bytes_is_read_or_refused_but_never_crashes(tmp_path, seed: int) -> None:
+    data = bytearray(small().SerializeToString())
+    state = seed * 2654435761 + 1
+    for _ in range(3):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        data[(state >> 33) % len(data)] ^= 1 << (state >> 60) % 8
+    try:
+        graph = load(written(tmp_path / "m.onnx", bytes(data)))
+    except ModelError:
+        return
+    assert isinstance(graph, Graph)
+
+
+def test_reading_does_work_in_proportion_to_the_model(monkeypatch) -> None:
+    """Bodies look names up in the graphs around them, and must not copy what those declare."""
+    lookups = {}
+    for size in (50, 100, 200):
+        body = "t () => (u) { u = Neg(x) }"
+        nodes = [f"y{i} = If (c) <then_branch = {body}, else_branch = {body}>" for i in range(size)]
+        text = f"g (float[4] x, bool c) => (float[4] y0) {{ {' '.join(nodes)} }}"
+        lookups[size] = count_calls(monkeypatch, model(text))
+
+    assert lookups[200] - lookups[100] < 2.1 * (lookups[100] - lookups[50])
+
+
+def count_calls(monkeypatch, proto: ModelProto) -> int:
+    import sys
+
+    calls = 0
+
+    def profile(frame, event, argument) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        read_model(proto)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_helper_made_models_need_no_special_care() -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", 1, ["N"])], [helper.make_tensor_value_info("y", 1, ["N"])]
+    )
+
+    assert read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])).opset == 21
+
+
+@pytest.mark.parametrize("field", ["producer_name", "domain", "doc_string", "opset_import", "metadata_props"])
+def test_other_text_of_the_model_that_is_no_text_is_refused(field: str) -> None:
+    source = small()
+    source.producer_name = source.domain = source.doc_string = "unset"
+    if field == "opset_import":
+        source.opset_import.add(domain="MARK", version=1)
+    elif field == "metadata_props":
+        source.metadata_props.add(key="MARK", value="1")
+    else:
+        setattr(source, field, "MARK")
+    damaged = ModelProto.FromString(source.SerializeToString().replace(b"MARK", b"MA\xffK"))
+
+    if field == "metadata_props":
+        # What is carried through as it came need not be read.
+        assert to_model(read_model(damaged)).SerializeToString().count(b"MA\xffK") == 1
+    else:
+        with pytest.raises(ModelError, match=r"the text b'MA\\xffK', which is not UTF-8"):
+            read_model(damaged)
+
+
+@pytest.mark.parametrize(("first", "last"), [(13, 13), (11, 13), (13, 11)])
+def test_a_domain_that_is_imported_twice_is_written_once_as_runtimes_read_it(first: int, last: int) -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
+    )
+    del model.opset_import[:]
+    model.opset_import.extend([helper.make_opsetid("", first), helper.make_opsetid("ai.onnx", last)])
+    written = to_model(read_model(model))
+    assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", last)]
+    onnx.checker.check_model(written, full_check=True)

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+from ir.written_models import WEIGHTS, assert_weights, external_model, files, model, whole
+from onnxq.errors import ModelError
+from onnxq.ir import Graph, Node, PackedPayload, Variable, constant, load, read_model, save, to_model
+from onnxq.ir.model import Constant
+from onnxq.ir.sidecar import ALIGNMENT
+
+
+def test_a_small_model_is_one_file(tmp_path) -> None:
+    save(read_model(model()), tmp_path / "m.onnx")
+
+    assert files(tmp_path) == ["m.onnx"]
+    assert onnx.load(tmp_path / "m.onnx") == model()
+
+
+def test_weights_go_beside_the_model_when_asked(tmp_path) -> None:
+    path = external_model(tmp_path)
+    stored = onnx.load(path, load_external_data=False)
+    large = [tensor for tensor in stored.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    entries = [{entry.key: entry.value for entry in tensor.external_data} for tensor in large]
+
+    assert files(tmp_path) == ["m.onnx", "m.onnx.data"]
+    assert [tensor.name for tensor in large] == ["u", "v", "w"], "the bias is too small to move"
+    assert {entry["location"] for entry in entries} == {"m.onnx.data"}
+    assert [int(entry["offset"]) % ALIGNMENT for entry in entries] == [0, 0, 0]
+    assert whole(path) == model()
+    onnx.checker.check_model(path)
+
+
+def test_a_model_read_with_external_data_is_written_so(tmp_path) -> None:
+    (tmp_path / "out").mkdir()
+    save(load(external_model(tmp_path)), tmp_path / "out" / "n.onnx")
+
+    assert files(tmp_path / "out") == ["n.onnx", "n.onnx.data"]
+    assert_weights(tmp_path / "out" / "n.onnx")
+
+
+def test_external_data_can_be_taken_in(tmp_path) -> None:
+    (tmp_path / "out").mkdir()
+    save(load(external_model(tmp_path)), tmp_path / "out" / "n.onnx", external_data=False)
+
+    assert files(tmp_path / "out") == ["n.onnx"]
+    assert onnx.load(tmp_path / "out" / "n.onnx") == model()
+
+
+def test_a_graph_is_saved_over_the_files_it_was_read_from_and_stays_usable(tmp_path) -> None:
+    path = external_model(tmp_path)
+    before = (tmp_path / "m.onnx.data").read_bytes()
+    graph = load(path)
+    first = graph.initializers[0]
+    first.values = first.values + 1
+    mapped = graph.initializers[1].values
+
+    save(graph, path)
+
+    assert (tmp_path / "m.onnx.data").read_bytes() != before
+    np.testing.assert_array_equal(mapped, WEIGHTS["v"], "arrays that were handed out keep their values")
+    for graph_now in (graph, load(path)):
+        values = {tensor.name: tensor.values for tensor in graph_now.initializers}
+        np.testing.assert_array_equal(values["u"], WEIGHTS["u"] + 1)
+        np.testing.assert_array_equal(values["v"], WEIGHTS["v"])
+    save(graph, path)
+    assert files(tmp_path) == ["m.onnx", "m.onnx.data"]
+
+
+def test_another_graph_of_replaced_files_refuses_to_read_them(tmp_path) -> None:
+    path = external_model(tmp_path)
+    graph, other = load(path), load(path)
+    graph.initializers[0].values = np.zeros((80, 40), np.float32)
+    save(graph, path)
+
+    with pytest.raises(ModelError, match="changed after the model was read"):
+        _ = other.initializers[1].values
+
+
+def test_small_tensors_of_a_replaced_data_file_are_kept(tmp_path) -> None:
+    onnx.save(model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    graph = load(tmp_path / "m.onnx")
+
+    save(graph, tmp_path / "m.onnx")
+
+    np.testing.assert_array_equal(graph.initializers[3].values, np.ones(40))
+    assert_weights(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("error", [None, "EXDEV", "ENOSYS", "EINVAL"])
+def test_data_is_copied_with_and_without_the_help_of_the_kernel(tmp_path, monkeypatch, error: str | None) -> None:
+    import errno
+
+    path = external_model(tmp_path)
+    real, calls = os.copy_file_range, []
+
+    def copy_a_little(source: int, target: int, count: int, *offsets: int) -> int:
+        calls.append(count)
+        if error is not None and len(calls) % 2 == 0:
+            raise OSError(getattr(errno, error), "not here")
+        return real(source, target, min(count, 1000), *offsets)
+
+    monkeypatch.setattr(os, "copy_file_range", copy_a_little)
+    monkeypatch.setattr("onnxq.ir.sidecar.CHUNK_BYTES", 999)
+    save(load(path), tmp_path / "n.onnx")
+
+    assert calls
+    assert_weights(tmp_path / "n.onnx")
+
+
+def test_data_is_copied_where_the_system_has_no_such_call(tmp_path, monkeypatch) -> None:
+    path = external_model(tmp_path)
+    monkeypatch.delattr(os, "copy_file_range")
+
+    save(load(path), tmp_path / "n.onnx")
+
+    assert_weights(tmp_path / "n.onnx")
+
+
+def test_a_weight_used_under_two_names_is_stored_once(tmp_path) -> None:
+    graph = read_model(model())
+    twin = Constant("twin", graph.initializers[0].payload)
+    graph.nodes[1].inputs[1] = twin
+
+    save(graph, tmp_path / "m.onnx", external_data=True)
+
+    offsets = {
+        tensor.name: tensor.external_data[1].value
+        for tensor in onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer
+        if tensor.external_data
+    }
+    assert offsets["u"] == offsets["twin"] != offsets["w"]
+
+
+def test_packed_weights_are_streamed_and_run_in_onnxruntime(tmp_path) -> None:
+    import onnxruntime
+
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[1,64] x) => (float[1,64] y) {
+    d = DequantizeLinear(codes, scale)
+    y = MatMul(x, d)
+    }"""
+    source = parser.parse_model(text)
+    source.graph.initializer.extend(
+        [
+            TensorProto(name="codes", data_type=TensorProto.INT4, dims=[64, 64], raw_data=bytes(2048)),
+            numpy_helper.from_array(np.float32(0.5), "scale"),
+        ]
+    )
+    graph = read_model(source)
+    graph.initializers[0].values = PackedPayload(TensorProto.INT4, (64, 64), b"\x11" * 2048)
+
+    save(graph, tmp_path / "m.onnx", external_data=True)
+
+    (result,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": np.ones((1, 64), np.float32)})
+    assert result.tolist() == [[32.0] * 64]
+
+
+def test_tensors_in_attributes_are_written_beside_the_model_and_run(tmp_path) -> None:
+    import onnxruntime
+
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[400] x) => (float[400] y) { y = Add(x, k) }'
+    source = parser.parse_model(text)
+    node = onnx.helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.arange(400, dtype=np.float32)))
+    source.graph.node.insert(0, node)
+
+    save(read_model(source), tmp_path / "m.onnx", external_data=True)
+
+    assert whole(tmp_path / "m.onnx") == source
+    (result,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": np.ones(400, np.float32)})
+    assert result.tolist() == list(range(1, 401))
+
+
+def test_nothing_to_move_leaves_no_data_file(tmp_path) -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) <float[1] w = {1}> { y = Add(x, w) }'
+    )
+
+    save(read_model(parser.parse_model(text)), tmp_path / "m.onnx", external_data=True)
+
+    assert files(tmp_path) == ["m.onnx"]
+
+
+def test_a_model_beyond_2_gib_must_go_to_files(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("onnxq.ir.writer._LARGEST_MODEL", 10_000)
+
+    with pytest.raises(ModelError, match="exceeds the 2 GiB that ONNX allows in one piece; write it with save"):
+        to_model(read_model(model()))
+    with pytest.raises(ModelError, match="exceeds the 2 GiB of one ONNX file; save it with external data"):
+        save(read_model(model()), tmp_path / "m.onnx", external_data=False)
+
+
+def test_a_large_model_gets_external_data_by_itself(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("onnxq.ir.writer._LARGEST_INLINE", 10_000)
+
+    save(read_model(model()), tmp_path / "m.onnx")
+
+    assert files(tmp_path) == ["m.onnx", "m.onnx.data"]
+
+
+def test_memory_stays_far_below_the_size_of_the_weights(tmp_path) -> None:
+    """Loads and saves 256 MiB of weights in a fresh process; the process itself takes 60 MiB or so."""
+    weights = ", ".join(f"w{index}" for index in range(16))
+    source = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2048,2048] x) => (float[2048,2048] y) {{ y = Sum(x, {weights}) }}"""
+    )
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(256 << 20)
+    for index in range(16):
+        tensor = source.graph.initializer.add(name=f"w{index}", data_type=1, dims=[2048, 2048], data_location=1)
+        for key, value in (("location", "w.bin"), ("offset", str(index << 24)), ("length", str(1 << 24))):
+            tensor.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(source.SerializeToString())
+    script = f"""
+    import resource
+    from onnxq.ir import load, save
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    graph = load({str(tmp_path / "m.onnx")!r})
+    assert not any(tensor.values.any() for tensor in graph.initializers)
+    save(graph, {str(tmp_path / "n.onnx")!r})
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(done.stdout) * unit < 100 << 20
+
+
+def test_an_overridable_initializer_stays_an_input_that_nothing_reads() -> None:
+    source = model()
+    source.graph.input.append(onnx.helper.make_tensor_value_info("u", 1, [40, 40]))
+    graph = read_model(source)
+    graph.nodes[0].inputs[1] = constant("codes", np.ones((40, 40), np.float32))
+
+    written = to_model(graph).graph
+
+    assert [info.name for info in written.input] == ["x", "c", "u"]
+    assert sorted(tensor.name for tensor in written.initializer) == ["bias", "codes", "u", "v", "w"]
+
+
+def test_inputs_are_written_in_the_order_of_the_graph() -> None:
+    source = model()
+    source.graph.input.insert(1, onnx.helper.make_tensor_value_info("u", 1, [40, 40]))
+    graph = read_model(source)
+
+    graph.inputs.append(Variable("z", np.float32, [1]))
+    assert [info.name for info in to_model(graph).graph.input] == ["x", "u", "c", "z"]
+    graph.inputs = [graph.inputs[2], graph.inputs[1], graph.inputs[0]]
+    assert [info.name for info in to_model(graph).graph.input] == ["z", "c", "x", "u"]
+
+
+def test_nodes_are_written_in_order_of_execution_whatever_the_list_says() -> None:
+    graph = read_model(model())
+    graph.nodes.reverse()
+
+    assert to_model(graph) == model()
+    assert [node.op for node in graph.nodes] == ["If", "MatMul", "MatMul"], "writing does not change the graph"
+
+
+def test_a_graph_made_from_nothing_is_a_valid_model_for_onnxruntime() -> None:
+    import onnxruntime
+
+    x, y = Variable("x", np.float32, ["N"]), Variable("y", np.float32, ["N"])
+    graph = Graph([Node("Mul", "m", inputs=[x, constant("two", np.float32(2))], outputs=[y])], [x], [y], opset=17)
+
+    made = to_model(graph)
+
+    onnx.checker.check_model(made, full_check=True)
+    assert made.ir_version == 7
+    (result,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": np.ones(2, np.float32)})
+    assert result.tolist() == [2, 2]

@@ -1,0 +1,256 @@
+"""The table of number formats: rounding, saturation, names, and what onnxruntime makes of the same values."""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxq.errors import SchemeError
+from onnxq.numerics.formats import FORMATS, Format, format_named
+from onnxq.runtime.sessions import Session, open_session, run
+
+ALL = list(FORMATS.values())
+INTEGERS = [format for format in ALL if not format.is_float]
+FLOATS = [format for format in ALL if format.minifloat is not None]
+SMALL = [format for format in ALL if format.bits <= 8]
+# No kernel of the runtime makes the other ones.
+EXECUTED = [
+    format
+    for format in ALL
+    if format.name != "int32" and format.name[:6] not in ("float4", "float6") and format.codebook is None
+]
+
+
+def named(format: Format) -> str:
+    return format.name
+
+
+every_format = pytest.mark.parametrize("format", ALL, ids=named)
+every_integer = pytest.mark.parametrize("format", INTEGERS, ids=named)
+every_float = pytest.mark.parametrize("format", FLOATS, ids=named)
+every_small = pytest.mark.parametrize("format", SMALL, ids=named)
+
+
+def used(format: Format) -> NDArray[np.generic]:
+    """Return every finite code that rounding gives, in the order of its value."""
+    patterns = np.flatnonzero((format.values >= format.minimum) & (format.values <= format.maximum)).astype(np.uint8)
+    if format.bits < 8 and format.signed and not format.is_float:
+        half = np.uint8(2 ** (format.bits - 1))
+        patterns = (patterns ^ half) - half
+    codes = patterns.view(format.dtype)
+    return codes[np.argsort(format.numbers(codes), kind="stable")]
+
+
+def grid(format: Format) -> NDArray[np.float64]:
+    return np.unique(format.numbers(used(format)).astype(np.float64))
+
+
+def edges(format: Format) -> NDArray[np.float32]:
+    """Return values of the grid, ties with their neighbours, values that saturate, denormals and infinities."""
+    if format.bits <= 8:
+        points = grid(format)
+    else:
+        ends = np.arange(300.0)
+        points = np.unique(np.concatenate([format.minimum + ends, ends - 150 * format.signed, format.maximum - ends]))
+    ties = (points[:-1] + points[1:]) / 2
+    exact = np.concatenate([points, ties]).astype(np.float32)
+    near = [np.nextafter(exact, np.float32(end)) for end in (np.inf, -np.inf)]
+    rest = [-0.0, 1e-40, -1e-40, 1e-9, format.maximum * 1.01, format.maximum * 1e4, 3e9, 3.4e38, np.inf]
+    return np.concatenate([exact, *near, np.float32(rest), -np.float32(rest)])
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+@every_format
+def test_a_row_agrees_with_itself_and_with_onnx(format: Format) -> None:
+    onnx_type = helper.tensor_dtype_to_np_dtype(format.onnx_type)
+    if format.codebook is not None:
+        # Its codes are stored as plain numbers.
+        assert onnx_type.name == f"uint{format.bits}"
+        return
+    assert onnx_type.name.replace("_", "") == format.name.split("-")[0].replace("float4e2m1", "float4e2m1fn") + (
+        "fn" if format.name.startswith("float6") else ""
+    )
+    assert format.dtype.itemsize == max(format.bits, 8) // 8 if not format.is_float else 1
+    assert format.signed == (format.minimum < 0)
+    assert FORMATS[format.name] is format
+    if format.is_float:
+        assert format.dtype == onnx_type
+        assert format.minimum == -format.maximum == grid(format)[0]
+    else:
+        info = np.iinfo(format.dtype)
+        assert info.min <= format.minimum < format.maximum <= info.max
+        assert format.maximum - format.minimum < 2**format.bits
+
+
+def test_an_unknown_format_is_told_with_the_nearest() -> None:
+    with pytest.raises(SchemeError, match=r"^number format 'unit8' is not one of int8, .*; did you mean 'uint8'\?$"):
+        format_named("unit8")
+    assert format_named("int8-narrow").minimum == -127
+
+
+@every_small
+def test_values_lists_what_each_bit_pattern_means(format: Format) -> None:
+    assert format.values.shape == (2**format.bits,)
+    codes = used(format)
+    patterns = codes.view(np.uint8) & (2**format.bits - 1)
+    np.testing.assert_array_equal(format.values[patterns], format.numbers(codes))
+    with pytest.raises(ValueError, match="read-only"):
+        format.values[0] = 1
+
+
+def test_the_grids_are_those_of_the_specifications() -> None:
+    assert grid(FORMATS["float4e2m1"]).tolist() == [-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert grid(FORMATS["int4"]).tolist() == list(range(-8, 8))
+    assert grid(FORMATS["int2-narrow"]).tolist() == [-1, 0, 1]
+    assert [(format.name, len(grid(format))) for format in FLOATS] == [
+        ("float8e4m3fn", 253),
+        ("float8e5m2", 247),
+        ("float4e2m1", 15),
+        ("float6e2m3", 63),
+        ("float6e3m2", 63),
+    ]
+
+
+def test_normal_floats_are_the_quantiles_that_define_them() -> None:
+    # The outermost quantile is the mean of those that 15 and 16 equal parts of the distribution would begin with.
+    outermost = 1 - (1 / 32 + 1 / 30) / 2
+    quantile = NormalDist().inv_cdf
+    above = [quantile(part) for part in np.linspace(outermost, 0.5, 9)[:-1]]
+    below = [-quantile(part) for part in np.linspace(outermost, 0.5, 8)[:-1]]
+    expected = np.sort([*below, 0.0, *above]) / max(above)
+    np.testing.assert_allclose(FORMATS["nf4"].values, expected, atol=1e-6)
+
+
+# --- rounding -------------------------------------------------------------------------------------------------------
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_infinities_and_large_values_saturate(format: Format, dtype: type) -> None:
+    largest = np.finfo(dtype).max
+    values = np.array([-np.inf, -largest, largest, np.inf], dtype)
+    expected = [format.minimum, format.minimum, format.maximum, format.maximum]
+    if dtype is np.float16:
+        # The largest float16 lies inside the widest formats.
+        expected[1:3] = max(format.minimum, -65504), min(format.maximum, 65504)
+    assert format.numbers(format.round(values)).astype(np.float64).tolist() == pytest.approx(expected, rel=1e-7)
+
+
+@every_format
+def test_the_value_that_is_none_has_a_code_of_its_own_where_the_format_has_one(format: Format) -> None:
+    (found,) = format.numbers(format.round(np.array([1.0, np.nan, 1.0]))[1:2])
+    if format.name.startswith("float8"):
+        assert np.isnan(found)
+    else:
+        assert found == (0 if format.is_float else format.minimum)
+
+
+@every_integer
+def test_ties_of_integers_round_to_even(format: Format) -> None:
+    codes = format.round(np.array([0.5, 1.5, 2.5, 3.5, 62.5]))
+    assert codes.tolist() == [min(code, format.maximum) for code in (0, 2, 2, 4, 62)]
+    assert codes.dtype == format.dtype
+
+
+@every_float
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_floats_round_to_the_nearest_and_ties_to_the_even_code(format: Format, dtype: type) -> None:
+    points = grid(format)[grid(format) >= 0]
+    ties = (points[:-1] + points[1:]) / 2
+    even = np.where(np.arange(len(ties)) % 2 == 0, points[:-1], points[1:])
+    for sign in (1, -1):
+        assert (format.round((sign * ties).astype(dtype)).astype(np.float64) == sign * even).all()
+        for end, expected in ((0, points[:-1]), (np.inf, points[1:])):
+            near = np.nextafter(ties.astype(dtype), dtype(end))
+            assert (format.round(sign * near).astype(np.float64) == sign * expected).all()
+
+
+@every_small
+def test_every_code_rounds_to_itself(format: Format) -> None:
+    codes = used(format)
+    np.testing.assert_array_equal(format.round(format.numbers(codes)).view(np.uint8), codes.view(np.uint8))
+
+
+@pytest.mark.parametrize("format", [format for format in ALL if format.bits > 8], ids=named)
+def test_the_ends_of_wide_formats_round_to_themselves(format: Format) -> None:
+    ends = range(int(format.minimum), int(format.minimum) + 300), range(int(format.maximum) - 300, int(format.maximum))
+    codes = np.array([code for end in ends for code in end], np.float64)
+    assert format.round(codes).tolist() == codes.tolist()
+
+
+values = st.lists(st.floats(-1e12, 1e12), min_size=1)
+formats = st.sampled_from(ALL)
+
+
+@given(values, formats)
+def test_rounding_is_monotone_and_stays_inside(given: list[float], format: Format) -> None:
+    rounded = format.round(np.sort(np.array(given)))
+    codes = format.numbers(rounded).astype(np.float64) if format.codebook is not None else rounded.astype(np.float64)
+    assert (np.diff(codes) >= 0).all()
+    assert format.minimum <= codes.min()
+    assert codes.max() <= format.maximum
+
+
+@given(st.floats(-1e12, 1e12), st.sampled_from(INTEGERS))
+def test_rounding_errs_by_half_a_code_at_most(value: float, format: Format) -> None:
+    inside = min(max(value, format.minimum), format.maximum)
+    assert abs(int(format.round(np.array([value]))[0]) - inside) <= 0.5
+
+
+@given(st.floats(-1e5, 1e5), st.sampled_from(FLOATS))
+def test_no_value_of_a_float_format_is_nearer_than_the_one_that_rounding_gives(value: float, format: Format) -> None:
+    found = float(format.round(np.array([value])).astype(np.float64)[0])
+    assert abs(found - value) == np.abs(grid(format) - value).min()
+
+
+@every_format
+def test_any_shape_is_kept(format: Format) -> None:
+    for shape in ((), (0,), (2, 0, 3), (2, 3)):
+        assert format.round(np.ones(shape, np.float32)).shape == shape
+    turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    np.testing.assert_array_equal(format.round(turned), format.round(turned.copy()))
+
+
+# --- onnxruntime ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def round_trip(onnx_type: int) -> Session:
+    """Return a session of QuantizeLinear and DequantizeLinear, whose codes no numpy array would hold."""
+    zero = helper.make_tensor("zero", onnx_type, [], [0])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "one", "zero"], ["codes"]),
+        helper.make_node("DequantizeLinear", ["codes", "one", "zero"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in ("x", "y")]
+    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    graph = helper.make_graph(nodes, "round_trip", ends[:1], ends[1:], [one, zero])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=11)
+    return open_session(model, optimize=False)
+
+
+@pytest.mark.parametrize("format", EXECUTED, ids=named)
+def test_values_round_as_in_onnxruntime(format: Format) -> None:
+    given = edges(format)
+    if format.bits == 2:
+        # There the runtime turns what is far outside into the lowest code.
+        given = given[np.abs(given) < 2**31]
+    expected = run(round_trip(format.onnx_type), {"x": given})[0]
+    inside = np.clip(expected, format.minimum, format.maximum)
+    np.testing.assert_array_equal(format.round(given).astype(np.float32), inside)
+
+
+@pytest.mark.parametrize("format", EXECUTED, ids=named)
+def test_what_is_no_number_rounds_as_in_onnxruntime(format: Format) -> None:
+    (expected,) = run(round_trip(format.onnx_type), {"x": np.float32([np.nan])})[0]
+    (found,) = format.round(np.float32([np.nan])).astype(np.float32)
+    np.testing.assert_equal(found, np.clip(expected, format.minimum, format.maximum))

@@ -1,0 +1,321 @@
+"""Rules: what they replace, what they leave and why, and that they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from model_texts import difference, model, named_graph, nodes, ops, outputs, sample, values
+
+from onnxq.ir import Graph, Node, Variable, as_graph, to_model
+from onnxq.rewrite import Call, Changes, Match, New, Operators, RewriteChanges, RewriteRule, RewriteRules
+from rewrite.example_rules import (
+    POWER,
+    Endless,
+    Growing,
+    IllTyped,
+    NegatedDifference,
+    Negations,
+    NoPattern,
+    NoTensor,
+    Raising,
+    ReadsItself,
+    Refusing,
+    SmallPowers,
+    SplitExponential,
+    ToProduct,
+    ToSum,
+    Twice,
+    TwoForOne,
+    WrongShape,
+    WrongType,
+    applied,
+)
+
+
+def test_a_match_is_replaced_and_the_new_node_has_a_type() -> None:
+    graph, changes = applied(Twice(), model("g (float[4] x) => (float[4] y) { [a] s = Add(x, x) y = Neg(s) }"))
+    assert changes.changed == ("a",)
+    assert ops(graph) == ["Mul", "Neg"]
+    assert (graph.nodes[0].outputs[0].dtype, graph.nodes[0].outputs[0].shape) == (np.float32, [4])
+    assert graph.nodes[0].inputs[1].dtype == np.float32
+
+
+def test_the_last_new_node_and_outputs_keep_their_names() -> None:
+    graph, _ = applied(Twice(), model("g (float[4] x) => (float[4] y) { [a] y = Add(x, x) }"))
+    assert graph.nodes[0].name == "a"
+    assert [tensor.name for tensor in graph.outputs] == ["y"]
+
+
+def test_inner_values_of_the_replacement_have_types_too() -> None:
+    graph, _ = applied(SmallPowers(), model(POWER, e=np.array(3, np.float32)))
+    assert ops(graph) == ["Mul", "Mul"]
+    assert graph.nodes[0].outputs[0].shape == [4]
+
+
+def test_a_refusal_has_its_reason() -> None:
+    _, changes = applied(SmallPowers(), model(POWER, e=np.array(5, np.float32)))
+    assert changes.left == (("a", "its exponent is 5.0"),)
+    graph, _ = applied(SmallPowers(5), model(POWER, e=np.array(5, np.float32)))
+    assert ops(graph) == ["Mul"] * 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[4] x) => (float[4] y, float[4] z) { n = Neg(x) y = Neg(n) z = Exp(n) }",
+        "g (float[4] x) => (float[4] y, float[4] n) { n = Neg(x) y = Neg(n) }",
+    ],
+)
+def test_inner_values_that_others_read_do_not_match(text: str) -> None:
+    graph, changes = applied(Negations(), model(text))
+    assert changes == Changes() or not changes.changed
+    assert ops(graph)[:2] == ["Neg", "Neg"]
+
+
+def test_a_match_that_spans_two_graphs_is_none() -> None:
+    made = model("""g (float[4] x, bool c) => (float[4] y) {
+        n = Neg(x)
+        y = If (c) <then_branch = t () => (float[4] t) { t = Neg(n) },
+                    else_branch = e () => (float[4] e) { m = Neg(n) k = Neg(m) e = Exp(k) }>
+    }""")
+    graph, changes = applied(Negations(), made)
+    assert len(changes.changed) == 1
+    assert ops(graph) == ["Neg", "If", "Neg", "Exp"]
+
+
+def test_an_input_or_constant_does_not_become_an_output() -> None:
+    graph, changes = applied(Negations(), model("g (float[4] x) => (float[4] y) { n = Neg(x) [last] y = Neg(n) }"))
+    assert changes.left == (("last", "its output is an output of the graph"),)
+    assert ops(graph) == ["Neg", "Neg"]
+
+
+def test_what_a_node_makes_may_become_an_output_under_its_name() -> None:
+    graph, _ = applied(Negations(), model("g (float[4] x) => (float[4] y) { e = Exp(x) n = Neg(e) y = Neg(n) }"))
+    assert ops(graph) == ["Exp"]
+    assert graph.outputs[0].name == "y"
+
+
+def test_long_chains_end_in_few_rounds() -> None:
+    body = " ".join(f"t{index + 1} = Neg(t{index})" for index in range(1001))
+    made = model(f"g (float[4] t0) => (float[4] y) {{ {body} y = Exp(t1001) }}")
+    graph, changes = applied(Negations(), made)
+    assert ops(graph) == ["Neg", "Exp"]
+    assert len(changes.changed) == 500
+
+
+def test_rules_meet_what_others_made() -> None:
+    made = model(
+        """g (float[4] x, float[4] z) => (float[4] y) {
+        d = Sub(x, z) n = Neg(d) m = Neg(n) k = Neg(m) y = Add(k, k) }"""
+    )
+    graph, changes = applied(RewriteRules((Negations(), NegatedDifference(), Twice())), made)
+    assert ops(graph) == ["Sub", "Mul"]
+    assert dict(changes.counts) == {"NegatedDifference": 3, "Twice": 1}
+
+
+def test_several_outputs_are_replaced_one_by_one() -> None:
+    class SplitToSlices(RewriteRule):
+        """Split as Slices."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Split(op.any("x"), axis=0)
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return [new.Slice(found.x, np.array([2 * i]), np.array([2 * i + 2])) for i in range(2)]
+
+    made = model("g (float[4] x) => (float[2] p, float[2] y) { p, q = Split<axis=0>(x) y = Neg(q) }")
+    graph, _ = applied(SplitToSlices(), made)
+    assert ops(graph) == ["Slice", "Slice", "Neg"]
+
+
+def test_a_shared_node_stays_for_those_who_read_it() -> None:
+    class ShareExp(RewriteRule):
+        """Log of Exp is nothing."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Log(op.Exp(op.any("x"), shared=True))
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return new.Identity(found.x)
+
+    made = model("g (float[4] x) => (float[4] y, float[4] z) { e = Exp(x) y = Log(e) z = Neg(e) }")
+    graph, _ = applied(ShareExp(), made)
+    assert ops(graph) == ["Exp", "Identity", "Neg"]
+
+
+def test_like_keeps_name_and_attributes() -> None:
+    class MoveNeg(RewriteRule):
+        """Transpose after Neg."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Neg(op.Transpose(op.any("x"), name="turn"))
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return new.like(found.turn, new.Neg(found.x))
+
+    made = model("g (float[2, 3] x) => (float[3, 2] y) { [turn] t = Transpose<perm=[1, 0]>(x) [neg] y = Neg(t) }")
+    graph, _ = applied(MoveNeg(), made)
+    assert [(node.op, node.name, node.attrs) for node in nodes(graph)] == [
+        ("Neg", "neg.Neg", {}),
+        ("Transpose", "turn", {"perm": [1, 0]}),
+    ]
+
+
+def origins(graph: Graph) -> dict[str, tuple[tuple[str, str], ...]]:
+    return {node.name: node.origins for node in nodes(graph)}
+
+
+def test_a_new_node_knows_those_that_went_however_often_it_was_replaced() -> None:
+    made = model(
+        """g (float[4] x, float[4] z) => (float[4] y) {
+        [d] d = Sub(x, z) [n] n = Neg(d) [m] m = Neg(n) [k] y = Exp(m) }"""
+    )
+    graph, _ = applied(NegatedDifference(), made)
+    assert origins(graph) == {"m": (("m", "Neg"), ("n", "Neg"), ("d", "Sub")), "k": ()}
+
+
+def test_each_name_is_given_once_and_that_of_a_node_that_stays_not_at_all() -> None:
+    text = "g (float[4] x, float[4] z) => (float[4] y) {{ [s] s = Add(x, z) [e] e = Exp(s) y = {} }}"
+    graph, _ = applied(SplitExponential(), model(text.format("Neg(e)")))
+    assert origins(graph) == {
+        "e": (("e", "Exp"), ("s", "Add")),
+        "e.1": (("e", "Exp"), ("s", "Add")),
+        "s": (("s", "Add"), ("e", "Exp")),
+        "": (),
+    }
+    graph, _ = applied(SplitExponential(), model(text.format("Sub(e, s)")))
+    assert origins(graph) == {
+        "s": (),
+        "e": (("e", "Exp"),),
+        "e.1": (("e", "Exp"),),
+        "e.Mul": (("e", "Exp"),),
+        "": (),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (WrongType(), "rule WrongType failed at Add node 'sum': TypeError: it gives a tensor of type float16"),
+        (IllTyped(), "rule IllTyped failed at Add node 'sum': ValueError: "),
+        (Raising(), "rule Raising failed at Add node 'sum': LookupError: nothing"),
+        (Refusing(), "rule Refusing failed at Add node 'sum': ModelError: its data lies elsewhere"),
+        (ReadsItself(), "rule ReadsItself failed at Add node 'sum': ValueError: it reads what it takes the place of"),
+        (TwoForOne(), "rule TwoForOne failed at Add node 'sum': ValueError: it gives 2 tensors for the 1 outputs"),
+        (NoTensor(), "rule NoTensor failed at Add node 'sum': TypeError: it gives 'a', expected a tensor"),
+    ],
+)
+def test_a_rule_with_a_mistake_is_skipped_and_reported_and_the_others_go_on(rule: RewriteRule, message: str) -> None:
+    made = model("g (float[4] x, float[4] z) => (float[4] y) { e = Exp(x) m = Neg(e) n = Neg(m) [sum] y = Add(n, z) }")
+    graph = named_graph(made)
+    changes = RewriteRules((rule, Negations())).apply(graph)
+    ((name, what),) = changes.failed
+    assert (name, what.startswith(message)) == (type(rule).__name__, True)
+    assert changes.left == (("sum", what),)
+    assert ops(graph) == ["Exp", "Add"]
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
+
+
+def test_a_replacement_of_another_shape_is_left() -> None:
+    graph = named_graph(model("g (float[4] x, float[4] z) => (float[4] y) { [sum] y = Add(x, z) }"))
+    assert WrongShape().apply(graph) == RewriteChanges(left=(("sum", "it would make the shape [1, 4] of [4]"),))
+    assert ops(graph) == ["Add"]
+
+
+def test_a_rule_without_a_pattern_is_reported() -> None:
+    graph = as_graph(model("g (float[4] x, float[4] z) => (float[4] y) { [sum] y = Add(x, z) }"))
+    ((name, what),) = NoPattern().apply(graph).failed
+    assert name == "NoPattern"
+    assert "expected an operator such as op.Add(x, y)" in what
+
+
+@pytest.mark.parametrize("rules", [(Endless(),), (Growing(),), (ToSum(), ToProduct())])
+def test_rules_that_keep_firing_are_stopped_and_reported(rules: tuple[RewriteRule, ...]) -> None:
+    made = model("g (float[4] x, float[4] z) => (float[4] y) { s = Add(x, x) m = Neg(s) n = Neg(m) y = Add(n, z) }")
+    graph = as_graph(made)
+    changes = RewriteRules((*rules, Negations())).apply(graph)
+    ((name, what),) = changes.failed
+    assert name in {type(rule).__name__ for rule in rules}
+    assert what.startswith(f"rule {name} was stopped after")
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
+
+
+def test_a_node_stays_if_the_replacement_reads_what_it_makes() -> None:
+    class DivideByRoot(RewriteRule):
+        """x * (1 / sqrt(s)) is x / sqrt(s)."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Mul(op.any("x"), op.Reciprocal(op.Sqrt(op.any("s"))))
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return new.Div(found.x, new.Sqrt(found.s))
+
+    made = model("g (float[2] x) => (float[2] y) { p = Exp(x) s = Sqrt(p) r = Reciprocal(s) y = Mul(r, s) }")
+    graph, _ = applied(DivideByRoot(), made)
+    assert ops(graph) == ["Exp", "Sqrt", "Sqrt", "Div"]
+
+
+def test_rules_that_round_leave_what_decides() -> None:
+    class Thirds(RewriteRule):
+        """x / 3 is x * (1 / 3), rounded otherwise."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Div(op.any("x"), 3.0)
+
+        def rounds(self, found: Match) -> bool:
+            return True
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return new.Mul(found.x, 1 / 3)
+
+    text = "g (float[4] x) => (float[4] y) {{ [d] d = Div(x, k) r = Relu(d) y = {}(r) }}"
+    graph = as_graph(model(text.format("Floor"), k=np.array(3, np.float32)))
+    assert Thirds().apply(graph).left == (("d", "its last bit may decide what reads it"),)
+    graph = as_graph(model(text.format("Exp"), k=np.array(3, np.float32)))
+    assert Thirds().apply(graph).changed == ("d",)
+
+
+def test_a_rule_that_makes_what_the_runtime_has_no_kernel_for_leaves_it() -> None:
+    class UseHardSigmoid(RewriteRule):
+        """min(max(x, 0), 1) is HardSigmoid."""
+
+        def pattern(self, op: Operators) -> Call:
+            return op.Min(op.Max(op.any("x"), 0.0), 1.0)
+
+        def replacement(self, new: New, found: Match) -> Any:
+            return new.HardSigmoid(found.x, alpha=1.0, beta=0.0)
+
+    made = model(
+        "g (double[2] x) => (double[2] y) { m = Max(x, z) [min] y = Min(m, o) }", z=np.zeros(()), o=np.ones(())
+    )
+    graph, changes = applied(UseHardSigmoid(), made)
+    assert changes.left == (("min", "onnxruntime has no HardSigmoid of float64"),)
+    assert ops(graph) == ["Max", "Min"]
+
+
+def test_outputs_of_the_graph_keep_their_declared_shape() -> None:
+    graph, _ = applied(Negations(), model("g (float[N] x) => (float[M] y) { e = Exp(x) n = Neg(e) y = Neg(n) }"))
+    assert [(tensor.name, tensor.shape) for tensor in graph.outputs] == [("y", ["M"])]
+
+
+def test_a_tensor_that_many_read() -> None:
+    names = [f"t{index}" for index in range(3000)]
+    powers = " ".join(f"{name} = Pow(x, e)" for name in names)
+    text = f"g (float[1] x) => (float[3000] y) {{ {powers} y = Concat<axis=0>({', '.join(names)}) }}"
+    graph = as_graph(model(text, e=np.array(2, np.float32)))
+    assert len(SmallPowers().apply(graph).changed) == 3000
+    assert len(to_model(graph).graph.node) == 3001
+
+
+def test_plain_graphsurgeon_nodes_are_seen() -> None:
+    import onnx_graphsurgeon as gs
+
+    graph = as_graph(model("g (float[4] x) => (float[4] y) { y = Neg(x) }", w=values(4)))
+    inner = gs.Variable("inner", dtype=np.float32)
+    graph.nodes.insert(0, gs.Node("Add", "a", inputs=[graph.inputs[0], graph.inputs[0]], outputs=[inner]))
+    graph.nodes[1].inputs[0] = inner
+    assert Twice().apply(graph).changed == ("a",)
+    assert isinstance(graph.nodes[0], Node)
+    assert isinstance(graph.nodes[0].outputs[0], Variable)

@@ -1,0 +1,154 @@
+"""Small integer tensors as values: as onnxruntime computes them where all is known, by name where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from model_texts import model
+from onnx.reference import ReferenceEvaluator
+
+from onnxq.ir import Graph, as_graph
+from onnxq.rewrite.shape_values import MOST_ENTRIES, Value, evaluate, shape_value, value_of
+
+NUMBERS = {
+    "a": np.array([4, 7, -2, 9]), "b": np.array([3, -2, 5, 1]), "m": np.arange(6).reshape(2, 3), "zero": np.array(0),
+    "zeros": np.array([0]), "one": np.array([1]), "minus": np.array([-1]), "two": np.array(2), "four": np.array(4),
+    "far": np.array([100]), "farther": np.array([-100]), "flat": np.array([3, -1]), "pair": np.array([2, 3]),
+}  # fmt: skip
+
+
+def evaluated(graph: Graph, **known: list[Any]) -> dict[str, Value | None]:
+    """What is known of every tensor, where some inputs are known."""
+    values = {
+        name: Value(np.array([*entries, None], object)[:-1], np.dtype(np.int64)) for name, entries in known.items()
+    }
+    found: dict[str, Value | None] = dict(values)
+    for tensor in graph.initializers:
+        found[tensor.name] = value_of(tensor)
+    for node in graph.nodes:
+        inputs = [found.get(tensor.name) for tensor in node.inputs]
+        shapes = [tensor.shape for tensor in node.inputs]
+        found[node.outputs[0].name] = evaluate(node, inputs, shapes)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "opset"),
+    [
+        ("y = Add(a, b)", 17),
+        ("y = Sub(a, b)", 17),
+        ("y = Mul(a, b)", 17),
+        ("y = Div(a, b)", 17),
+        ("y = Max(a, b, a)", 17),
+        ("y = Min(a, b)", 17),
+        ("c = Greater(a, b) y = Where(c, a, b)", 17),
+        ("c = Less(a, b) d = Not(c) y = Where(d, a, b)", 17),
+        ("c = Equal(a, b) d = Less(a, b) e = Or(c, d) f = And(e, d) y = Where(f, a, b)", 17),
+        ("y = Cast<to = 6>(a)", 17),
+        ("y = Concat<axis = 0>(a, b)", 17),
+        ("y = Gather<axis = 1>(m, minus)", 17),
+        ("y = Gather(a, zero)", 17),
+        ("y = Slice(a, one, minus)", 17),
+        ("y = Slice(a, minus, farther, zeros, minus)", 17),
+        ("y = Slice(m, one, far, one)", 17),
+        ("y = Slice<starts = [1], ends = [3]>(a)", 9),
+        ("y = Unsqueeze(a, zeros)", 17),
+        ("y = Unsqueeze<axes = [0, 2]>(a)", 11),
+        ("u = Unsqueeze(a, zeros) y = Squeeze(u)", 17),
+        ("u = Unsqueeze(a, zeros) y = Squeeze(u, zeros)", 17),
+        ("y = Reshape(m, flat)", 17),
+        ("y = Transpose(m)", 17),
+        ("y = Expand(one, pair)", 17),
+        ("y = ReduceProd<axes = [0], keepdims = 0>(a)", 17),
+        ("y = ReduceProd(a)", 17),
+        ("y = Shape(m)", 17),
+        ("y = Shape<start = 1>(m)", 17),
+        ("y = Size(m)", 17),
+        ("y = Identity(a)", 17),
+        ("y = Range(zero, four, two)", 17),
+        ("y = ConstantOfShape<value = int64[1] {3}>(pair)", 17),
+        ("y = Mod(four, two)", 17),
+    ],
+)
+def test_known_values_are_what_the_runtime_computes(body: str, opset: int) -> None:
+    made = model(f"g () => (int64 y) {{ {body} }}", opset=opset, **NUMBERS)
+    found = evaluated(as_graph(made))["y"]
+    expected = ReferenceEvaluator(made).run(None, {})[0]
+    assert found is not None
+    assert found.known
+    np.testing.assert_array_equal(found.array, expected)
+    assert found.array.dtype == expected.dtype
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("y = Add(s, one)", ["(1+batch)", "(1+seq)"]),
+        ("y = Mul(s, one)", ["batch", "seq"]),
+        ("y = Mul(s, minus)", [None, None]),
+        ("y = Sub(s, s)", [0, 0]),
+        ("c = Equal(s, minus) y = Where(c, one, s)", ["batch", "seq"]),
+        ("c = Equal(s, one) y = Where(c, one, s)", [None, None]),
+        ("g = Gather(s, minus) y = Concat<axis = 0>(g, one)", ["seq", 1]),
+        ("y = Slice(s, minus, far)", ["seq"]),
+        ("y = Reshape(s, minus)", ["batch", "seq"]),
+        ("c = Cast<to = 6>(s) y = Cast<to = 7>(c)", ["batch", "seq"]),
+        ("y = Shape(s)", [2]),
+        ("y = ReduceProd(s)", ["(batch*seq)"]),
+    ],
+)
+def test_names_go_where_they_can(body: str, expected: list[Any]) -> None:
+    made = as_graph(model(f"g (int64[2] s) => (int64 y) {{ {body} }}", **NUMBERS))
+    found = evaluated(made, s=["batch", "seq"])["y"]
+    assert found is not None
+    assert list(found.entries) == expected
+    assert found.known == (None not in expected and all(isinstance(entry, int) for entry in expected))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Cast<to = 1>(a)",
+        "y = Cast<to = 9>(a)",
+        "y = Sqrt(f)",
+        "y = Gather(a, far)",
+        "y = Concat<axis = 3>(a, b)",
+        "y = Add(a, flat)",
+        "y = Slice(a, one, far, one)",
+        "y = Reshape(a, pair)",
+        "y = Squeeze(a, zeros)",
+        "y = Expand(one, far_pair)",
+        "y = ConstantOfShape(far_pair)",
+        "y = Range(zero, long, two)",
+        "y = local.Add(a, b)",
+        "y = Neg(a)",
+    ],
+)
+def test_what_is_not_known_or_cannot_be_has_no_value(body: str) -> None:
+    numbers = {**NUMBERS, "far_pair": np.array([1000, 1000]), "long": np.array(10**6), "f": np.ones(2, np.float32)}
+    assert evaluated(as_graph(model(f"g () => (int64 y) {{ {body} }}", **numbers)))["y"] is None
+
+
+def test_numbers_that_the_type_cannot_hold_are_unknown() -> None:
+    made = model(
+        "g () => (int64 y) { b = Mul(a, a) c = Cast<to = 6>(a) y = Concat<axis = 0>(b, a) }", a=np.array([2**40])
+    )
+    found = evaluated(as_graph(made))
+    assert [list(found[name].entries) for name in "byc"] == [[None], [None, 2**40], [None]]  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="not known"):
+        _ = found["b"].numbers  # type: ignore[union-attr]
+
+
+def test_long_tensors_and_those_a_caller_may_feed_are_no_shape_arithmetic() -> None:
+    made = model(
+        "g (int64[1] b) => (int64 y) { y = Add(a, b) }", a=np.zeros(MOST_ENTRIES + 1, np.int64), b=np.zeros(1, np.int64)
+    )
+    graph = as_graph(made)
+    assert [value_of(tensor) for tensor in graph.nodes[0].inputs] == [None, None]
+
+
+def test_shapes_are_values_without_what_cannot_be_a_dimension() -> None:
+    assert list(shape_value(["a", 3, None, -5]).entries) == ["a", 3, None, None]
+    assert list(shape_value(["a", 3, None], -2, 2).entries) == [3]

@@ -1,0 +1,217 @@
+"""Sessions and runs, and the errors of onnxruntime as one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.runtime.sessions import (
+    Memory,
+    open_decoded,
+    open_session,
+    release_shared_memory,
+    return_memory,
+    run,
+    runtime_version,
+)
+
+
+@pytest.fixture
+def sample(perceptron: ModelProto, samples_for) -> dict[str, np.ndarray]:
+    return samples_for(perceptron, 1)[0]
+
+
+def test_a_model_is_the_same_as_message_bytes_and_file(
+    perceptron: ModelProto, sample: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    sources = (perceptron, perceptron.SerializeToString(), tmp_path / "model.onnx")
+    outputs = [run(open_session(source, threads=1), sample)[0] for source in sources]
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    np.testing.assert_array_equal(outputs[0], outputs[2])
+
+
+def test_optimisation_can_be_left_out(build, tmp_path: Path) -> None:
+    model = build("(float[2,3] x) => (float[2,3] y) { a = Identity(x) b = Identity(a) y = Relu(b) }")
+    counts = []
+    for optimize in (True, False):
+        open_session(model, optimize=optimize, optimized_copy=tmp_path / "copy.onnx")
+        counts.append(len(onnx.load(tmp_path / "copy.onnx").graph.node))
+    assert counts == [1, 3]
+
+
+def test_codes_that_are_decoded_ahead_give_the_same(build, tmp_path: Path) -> None:
+    model = build(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y) <float s = {0.05}, int8 z = {0}> {
+            q = QuantizeLinear(x, s, z) a = DequantizeLinear(q, s, z)
+            c = QuantizeLinear(w, s, z) b = DequantizeLinear(c, s, z) y = Conv(a, b) }""",
+        w=(4, 4, 1, 1),
+    )
+    sample = {"x": np.random.default_rng(0).standard_normal((1, 4, 8, 8), dtype=np.float32)}
+    outputs = [run(opened, sample)[0] for opened in (open_session(model, threads=1), open_decoded(model, threads=1))]
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
+
+
+def test_outputs_come_in_the_order_asked_for(build) -> None:
+    model = build("(float[2] x) => (float[2] a, float[2] b) { a = Neg(x) b = Abs(x) }")
+    session, sample = open_session(model), {"x": np.array([1, -2], np.float32)}
+    assert [one.tolist() for one in run(session, sample, ["b", "a"])] == [[1, 2], [-1, 2]]
+    assert len(run(session, sample)) == 2
+    assert run(session, sample, []) == []
+
+
+def test_a_model_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model at all")
+    with pytest.raises(ModelError, match=r"^/.*bad\.onnx .*onnxruntime") as caught:
+        open_session(tmp_path / "bad.onnx")
+    assert "\n" not in str(caught.value)
+    assert "ONNXRuntimeError" not in str(caught.value)
+
+
+def test_an_operator_that_the_runtime_does_not_know_is_named(build) -> None:
+    model = build("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    model.graph.node[0].domain = "mine"
+    model.opset_import.add(domain="mine", version=1)
+    with pytest.raises(ModelError, match=r"^the model .*Relu"):
+        open_session(model)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"x": np.zeros((4, 31), np.float32)},
+        {"x": np.zeros((4, 32), np.float64)},
+        {"x": np.zeros((4, 32), np.float32), "more": np.zeros(1, np.float32)},
+        {"x": "text"},
+    ],
+)
+def test_a_sample_that_does_not_run_is_told_in_one_line(broken: dict[str, object], perceptron: ModelProto) -> None:
+    with pytest.raises(DataError, match=r"^the sample ") as caught:
+        run(open_session(perceptron), broken)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_fails_names_its_sample(build) -> None:
+    model = build("(float[A] x, float[B] z) => (float[C] y) { y = Add(x, z) }")
+    sample = {"x": np.zeros(2, np.float32), "z": np.zeros(3, np.float32)}
+    with pytest.raises(DataError, match=r"^sample 7 .*"):
+        run(open_session(model), sample, index=7)
+
+
+def test_long_reasons_are_cut(build) -> None:
+    text = f"(float[2] x) => (float[2] {'y' * 600}) {{ {'y' * 600} = Relu(x) }}"
+    model = build(text)
+    model.graph.node[0].domain = "mine." + "long" * 200
+    model.opset_import.add(domain=model.graph.node[0].domain, version=1)
+    with pytest.raises(ModelError) as caught:
+        open_session(model)
+    assert len(str(caught.value)) < 400
+
+
+def test_external_data_of_a_model_in_memory_is_found(
+    perceptron: ModelProto, sample: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(perceptron)
+    onnx.save(copy, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
+    session = open_session((tmp_path / "model.onnx").read_bytes(), external_folder=tmp_path)
+    np.testing.assert_array_equal(run(session, sample)[0], run(open_session(perceptron), sample)[0])
+
+
+def test_an_error_is_told_without_the_place_in_the_source_of_onnxruntime(build) -> None:
+    model = build("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    model.ir_version = 99
+    with pytest.raises(ModelError, match=r"onnxruntime: Unsupported model IR version: 99") as caught:
+        open_session(model)
+    assert ".cc" not in str(caught.value)
+    assert "::" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"])
+def test_types_that_numpy_lacks_go_in_and_come_out(name: str) -> None:
+    text = f"({name}[2,3] x, float[2,3] s) => ({name}[2,3] y, float[2,3] z, float[2,3] t) "
+    body = "{ y = Identity(x) z = Cast<to = 1>(x) t = Neg(s) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> main {text}{body}')
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    values = np.arange(6, dtype=np.float32).reshape(3, 2).T.astype(dtype)
+    sample = {"x": values, "s": np.ones((2, 3), np.float32)}
+    same, cast, other = run(open_session(model), sample)
+    assert same.dtype == dtype
+    np.testing.assert_array_equal(same.astype(np.float32), values.astype(np.float32))
+    np.testing.assert_array_equal(cast, values.astype(np.float32))
+    np.testing.assert_array_equal(other, -sample["s"])
+    assert [one.dtype for one in run(open_session(model), sample, ["z", "y"])] == [np.float32, dtype]
+
+
+def test_a_sample_of_such_a_type_that_does_not_fit_is_told(build) -> None:
+    model = build("(bfloat16[2] x) => (bfloat16[2] y) { y = Identity(x) }")
+    with pytest.raises(DataError, match=r"^the sample .*x"):
+        run(open_session(model), {"x": np.zeros(3, ml_dtypes.bfloat16)})
+
+
+@pytest.mark.parametrize("mapped", [None, True, False])
+def test_a_large_model_answers_the_same_from_its_files(
+    mapped: bool | None, large: Path, perceptron: ModelProto, sample: dict[str, np.ndarray]
+) -> None:
+    expected = run(open_session(perceptron), sample)[0]
+    np.testing.assert_allclose(run(open_session(large, mapped=mapped), sample)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_mapped_weights_are_not_decoded_ahead(mapped: bool, build, tmp_path: Path) -> None:
+    model = build("(float[2,1024] x) => (float[2,1024] y) { w = Mul(v, v) y = MatMul(x, w) }", v=(1024, 1024))
+    open_session(model, mapped=mapped, optimized_copy=tmp_path / "copy.onnx")
+    operators = [node.op_type for node in onnx.load(tmp_path / "copy.onnx").graph.node]
+    assert operators == (["Mul", "MatMul"] if mapped else ["MatMul"])
+
+
+def test_an_optimised_copy_without_room_is_told(build) -> None:
+    model = build("(float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(64, 64))
+    with pytest.raises(OutputError, match=r"^the optimised model cannot be written to /dev, which has no room"):
+        open_session(model, optimized_copy=Path("/dev/full"))
+
+
+def test_weights_of_an_optimised_copy_without_room_are_told(build, tmp_path: Path) -> None:
+    model = build("(float[2,256] x) => (float[2,256] y) { y = MatMul(x, w) }", w=(256, 256))
+    (tmp_path / "copy.onnx.data").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"^the optimised model cannot be written to .*, which has no room"):
+        open_session(model, optimized_copy=tmp_path / "copy.onnx")
+
+
+def test_sessions_that_share_memory_give_the_same_outputs(
+    perceptron: ModelProto, sample: dict[str, np.ndarray]
+) -> None:
+    expected = run(open_session(perceptron, threads=1), sample)[0]
+    first, second = (open_session(perceptron, threads=1, memory=Memory.SHARED) for _ in range(2))
+    held = run(first, sample)[0]
+    for _ in range(3):
+        np.testing.assert_array_equal(run(second, sample)[0], expected)
+    np.testing.assert_array_equal(held, expected)
+    del first
+    release_shared_memory()
+    np.testing.assert_array_equal(run(second, sample)[0], expected)
+
+
+def test_the_version_of_onnxruntime_is_told() -> None:
+    assert runtime_version().startswith("onnxruntime 1.")
+
+
+def test_the_optimised_copy_holds_its_weights_in_a_file_beside_it(build, tmp_path: Path) -> None:
+    model = build("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=(64, 64))
+    open_session(model, optimized_copy=tmp_path / "copy.onnx")
+    assert (tmp_path / "copy.onnx").stat().st_size < 64 * 64
+    assert [node.op_type for node in onnx.load(tmp_path / "copy.onnx").graph.node] == ["MatMul"]
+
+
+def test_memory_can_be_returned_at_any_time(build) -> None:
+    model = build("(float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+    session = open_session(model)
+    return_memory()
+    assert run(session, {"x": np.float32([[-1, 0, 1, 2]])})[0].tolist() == [[0, 0, 1, 2]]

@@ -1,0 +1,29 @@
+"""What it takes to choose for a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.calibration.evidence import Evidence
+from onnxq.config.presets import PRESETS
+from onnxq.evaluation.judge import Judge
+from onnxq.ir import load
+from onnxq.runtime.targets import TARGETS
+from onnxq.search.choosing import Chooser, Files
+from onnxq.search.trials import Panel
+from onnxq.search.workbench import open_workbench
+from onnxq.system.progress import silent
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@pytest.fixture
+def chooser(tmp_path: Path) -> Chooser:
+    float_model, samples = MODELS / "gru.onnx", [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 2
+    bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    files = Files(float_model, tmp_path / "out.onnx", external_data=False)
+    panel = Panel(float_model, bench.prepared, samples, 2)
+    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent, panel)

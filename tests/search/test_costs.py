@@ -1,0 +1,208 @@
+"""Costs of nodes and borders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from onnx import ModelProto
+
+from onnxq.config.scheme import Mode, Spec
+from onnxq.ir import read_model
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import target_named
+from onnxq.search.alternatives import Alternative
+from onnxq.search.assignment import Border, cheapest
+from onnxq.search.prices import SILENT, Prices
+from search.timed_models import timed, times
+
+DYNAMIC = Alternative(Mode.DYNAMIC)
+CODES = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+
+
+@pytest.fixture
+def gated(build: Callable[..., ModelProto]) -> ModelProto:
+    """Return two convolutions with a node between them that is never an integer kernel."""
+    return build(
+        "(float[1,8,8,8] x) => (float[1,8,6,6] y) { [a] p = Conv(x, w0) [tanh] q = Tanh(p) [b] y = Conv(q, w1) }",
+        w0=(8, 8, 2, 2),
+        w1=(8, 8, 2, 2),
+    )
+
+
+def test_what_runs_longer_behind_an_integer_node_counts_against_it(gated: ModelProto) -> None:
+    found = timed(gated, times({"a": 9.0, "tanh": 1.0, "b": 9.0}), times({"a": 3.0, "tanh": 5.0, "b": 3.0}))
+    assert found.static_nodes == {"a": 7.0, "b": 3.0}
+
+
+def test_what_runs_shorter_is_no_gain_of_its_neighbour(gated: ModelProto) -> None:
+    found = timed(gated, times({"a": 9.0, "tanh": 5.0, "b": 9.0}), times({"a": 3.0, "tanh": 1.0, "b": 3.0}))
+    assert found.static_nodes == {"a": 3.0, "b": 3.0}
+
+
+def test_measured_borders_count_in_their_direction_and_others_by_size(gated: ModelProto) -> None:
+    floats = times({"a": 9.0, "tanh": 1.0, "b": 9.0})
+    found = timed(gated, floats, times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"p": 5_000.0, "q": 4_000.0}))
+    assert found.borders == (
+        Border(None, ("a",), 3_000, 3_000, tensor="x"),
+        Border("a", ("tanh",), 7_000, 5_000, tensor="p"),
+        Border(None, ("b",), 4_000, 8_000, tensor="q"),
+        Border("b", ("",), 7_000, 8_000, tensor="y"),
+    )
+
+
+def test_floats_that_no_kernel_decodes_cost_their_bytes_and_only_readers_make_codes_of_them(gated: ModelProto) -> None:
+    floats, static = times({"a": 9.0, "tanh": 1.0, "b": 9.0}), times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"q": 4_000.0})
+    found = replace(timed(gated, floats, static), target=target_named("openvino"))
+    assert [one for one in found.borders if one.tensor in ("", "p")] == [
+        Border("a", ("tanh",), 7_000, 200),
+        Border(None, ("tanh",), 0, 0, tensor="p"),
+        Border("b", ("",), 7_000, 200),
+    ]
+    both = Prices(found).assignment(frozenset({"a", "b"}), SILENT, 0.0)
+    assert both.nanoseconds == 3.0 + 1.0 + 3.0 + 3_000 + 4_000 + 2 * 200
+    assert cheapest(Prices(found).problem(SILENT, 0.0)) == frozenset()
+
+
+def test_codes_that_no_kernel_of_their_own_makes_cost_nothing(gated: ModelProto) -> None:
+    nodes = times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"x": 2_000.0})
+    found = replace(timed(gated, times({"a": 9.0, "tanh": 1.0, "b": 9.0}), nodes), target=target_named("openvino"))
+    assert [one.quantize for one in found.borders if one.tensor == "q"] == [0]
+    assert Prices(found).planned(found.full, SILENT).nanoseconds == nodes.total + 2 * 200
+
+
+def test_a_clamp_and_its_producer_stay_together_and_followers_need_their_data(residual: ModelProto) -> None:
+    names = [one.name for one in prepare(read_model(residual)).nodes]
+    found = timed(residual, times(dict.fromkeys(names, 2.0)), times(dict.fromkeys(names, 1.0)))
+    assert {("stem_relu", "stem"), ("stem", "stem_relu")} <= set(found.followers)
+    assert {("sum", "right"), ("sum", "stem_relu"), ("sum_relu", "sum"), ("sum", "sum_relu")} <= set(found.followers)
+    assert ("left", "stem_relu") not in found.followers
+
+
+def test_what_a_graph_or_body_returns_is_floats_and_bodies_read_what_they_capture(
+    build: Callable[..., ModelProto],
+) -> None:
+    model = build(
+        """(float[1,8,8,8] x, bool c) => (float[1,8,6,6] p, float[1,8,4,4] y) {
+            [a] p = Conv(x, w0)
+            [b] q = Conv(p, w1)
+            [choose] y = If (c) <
+                then_branch = yes () => (float[1,8,4,4] u) { [inner] u = Sin(q) },
+                else_branch = no () => (float[1,8,4,4] v) { [other] v = Cos(q) }>
+        }""",
+        w0=(8, 8, 3, 3),
+        w1=(8, 8, 3, 3),
+    )
+    found = timed(model, times({"a": 9e3, "b": 9e3}), times({"a": 1e3, "b": 1e3}, {"p": 4e3, "q": 5e3}))
+    assert [border.consumers for border in found.borders] == [("a",), ("b", ""), ("inner", "other")]
+    integer = Prices(found).assignment(frozenset({"a", "b"}), SILENT, 0.0)
+    assert integer.nanoseconds == 2e3 + 3_000 + 4e3 + 5e3
+
+
+def test_an_alternative_is_charged_for_what_it_slows_down(perceptron: ModelProto) -> None:
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    found = timed(perceptron, floats, floats, {CODES: times({"first": 3.0, "relu": 4.0, "second": 2.0})})
+    assert found.offered == {CODES: {"first": 6.0, "second": 2.0}}
+
+
+def test_corrections_keep_what_was_not_seen(gated: ModelProto) -> None:
+    floats = times({"a": 9.0, "tanh": 1.0, "b": 9.0})
+    found = timed(gated, floats, times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"p": 5.0, "q": 4.0}))
+    again = found.corrected({"a"}, {}, times({"a": 4.0, "tanh": 2.0, "b": 9.5}, {"p": 6.0}))
+    assert again.static.nodes == {"a": 4.0, "tanh": 2.0, "b": 3.0}
+    assert [(one.quantize, one.dequantize) for one in again.borders[1:3]] == [(3_004, 6), (4, 3_006)]
+    assert again.static_nodes == {"a": 5.0, "b": 3.0}
+
+
+def test_a_corrected_border_counts_in_the_direction_that_it_had_in_the_observed_model(
+    build: Callable[..., ModelProto],
+) -> None:
+    model = build(
+        "(float[1,8,8,8] x) => (float[1,8,4,4] y) { [a] p = Conv(x, w0) [b] y = Conv(p, w1) }",
+        w0=(8, 8, 3, 3),
+        w1=(8, 8, 3, 3),
+    )
+    found = timed(model, times({"a": 9.0, "b": 9.0}), times({"a": 3.0, "b": 3.0}, {"x": 2_000.0, "y": 1_000.0}))
+    assert [one for one in found.borders if one.producer == "a"] == [Border("a", ("b",), 3_500, 4_000, tensor="p")]
+    into = found.corrected({"b"}, {}, times({"a": 9.0, "b": 3.0}, {"p": 700.0}))
+    assert [one for one in into.borders if one.producer == "a"] == [Border("a", ("b",), 700, 4_000, tensor="p")]
+    back = into.corrected({"a"}, {}, times({"a": 3.0, "b": 9.0}, {"p": 900.0}))
+    assert [one for one in back.borders if one.producer == "a"] == [Border("a", ("b",), 700, 900, tensor="p")]
+
+
+def test_what_a_node_that_works_on_codes_itself_takes_is_its_own_affair(build: Callable[..., ModelProto]) -> None:
+    model = build(
+        """(float[4,64] x) => (float[4,64] y) {
+            [a] p = MatMul(x, w0) [tanh] q = Tanh(p) [b] r = MatMul(q, w1) [sin] y = Sin(r) }""",
+        w0=(64, 64),
+        w1=(64, 64),
+    )
+    floats = times({"a": 9.0, "tanh": 1.0, "b": 9.0, "sin": 1.0})
+    slow = times({"a": 2.0, "tanh": 2.0, "b": 50.0, "sin": 7.0})
+    found = timed(model, floats, slow, {DYNAMIC: slow}, scheme="int8-dynamic")
+    (offer,) = found.offers
+    assert offer.nodes == {"a", "b"}
+    assert replace(found, offers=(replace(offer, nodes=frozenset({"a"})),)).offered == {DYNAMIC: {"a": 3.0}}
+
+
+def test_nothing_is_known_of_a_model_whose_profile_is_empty(perceptron: ModelProto) -> None:
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    for known in (timed(perceptron, floats, times({})), timed(perceptron, times({}), floats)):
+        assert known.static_nodes == {}
+        assert known.borders == ()
+        assert known.worthwhile == {}
+
+
+def test_corrections_are_for_the_alternative_that_was_taken(perceptron: ModelProto) -> None:
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    fast = times({"first": 2.0, "relu": 1.0, "second": 2.0})
+    found = timed(perceptron, floats, floats, {DYNAMIC: fast, CODES: fast})
+    again = found.corrected(set(), {"first": CODES, "second": DYNAMIC}, times({"first": 5.0, "second": 6.0}))
+    assert again.offered == {DYNAMIC: {"first": 2.0, "second": 6.0}, CODES: {"first": 5.0, "second": 2.0}}
+
+
+def test_what_a_taken_alternative_takes_is_no_correction_of_the_full_plan(perceptron: ModelProto) -> None:
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    found = timed(perceptron, floats, floats, {CODES: floats}, scheme="int8-dynamic")
+    again = found.corrected(set(), {"first": CODES}, times({"first": 5.0, "relu": 2.0, "second": 9.0}))
+    assert again.static.nodes == {"first": 9.0, "relu": 2.0, "second": 9.0}
+
+
+def test_nodes_in_bodies_have_their_price_and_share_borders_with_those_around_them(
+    build: Callable[..., ModelProto],
+) -> None:
+    model = build(
+        """(float[1,8,8,8] x, bool c) => (float[1,8,4,4] y) {
+            [a] p = Conv(x, w0)
+            [choose] y = If (c) <
+                then_branch = yes () => (float[1,8,4,4] u) { [inner] u = Conv(p, w1) },
+                else_branch = no () => (float[1,8,4,4] v) { [other] q = Conv(p, w1) [tanh] v = Tanh(q) }>
+        }""",
+        w0=(8, 8, 3, 3),
+        w1=(8, 8, 3, 3),
+    )
+    names = ("a", "inner", "other", "tanh")
+    found = timed(model, times(dict.fromkeys(names, 9e5)), times(dict.fromkeys(names, 1e5), {"p": 4e3, "u": 2e3}))
+    assert found.static_nodes == {"a": 1e5, "inner": 1e5, "other": 1e5}
+    assert [(one.producer, one.consumers) for one in found.borders] == [
+        (None, ("a",)),
+        ("a", ("inner", "other")),
+        ("inner", ("",)),
+        ("other", ("tanh",)),
+    ]
+    prices = Prices(found)
+    assert cheapest(prices.problem(SILENT, 0.0)) == {"a", "inner", "other"}
+
+
+def test_alternatives_that_are_slower_than_float_or_than_finer_codes_are_not_worth_it(perceptron: ModelProto) -> None:
+    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+    fine = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
+    offers = {
+        DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 9.5}),
+        fine: times({"first": 5.0, "relu": 1.0, "second": 4.0}),
+        CODES: times({"first": 4.0, "relu": 1.0, "second": 4.5}),
+    }
+    found = timed(perceptron, floats, floats, offers)
+    assert found.worthwhile == {DYNAMIC: {"first": 2.0}, fine: {"first": 5.0, "second": 4.0}, CODES: {"first": 4.0}}
+    assert found.offered[DYNAMIC] == {"first": 2.0, "second": 9.5}

@@ -1,0 +1,97 @@
+"""A laboratory measures real models: how faithful, how long each node takes, how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.provenance import file_digest
+from onnxq.config.presets import preset_named
+from onnxq.config.scheme import Mode
+from onnxq.ir import read_model, save
+from onnxq.planning.plan import Demotion
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.targets import target_named
+from onnxq.search.laboratory import Laboratory, Timing, _of_other_shapes
+from onnxq.search.noises import likely_shares
+from onnxq.search.switchboard import Source
+from onnxq.search.trials import Trials
+from onnxq.search.workbench import Workbench
+from onnxq.system.cores import available_cores
+from onnxq.system.progress import silent
+
+
+@pytest.fixture
+def laboratory(residual: ModelProto, samples_for: Callable[..., list], tmp_path: Path) -> Laboratory:
+    path = tmp_path / "prepared.onnx"
+    save(prepare(read_model(residual)), path)
+    bench = Workbench(path, preset_named("int8"), target_named("onnxruntime-cpu"))
+    samples = samples_for(residual, 4)
+    statistics = bench.calibrate(bench.plan({}), samples, silent)
+    return Laboratory(Trials.of(bench, path, samples, statistics), Recipe(), path, Timing(samples, 0.05))
+
+
+def test_storing_all_weights_is_more_faithful_than_integers(laboratory: Laboratory) -> None:
+    stored = laboratory.plan({name: Demotion(Mode.STORAGE, "why") for name in ("stem", "left", "right", "last")})
+    assert 20 < laboratory.sqnr(laboratory.plan({})) < laboratory.sqnr(stored)
+
+
+def test_every_convolution_has_a_time_in_both_models(laboratory: Laboratory) -> None:
+    plan = laboratory.plan({})
+    floats, integers = laboratory.times(None), laboratory.times(plan)
+    for times in (floats, integers):
+        assert all(times.nodes[name] > 0 for name in ("stem", "left", "right", "last"))
+        assert times.rest == 0
+    assert {"x", "y"} <= integers.borders.keys()
+
+
+def test_speed_is_a_ratio_beside_the_float_model(laboratory: Laboratory) -> None:
+    assert all(0.01 < speed < 100 for speed in laboratory.speeds([laboratory.plan({}), laboratory.plan({})]))
+    assert laboratory.timed.keys() == {
+        file_digest(laboratory.trials.candidate(laboratory.plan({}), laboratory.recipe).path)
+    }
+
+
+def test_a_verdict_on_the_speed_of_a_model_stays(laboratory: Laboratory) -> None:
+    model = laboratory.trials.candidate(laboratory.plan({}), laboratory.recipe).path
+    assert [laboratory.found_speed(model, now) for now in (0.9, 1.2)] == [0.9, 0.9]
+
+
+def test_times_of_other_threads_are_not_taken_for_these(laboratory: Laboratory) -> None:
+    laboratory.times(None)
+    for threads, known in ((1, 2), (1, 2), (available_cores(), 2)):
+        engine = OnnxRuntime(threads=threads)
+        replace(laboratory, timing=replace(laboratory.timing, engine=engine)).times(None)
+        assert len(laboratory.costs.known) == (known if available_cores() > 1 else 1)
+
+
+def test_of_samples_of_one_shape_one_is_profiled() -> None:
+    small, large = ({"x": np.zeros(shape)} for shape in ((1, 4), (1, 8)))
+    assert list(_of_other_shapes([small, large, small, large])) == [small, large]
+
+
+def test_noise_is_told_of_every_tensor_and_weight(laboratory: Laboratory) -> None:
+    plan = laboratory.plan({})
+    found = laboratory.noises(plan, None, runs=500)
+    assert found.tensors.keys() >= {"x", "y"}
+    assert found.nodes.keys() == {"stem", "left", "right", "last"}
+    assert 0 < max(found.nodes.values()) < found.joint.max() < 1
+    assert laboratory.noises(plan, {"stem"}, runs=0).ratios.keys() == {Source("stem", is_node=True)}
+    assert 0.4 < laboratory.process < 60
+
+
+def test_noise_of_groups_is_likely_shared_as_histograms_tell(laboratory: Laboratory) -> None:
+    plan, evidence = laboratory.plan({}), laboratory.trials.evidence
+    shares = likely_shares(plan, evidence)
+    assert shares.keys() == {Source(tensor) for tensor in plan.calibrated}
+    assert all(0 < share < 0.01 for share in shares.values())
+    # A range has no histogram.
+    ranges = {one: found for one, found in evidence.statistics.items() if one.kind == "range"}
+    assert likely_shares(plan, replace(evidence, statistics=ranges)) == {}

@@ -1,0 +1,198 @@
+"""Time weighed against noise, what an assignment gives, and the reasons that rest on figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import Build
+from onnx import ModelProto
+
+from onnxq.config.scheme import Mode, Spec
+from onnxq.planning.plan import Demotion
+from onnxq.search import prices
+from onnxq.search.alternatives import STATIC, Alternative
+from onnxq.search.assignment import Problem, cheapest
+from onnxq.search.noises import Noises
+from onnxq.search.prices import SILENT, Noise, Prices
+from onnxq.search.switchboard import Source
+from search.timed_models import timed, times
+
+DYNAMIC = Alternative(Mode.DYNAMIC)
+FINE = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
+COARSE = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+FLOATS = times({"first": 9.0, "relu": 1.0, "second": 9.0})
+
+
+def noises(nodes: Mapping[str, float], **tensors: float) -> Noises:
+    """Return what is known of one output: ratios by node and by tensor."""
+    ratios = {Source(node, is_node=True): np.array([ratio]) for node, ratio in nodes.items()}
+    return Noises({**ratios, **{Source(tensor): np.array([ratio]) for tensor, ratio in tensors.items()}})
+
+
+def test_a_node_that_the_scheme_wants_dynamic_is_stored_where_that_is_faster(perceptron: ModelProto) -> None:
+    dynamic = times({"first": 2.0, "relu": 1.0, "second": 20.0})
+    found = Prices(timed(perceptron, FLOATS, dynamic, {DYNAMIC: dynamic}, scheme="int8-dynamic"))
+    chosen = found.assignment(frozenset(), SILENT, 0.0)
+    assert chosen.alternatives == {"first": DYNAMIC}
+    assert found.demotions(chosen, SILENT) == {
+        "second": Demotion(
+            Mode.STORAGE,
+            "it is not faster as an integer kernel on this machine",
+            "0.000 ms in float, 0.000 ms as integers",
+        )
+    }
+
+
+def test_a_node_that_the_scheme_wants_dynamic_multiplies_codes_where_that_is_faster(perceptron: ModelProto) -> None:
+    slow, fast = times(dict.fromkeys(FLOATS.nodes, 4e6)), times(dict.fromkeys(FLOATS.nodes, 2e6))
+    floats = times(dict.fromkeys(FLOATS.nodes, 9e6))
+    found = Prices(timed(perceptron, floats, slow, {DYNAMIC: slow, COARSE: fast}, scheme="int8-dynamic"))
+    demotions = found.demotions(found.assignment(frozenset(), SILENT, 0.0), SILENT)
+    assert demotions["first"] == Demotion(
+        Mode.WEIGHT_ONLY,
+        "it is faster so, or less noisy, than with dynamic scales",
+        "9.000 ms in float, 4.000 ms as integers, 2.000 ms with float data and int4 codes",
+        COARSE.weight,
+    )
+
+
+def test_the_float_side_takes_what_is_cheapest_for_the_weight_of_noise(perceptron: ModelProto) -> None:
+    offers = {
+        DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 20.0}),
+        FINE: times({"first": 4.0, "relu": 1.0, "second": 20.0}),
+    }
+    found = Prices(timed(perceptron, FLOATS, FLOATS, offers))
+    noise = Noise(alternatives={DYNAMIC: noises({"first": 0.5}), FINE: noises({"first": 0.05})})
+    assert found.float_side("first", noise, 0.0) == (DYNAMIC, 2.0)
+    assert found.float_side("first", noise, 10.0) == (FINE, 4.5)
+    assert found.float_side("first", noise, 110.0) == (None, 9.0)
+    assert found.float_side("second", noise, 0.0) == (None, 9.0)
+    assert found.without(frozenset({("first", DYNAMIC)})).float_side("first", noise, 0.0) == (FINE, 4.0)
+
+
+def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perceptron: ModelProto) -> None:
+    found = Prices(timed(perceptron, FLOATS, FLOATS))
+    noise = Noise(noises({"second": 9.0}))
+    assert found.float_side("second", noise, 1.0) == (None, 18.0)
+    left = {"second": Demotion(Mode.FLOAT, "why")}
+    found = replace(found, left=left)
+    assert found.float_side("second", noise, 1.0) == (None, 9.0)
+    assert found.demotions(found.assignment(frozenset({"first", "relu"}), noise, 1.0), noise) == left
+
+
+def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
+    floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
+    found = Prices(timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3}, {"x": 3e3, "a": 3.5e3})))
+    noise = Noise(noises({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, r=0.2))
+    one = found.assignment(frozenset({"first", "relu"}), noise, 0.0)
+    # The weights of both are codes, and so is what static nodes read.
+    assert one.noise == pytest.approx(0.13)
+    assert one.nanoseconds == 3e3 + 1e3 + 9e3 + 3_000 + 3_500
+    (demotion,) = found.demotions(one, noise).values()
+    assert demotion.reason == "the time it gains as an integer kernel is not worth the noise"
+
+
+def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(perceptron: ModelProto) -> None:
+    floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
+    coarse = times({"first": 2e3, "relu": 1e3, "second": 3e3})
+    found = Prices(timed(perceptron, floats, floats, {COARSE: coarse}))
+    noise = Noise(noises({"first": 0.02}), {COARSE: noises({"first": 0.5, "second": 0.001})})
+    one = found.assignment(frozenset(), noise, 1e6)
+    assert one.alternatives == {"second": COARSE}
+    assert one.nanoseconds == 9e3 + 1e3 + 3e3
+    assert one.noise == pytest.approx(0.021)
+    assert found.assignment(frozenset(), noise, 0.0).nanoseconds == 2e3 + 1e3 + 3e3
+
+
+def test_what_nodes_may_not_be_is_not_chosen(perceptron: ModelProto) -> None:
+    slow, fast = (times(dict.fromkeys(FLOATS.nodes, value)) for value in (5e6, 1.0))
+    found = Prices(timed(perceptron, times(dict.fromkeys(FLOATS.nodes, 9e6)), fast, {COARSE: slow}))
+    assert cheapest(found.problem(SILENT, 0.0)) == {"first", "relu", "second"}
+    kept = found.without(frozenset({("second", STATIC)}))
+    one = kept.assignment(cheapest(kept.problem(SILENT, 0.0)), SILENT, 0.0)
+    assert one.ways == {("first", STATIC), ("relu", STATIC), ("second", COARSE)}
+    kept = found.without(frozenset({("second", STATIC), ("second", COARSE)}))
+    one = kept.assignment(cheapest(kept.problem(SILENT, 0.0)), SILENT, 0.0)
+    assert one.ways == {("first", STATIC), ("relu", STATIC)}
+
+
+def test_what_is_wanted_dynamic_and_was_not_offered_is_stored(perceptron: ModelProto) -> None:
+    found = Prices(timed(perceptron, FLOATS, FLOATS, scheme="int8-dynamic"))
+    demotions = found.demotions(found.assignment(frozenset(), SILENT, 0.0), SILENT)
+    assert {node: one.mode for node, one in demotions.items()} == {"first": Mode.STORAGE, "second": Mode.STORAGE}
+
+
+def test_a_plan_means_the_modes_that_it_names(perceptron: ModelProto) -> None:
+    slow = times(dict.fromkeys(FLOATS.nodes, 20.0))
+    found = Prices(timed(perceptron, FLOATS, slow, {DYNAMIC: slow}, scheme="int8-dynamic"))
+    one = found.planned(found.costs.full, SILENT)
+    assert one.alternatives == {"first": DYNAMIC, "second": DYNAMIC}
+    assert found.demotions(one, SILENT) == {}
+
+
+def test_a_node_whose_clamp_a_plan_leaves_out_counts_as_float(build: Build, plan_of) -> None:
+    clamped = build(
+        """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
+            [first] a = Conv(x, w0) [clamp] b = Relu(a) [second] y = Conv(b, w1)
+        }""",
+        w0=(8, 8, 1, 1),
+        w1=(8, 8, 1, 1),
+    )
+    nodes = times(dict.fromkeys(("first", "clamp", "second"), 1.0))
+    found = Prices(timed(clamped, nodes, nodes))
+    without = plan_of(clamped, demotions={"clamp": Demotion(Mode.STORAGE, "it is noisy")})
+    assert without.by_node["first"].mode is Mode.STATIC
+    assert found.planned(without, SILENT).static == {"second"}
+
+
+def test_what_is_known_of_a_node_is_what_it_alone_would_make_codes(perceptron: ModelProto) -> None:
+    found = Prices(timed(perceptron, FLOATS, FLOATS, {COARSE: FLOATS}))
+    noise = Noise(noises({"first": 0.5, "second": 0.25}, x=1.0), {COARSE: noises({"first": 0.125})})
+    ways = found.ways(noise)
+    assert ways["first", STATIC] == 1.5
+    assert (ways["second", STATIC], ways["first", COARSE]) == (0.25, 0.125)
+    assert ("second", COARSE) not in ways
+    assert {(one.node, one.mode) for one in found.sensitivities(noise)} == {(node, way.mode) for node, way in ways}
+    assert (noise.of(COARSE, "first"), noise.of(COARSE, "second"), noise.of(FINE, "first")) == (0.125, 0.0, 0.0)
+
+
+def test_an_assignment_takes_what_its_kernels_were_found_to_take(perceptron: ModelProto) -> None:
+    prices = Prices(timed(perceptron, FLOATS, FLOATS, {DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 20.0})}))
+    before = prices.assignment(frozenset(), SILENT, 0.0)
+    assert before.alternatives == {"first": DYNAMIC}
+    assert prices.repriced(before, SILENT) == before
+    found = prices.corrected(before, times({"first": 5.0, "relu": 1.0, "second": 9.0}))
+    assert found.repriced(before, SILENT).nanoseconds == before.nanoseconds + 3.0
+
+
+@pytest.mark.parametrize(("second", "whole"), [(9.1e6, True), (12e6, False)])
+def test_the_whole_plan_is_the_quickest_where_it_takes_as_long(
+    second: float, whole: bool, perceptron: ModelProto
+) -> None:
+    floats = times({"first": 9e6, "relu": 1e6, "second": 9e6})
+    found = Prices(timed(perceptron, floats, times({"first": 3e6, "relu": 1e6, "second": second})))
+    assert found.quickest.static == ({"first", "relu", "second"} if whole else {"first", "relu"})
+
+
+def test_what_is_best_for_two_weights_is_so_between(perceptron: ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = []
+
+    def counted(problem: Problem) -> frozenset[str]:
+        solved.append(problem)
+        return cheapest(problem)
+
+    floats = times({"first": 9e6, "relu": 1e6, "second": 9e6})
+    found = Prices(timed(perceptron, floats, times({"first": 2e6, "relu": 5e5, "second": 6e6})))
+    noise = Noise(noises({}, x=1e-3, h=1e-4, r=1e-2))
+    weights = [0.0, *(2.0**power for power in range(40))]
+    expected = [found.best(noise, weight) for weight in weights]
+    monkeypatch.setattr(prices, "cheapest", counted)
+    assigned = found.by_weight(noise, weights)
+    # The ends first, then what halves them.
+    order = sorted(range(len(weights)), key=lambda place: (place not in (0, 40), place % 20, place % 5, place))
+    assert {place: assigned(place) for place in order} == dict(enumerate(expected))
+    assert len({one.static for one in expected}) > 1
+    assert len(solved) < len(weights) / 2

@@ -1,0 +1,100 @@
+"""Ranges that are kept because their models are nearer to the float model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from observations import evidence, seen
+
+from onnxq.algorithms.range_choice import RangeChoice
+from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.config.presets import PRESETS
+from onnxq.data.data import evenly
+from onnxq.ir import load
+from onnxq.numerics.spec import Spec
+from onnxq.planning.plan import Plan
+from onnxq.runtime.targets import TARGETS
+from onnxq.search import ranging
+from onnxq.search.effort import FAST
+from onnxq.search.folds import Basis, Folds
+from onnxq.search.ranging import noise_share, ranges_by_tensor, with_ranges
+from onnxq.search.trials import Trials
+from onnxq.search.workbench import Workbench, open_workbench
+from onnxq.system.progress import silent
+
+UINT8, UINT4 = (Spec(name, symmetric=False) for name in ("uint8", "uint4"))
+MODELS = Path(__file__).parents[2] / "models"
+SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    return open_workbench(
+        load(MODELS / "mobilenet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path_factory.mktemp("bench")
+    )
+
+
+@pytest.fixture(scope="module")
+def plan(bench: Workbench) -> Plan:
+    return bench.plan({})
+
+
+def folds(bench: Workbench, plan: Plan, judged: int, most: int) -> Folds:
+    statistics = bench.calibrate(plan, SAMPLES[:most], silent)
+    spread = list(evenly(SAMPLES[:most], judged))
+    return Folds(Trials.of(bench, MODELS / "mobilenet.onnx", spread, statistics), SAMPLES[:most])
+
+
+def test_the_best_ranges_are_never_noisier_than_the_first(bench: Workbench, plan: Plan) -> None:
+    found = folds(bench, plan, 4, 8)
+    basis = Basis(Recipe(), found.trials.evidence)
+    recipe = with_ranges(found, plan, basis, FAST, (Percentile(90.0), MinMax())).recipe
+    assert repr(recipe.ranges) == repr(MinMax())
+    assert len(found.trials.measured) == FAST.models
+    assert found.trials.trust(plan, recipe).noise <= found.trials.trust(plan, Recipe()).noise
+
+
+@pytest.mark.parametrize(("before", "chosen", "kept"), [(99.99, 80.0, False), (80.0, 99.99, True)])
+def test_ranges_are_kept_where_they_hold_on_samples_held_out(
+    bench: Workbench, plan: Plan, monkeypatch: pytest.MonkeyPatch, before: float, chosen: float, kept: bool
+) -> None:
+    found = folds(bench, plan, 4, 12)
+    basis = Basis(Recipe(Percentile(before)), found.trials.evidence)
+    monkeypatch.setattr(ranging, "choose_ranges", lambda *_, **__: RangeChoice(Percentile(chosen)))
+    recipe = with_ranges(found, plan, basis, FAST).recipe
+    assert repr(recipe.ranges) == repr(Percentile(chosen if kept else before))
+
+
+def test_ranges_end_where_what_follows_is_flat(bench: Workbench, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = folds(bench, plan, 4, 8)
+    basis, tensor = Basis(Recipe(), found.trials.evidence), plan.taps[1]
+    _, high = MinMax()(basis.evidence.of(tensor), plan.calibrated[tensor])
+    for end, kept in ((high, True), (high / 50, False)):
+        monkeypatch.setattr(ranging, "flat_ends", lambda *_, end=end: {tensor: (-math.inf, end)})
+        recipe = with_ranges(found, plan, basis, FAST, (MinMax(),)).recipe
+        # The first changes nothing, and takes nothing off; the second is not flat in truth.
+        assert not recipe.own_ranges or kept
+
+
+def test_plans_without_ranges_keep_the_recipe(bench: Workbench, plan: Plan) -> None:
+    found = folds(bench, plan, 1, 1)
+    basis, stored = Basis(Recipe(), found.trials.evidence), replace(plan, activations=())
+    left = with_ranges(found, stored, basis, FAST, (Percentile(90.0),))
+    assert (left.recipe, left.left) == (basis.recipe, basis.unfit("no range of data is found by samples").left)
+    assert not found.trials.measured
+
+
+def test_tensors_of_much_noise_for_their_signal_come_first(bench: Workbench, plan: Plan) -> None:
+    spread, peaked = np.linspace(-1, 1, 100), np.append(np.linspace(-1, 1, 100), 100.0)
+    assert noise_share(seen(peaked), UINT8) > 5 * noise_share(seen(spread), UINT8)
+    assert noise_share(seen(spread), UINT4) > 100 * noise_share(seen(spread), UINT8)
+    assert noise_share(seen([3.0]), UINT8) == 0
+    values = dict.fromkeys(plan.taps, spread) | {plan.taps[-1]: peaked}
+    found = ranges_by_tensor(plan, evidence(values), (MinMax(), Percentile(50.0)))
+    assert next(iter(found)) == plan.taps[-1]
+    assert found[plan.taps[0]][MinMax()] == (-1, 1)

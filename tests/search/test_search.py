@@ -1,0 +1,31 @@
+"""What nodes may become whose codes cost time or fidelity."""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+from onnxq.config.scheme import Mode
+from onnxq.planning.plan import Demotion
+from onnxq.search.search import FINER, as_stored, slower, without_integers
+
+
+def test_a_slow_model_keeps_no_integers_but_what_was_demoted_stays_so(residual: ModelProto, plan_of) -> None:
+    def planner(demotions):
+        return plan_of(residual, demotions=demotions)
+
+    left = Demotion(Mode.FLOAT, "it hurts")
+    decisions = without_integers(planner, planner({}), slower(0.5))({"left": left}).by_node
+    assert decisions["right"].mode is Mode.STORAGE
+    assert decisions["left"].mode is Mode.FLOAT
+
+
+def test_storing_keeps_the_codes_that_were_found(residual: ModelProto, plan_of) -> None:
+    finer = Demotion(Mode.WEIGHT_ONLY, "too coarse", weight=FINER, finer="coarse codes hurt")
+    full = plan_of(residual, scheme="int4-block32")
+    plan = plan_of(residual, scheme="int4-block32", demotions={"left": finer, "right": Demotion(Mode.FLOAT, "hurts")})
+    stored = plan_of(residual, scheme="int4-block32", demotions=as_stored(plan, full, slower(0.5)))
+    assert not stored.decodes
+    assert (stored.by_node["right"].mode, stored.by_node["right"].reason) == (Mode.FLOAT, "hurts")
+    assert stored.by_node["left"].weights[0].spec == plan.by_node["left"].weights[0].spec
+    assert stored.by_node["left"].finer == "coarse codes hurt"
+    assert stored.by_node["stem"].weights == plan.by_node["stem"].weights

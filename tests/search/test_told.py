@@ -1,0 +1,41 @@
+"""What is told of a search is what was measured in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxq.runtime.targets import target_named
+from onnxq.search.candidates import Candidate
+from onnxq.search.costs import Costs
+from onnxq.search.noises import Noises
+from onnxq.search.prices import SILENT, Noise, Prices
+from onnxq.search.switchboard import Source
+from onnxq.search.told import outcome_of
+from search.table_laboratory import NODES, Table, products_of
+
+
+class Untimed(Table):
+    """A laboratory whose times nobody took."""
+
+    is_timed = False
+
+
+def test_times_are_told_where_they_were_taken(build: Callable[..., ModelProto]) -> None:
+    table = Table(products_of(build), dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), {})
+    full = table.plan({})
+    costs = Costs(table.graph, target_named("onnxruntime-cpu"), full, table.times(None), table.times(full))
+    prices = Prices(costs)
+    best = Candidate(prices.planned(full, SILENT), full, 0.0, frozenset(), sqnr=30.0, speed=2.0)
+    noise = Noise(Noises({Source("c0", is_node=True): np.array([0.01]), Source("c1", is_node=True): np.array([0.1])}))
+    told = outcome_of(best, [best], prices, noise, table)
+    assert [(point.sqnr, point.is_float) for point in told.frontier] == [(30.0, False), (math.inf, True)]
+    assert [one.node for one in told.sensitivities[:2]] == ["c1", "c0"]
+    assert len(told.regions) == 1
+    assert len(told.times) == len(NODES)
+    estimated = outcome_of(best, [best], prices, noise, Untimed(**vars(table)))
+    assert (estimated.frontier, estimated.regions, estimated.times) == ((), (), ())
+    assert (estimated.plan, estimated.sensitivities) == (told.plan, told.sensitivities)

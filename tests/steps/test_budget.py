@@ -1,0 +1,86 @@
+"""Budget: what may be spent, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from onnxq.calibration.resume import Collection
+from onnxq.errors import SchemeError
+from onnxq.evaluation.goal import Goal
+from onnxq.search.effort import FULL
+from onnxq.search.efforts import EFFORTS
+from onnxq.steps.budget import Budget
+
+
+@pytest.mark.parametrize("name", list(EFFORTS))
+def test_a_name_stands_for_that_effort_in_search_and_accuracy(name: str) -> None:
+    budget = Budget.of(name)
+    assert (budget.search, budget.accuracy, budget.effort) == (name, name, EFFORTS[name])
+    assert Budget.of(budget) is budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit"),
+    [
+        (Budget(seconds=1.5), "1.5 s with --budget"),
+        (Budget(measurements=3), "3 models with --measurements"),
+        (Budget(seconds=60, measurements=3), "60 s with --budget and 3 models with --measurements"),
+    ],
+)
+def test_what_ends_a_search_is_told_with_the_option_that_gives_more(budget: Budget, limit: str) -> None:
+    assert budget.limit == limit
+
+
+def test_methods_may_be_given_instead_of_an_effort() -> None:
+    assert Budget(accuracy="bias").tried.methods == ("bias",)
+    assert Budget(accuracy=FULL).tried is FULL
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"latency": math.nan},
+            "the time for latency in seconds is nan, expected a finite number that is not negative",
+        ),
+        ({"latency": -1}, "the time for latency in seconds is -1, expected"),
+        ({"latency": "2"}, "the time for latency in seconds is '2' of type str, expected a number"),
+        ({"search": "ful"}, "search 'ful' is not one of off, fast, full; did you mean 'full'"),
+        ({"accuracy": "biases"}, "accuracy 'biases' is not one of"),
+        ({"seconds": 0}, "the budget in seconds is 0, expected more than 0; leave it out to have no limit"),
+        ({"seconds": math.nan}, "the budget in seconds is nan, expected more than 0"),
+        ({"measurements": -1}, "the number of measurements is -1, expected more than 0"),
+        ({"layers": -1}, "the number of samples for layers is -1, expected 0 or more"),
+        ({"threads": 0}, "the number of threads is 0, expected more than 0"),
+        ({"threads": 1.5}, "the number of threads is 1.5 of type float, expected a whole number"),
+        ({"costs": 3}, "the file of node times is 3 of type int, expected a path"),
+    ],
+)
+def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        Budget(**given)  # type: ignore[arg-type]
+
+
+def test_what_is_smallest_is_found_by_a_search_alone() -> None:
+    Budget().check(Goal(prefer="size"))
+    Budget("off").check(Goal())
+    with pytest.raises(SchemeError, match="a search finds what is smallest, and it is off"):
+        Budget("off").check(Goal(prefer="size"))
+
+
+def test_a_search_ends_with_the_time_there_is_for_all_or_with_so_many_measurements() -> None:
+    effort = Budget(seconds=5.0, measurements=3).effort
+    assert effort is not None
+    assert (effort.seconds, effort.measurements) == (5.0, 3)
+    assert Budget("off", seconds=5.0).effort is None
+
+
+def test_statistics_of_a_file_can_be_left_out(tmp_path: Path) -> None:
+    assert Budget().without_statistics() == Budget()
+    kept = Collection(workers=2, reuse=tmp_path / "s.json", checkpoint=tmp_path / "s.json")
+    found = Budget(collection=kept).without_statistics().collection
+    assert found is not None
+    assert (found.workers, found.reuse, found.checkpoint) == (2, None, None)

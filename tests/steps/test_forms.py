@@ -1,0 +1,81 @@
+"""Forms for integer kernels are taken back where they make a model slower than float."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recurrent_models import LARGE, cell, sample
+
+from onnxq import pipeline
+from onnxq.calibration.data import Data
+from onnxq.calibration.range_table import FIRST_RANGES
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.latency import Latency
+from onnxq.search.choosing import Chooser
+from onnxq.search.laboratory import Laboratory
+from onnxq.steps.budget import Budget
+from onnxq.steps.calibrating import calibrate
+from onnxq.steps.forms import hopeless_forms, slowed_by_forms
+from onnxq.steps.steps import Evidenced, Prepared, evidenced, prepared, settled
+from onnxq.steps.wanted import Wanted
+
+DATA = Data([sample(rows, LARGE) for rows in (1, 2)])
+UNTIMED = Budget("off", "off", latency=0)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have each plan measured as the speeds in a list say, from the last to the first."""
+    speeds: list[float] = []
+    monkeypatch.setattr(Chooser, "measurable", True)
+    monkeypatch.setattr(Laboratory, "speeds", lambda self, plans: [speeds.pop() for _ in plans])
+    return speeds
+
+
+def seen_with(folder: Path, *, keeps_forms: bool) -> tuple[Prepared, Evidenced]:
+    wanted = replace(Wanted.of("int8", "openvino", ()), keeps_forms=keeps_forms)
+    ready = prepared(cell(LARGE, linear_before_reset=1), wanted, folder, None, UNTIMED)
+    return ready, evidenced(ready, DATA, FIRST_RANGES, Goal(), UNTIMED)
+
+
+@pytest.mark.parametrize(("speed", "hopeless"), [(0.5, True), (0.95, False), (1.3, False)])
+def test_a_scan_is_hopeless_where_it_is_far_slower_in_integers(
+    speed: float, hopeless: bool, measured: list[float], tmp_path: Path
+) -> None:
+    measured.append(speed)
+    assert hopeless_forms(*seen_with(tmp_path, keeps_forms=False), Goal(), Budget()) == hopeless
+    assert not measured
+
+
+def test_cells_that_stay_are_not_timed_for_that(measured: list[float], tmp_path: Path) -> None:
+    assert not hopeless_forms(*seen_with(tmp_path, keeps_forms=True), Goal(), Budget())
+
+
+@pytest.mark.parametrize(
+    ("keeps_forms", "seconds", "slowed"), [(False, 2.0, True), (False, 0.5, False), (True, 2.0, False)]
+)
+def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
+    keeps_forms: bool, seconds: float, slowed: bool, tmp_path: Path
+) -> None:
+    ready, seen = seen_with(tmp_path, keeps_forms=keeps_forms)
+    found = settled(ready, seen, Goal(), UNTIMED)
+    assert not slowed_by_forms(ready, found)
+    timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
+    chosen = replace(found.chosen, verification=replace(found.chosen.verification, latency=timed))
+    assert slowed_by_forms(ready, replace(found, chosen=chosen)) == slowed
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize(("hopeless", "cells"), [(True, 1), (False, 0)])
+def test_a_model_has_its_cells_again_where_a_scan_is_hopeless(
+    hopeless: bool, cells: int, calibrated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, model, data = [hopeless, False], cell(LARGE, linear_before_reset=1), DATA
+    monkeypatch.setattr(pipeline, "hopeless_forms", lambda *_: looks.pop(0))
+    if calibrated:
+        data = replace(DATA, statistics=calibrate(model, DATA, target="openvino"))
+    done = pipeline.quantize(model, data, target="openvino", budget=UNTIMED)
+    assert sum(node.op == "GRU" for node in done.graph.nodes) == cells
+    assert len(looks) == 1 - cells

@@ -1,0 +1,107 @@
+"""The steps of quantize() one by one; all of them together are in test_pipeline.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.calibration.data import Data
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.range_table import FIRST_RANGES
+from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.resume import Collection
+from onnxq.config.presets import PRESETS
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.metrics import Metric, Top1
+from onnxq.pipeline import plan
+from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.search.effort import FULL
+from onnxq.search.workbench import Workbench
+from onnxq.steps.budget import Budget
+from onnxq.steps.steps import Prepared, chooser_of, evidenced, first_recipe, methods_tried, prepared, tried
+from onnxq.steps.wanted import Wanted
+
+
+def ready(model, folder: Path, scheme="int8") -> Prepared:
+    return prepared(model, Wanted.of(scheme, DEFAULT_TARGET, ()), folder, None, Budget())
+
+
+def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:
+    free = ready(residual, tmp_path)
+    named = ready(residual, tmp_path, replace(PRESETS["int8"], ranges="minmax"))
+    assert first_recipe(free).methods == first_recipe(named).methods == (MinMax(),)
+    assert [("ranges" in tried(model, Budget()).methods) for model in (free, named)] == [True, False]
+    assert methods_tried(free, Budget()) == FIRST_RANGES
+    assert methods_tried(named, Budget()) == (MinMax(),)
+
+
+@pytest.mark.parametrize(("accuracy", "models"), [("fast", 4), ("full", FULL.models)])
+def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
+    accuracy: str, models: int, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workbench, "is_large", True)
+    model = prepared(residual, Wanted.of("int8", DEFAULT_TARGET, ()), tmp_path, None, Budget())
+    found = tried(model, Budget(accuracy=accuracy))
+    assert (found.methods, found.models) == (("ranges",), models)
+
+
+def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:
+    samples = samples_for(residual, 6)
+    seen = evidenced(ready(residual, tmp_path), Data(samples[:2], samples[2:]), FIRST_RANGES, Goal(), Budget())
+    assert (len(seen.samples), len(seen.judged), len(seen.evidence.samples)) == (2, 4, 2)
+
+
+def test_equal_samples_count_once_but_for_a_metric(residual, samples_for, tmp_path: Path) -> None:
+    samples, model, by_metric = samples_for(residual, 3), ready(residual, tmp_path), Metric("mine", lambda *_: 1.0)
+    cases = (None, Goal()), (samples[:2] * 2, Goal()), (None, Goal(metric=by_metric))
+    found = [evidenced(model, Data(samples * 4, others), FIRST_RANGES, goal, Budget()) for others, goal in cases]
+    assert [(len(one.samples), len(one.judged)) for one in found] == [(3, 3), (3, 2), (12, 12)]
+
+
+def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order(
+    residual, samples_for, tmp_path: Path
+) -> None:
+    data, model = Data(samples_for(residual, 9)), ready(residual, tmp_path)
+    parted, whole = (
+        evidenced(model, data, FIRST_RANGES, goal, Budget())
+        for goal in (Goal(), Goal(metric=Metric("mine", lambda outputs, samples: 1.0)))
+    )
+    assert (len(parted.samples), len(parted.judged), len(parted.evidence.samples)) == (7, 2, 7)
+    assert (len(whole.samples), len(whole.judged), len(whole.evidence.samples)) == (9, 9, 9)
+
+
+@pytest.mark.parametrize(("given", "parts"), [(9, (7, 2)), (400, (300, 100)), (7, (7, 7))])
+def test_of_a_metric_that_knows_samples_all_that_are_kept_apart_judge(
+    given: int, parts: tuple[int, int], residual, samples_for, tmp_path: Path
+) -> None:
+    metric, samples = Metric("top1", Top1(np.zeros(given, np.int64))), samples_for(residual, 3) * 134
+    for others in (None, samples[:5]):
+        data = Data(samples[:given], others)
+        seen = evidenced(ready(residual, tmp_path), data, FIRST_RANGES, Goal(metric=metric), Budget())
+        assert (len(seen.samples), len(seen.judged)) == (parts if others is None else (given, 5))
+
+
+def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Path) -> None:
+    model = ready(residual, tmp_path)
+    assert tried(model, Budget()).memory is None
+    assert tried(model, Budget(collection=Collection())).memory is None
+    assert tried(model, Budget(collection=Collection(memory="30MB"))).memory == 30 * 10**6
+
+
+@pytest.mark.parametrize(("accuracy", "judges"), [("fast", 16), ("full", 25)])
+def test_more_of_many_samples_judge_with_all_effort(
+    accuracy: str, judges: int, residual, samples_for, tmp_path: Path
+) -> None:
+    budget, data = Budget(accuracy=accuracy), Data(samples_for(residual, 134))
+    carried = replace(plan(residual), thorough=accuracy == "full")
+    for name, scheme in (("first", "int8"), ("replay", carried)):
+        (tmp_path / name).mkdir()
+        model = ready(residual, tmp_path / name, scheme)
+        seen = evidenced(model, data, FIRST_RANGES, Goal(), budget)
+        chooser = chooser_of(model, seen, Goal(), budget)
+        assert len(chooser.trials.answered.samples) == judges
+        # The float model does not run again.
+        assert chooser.with_evidence(Evidence()).trials.answered is chooser.trials.answered

@@ -1,0 +1,56 @@
+"""What is to become of a model: names are looked up, and a plan speaks for itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from onnxq.config.presets import PRESETS
+from onnxq.errors import SchemeError
+from onnxq.lowering import Emit
+from onnxq.pipeline import plan
+from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.steps.wanted import Wanted
+
+
+def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
+    made = replace(plan(residual, target="tensorrt"), emit=Emit.ORT)
+    wanted = Wanted.of(made, DEFAULT_TARGET, ())
+    assert (wanted.target, wanted.replay, wanted.scheme.emit) == ("tensorrt", made, Emit.ORT)
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "measured", "written"),
+    [
+        (Emit.FASTEST, DEFAULT_TARGET, True, Emit.FASTEST),
+        (Emit.FASTEST, DEFAULT_TARGET, False, Emit.QDQ),
+        (Emit.FASTEST, "openvino", True, Emit.QDQ),
+        (Emit.QDQ, DEFAULT_TARGET, True, Emit.QDQ),
+        (Emit.STRICT, "tensorrt", True, Emit.STRICT),
+        (Emit.ORT, "onnxruntime-cpu-arm", False, Emit.ORT),
+    ],
+)
+def test_operators_of_the_runtimes_own_are_written_where_they_are_measured_or_asked_for(
+    asked: Emit, target: str, measured: bool, written: Emit
+) -> None:
+    wanted = Wanted.of(replace(PRESETS["int8"], emit=asked), target, ())
+    assert wanted.emit(measured=measured) is written
+
+
+def test_a_plan_is_carried_out_with_the_operators_that_it_was_made_with(residual) -> None:
+    made = replace(plan(residual), emit=Emit.FASTEST)
+    assert Wanted.of(made, DEFAULT_TARGET, ()).emit(measured=False) is Emit.FASTEST
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "openvino", "qnn"])
+def test_no_other_target_is_given_operators_of_onnxruntimes_own(target: str) -> None:
+    wanted = Wanted.of(replace(PRESETS["int8"], emit=Emit.ORT), target, ())
+    with pytest.raises(SchemeError, match=f"only onnxruntime has, and the target is {target}; leave it out"):
+        wanted.emit(measured=True)
+
+
+def test_names_are_looked_up_at_the_door() -> None:
+    assert Wanted.of("int8-storage", DEFAULT_TARGET, ()).scheme is PRESETS["int8-storage"]
+    with pytest.raises(SchemeError, match="did you mean 'tensorrt'"):
+        Wanted.of("int8", "tensort", ())
