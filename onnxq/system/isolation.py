@@ -8,11 +8,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from onnxq.system.publish import remove_abandoned, told_of_staging
 
@@ -55,9 +54,8 @@ def run_isolated(program: Callable[[], None]) -> None:
         program()
         return
     crashes: tuple[Crash, ...] = ()
-    handlers = {asked: signal.getsignal(asked) for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     while True:
-        code, may_run_again = _run_in_child(program, crashes, handlers)
+        code, may_run_again = _run_in_child(program, crashes)
         if not may_run_again or code >= 0 or (name := signal.Signals(-code).name) not in _CRASHES:
             break
         crashes = (*crashes, Crash(f"{name} ended the process, most likely inside of onnxruntime"))
@@ -65,9 +63,7 @@ def run_isolated(program: Callable[[], None]) -> None:
     _exit_as(code)
 
 
-def _run_in_child(
-    program: Callable[[], None], crashes: tuple[Crash, ...], handlers: Mapping[signal.Signals, Any]
-) -> tuple[int, bool]:
+def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tuple[int, bool]:
     """Return the exit code of a child, negative for a signal, and whether the program may run once more."""
     lifeline, held = os.pipe()
     places, told = os.pipe()
@@ -78,17 +74,11 @@ def _run_in_child(
         _crashes.set(crashes)
         _allow.set(partial(_write, told, b""))
         threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-        for asked, handler in handlers.items():
-            signal.signal(asked, handler)
         _run_to_the_end(program)
         sys.exit(0)
     os.close(lifeline)
     os.close(told)
-    # The terminal tells both processes of Ctrl-C, and the child answers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for asked in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(asked, lambda number, frame: os.kill(child, number))
-    _, status = os.waitpid(child, 0)
+    status, asked_to_stop = _wait_for(child)
     os.close(held)
     with os.fdopen(places, "rb") as lines:
         code = os.waitstatus_to_exitcode(status)
@@ -96,7 +86,31 @@ def _run_in_child(
     for folder in filter(None, entries):
         remove_abandoned(Path(os.fsdecode(folder)))
     # An entry without a name stands for `allow_another_try`.
-    return code, b"" in entries
+    return code, b"" in entries and not asked_to_stop
+
+
+def _wait_for(child: int) -> tuple[int, bool]:
+    """Return the wait status of a child, and whether this process passed on a request to stop."""
+    passed_on = False
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal passed_on
+        passed_on = True
+        # The child may have ended a moment ago.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    # The terminal sends Ctrl-C to both processes, and the child answers.
+    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        # From here on a request to stop ends this process, not a child that is gone.
+        for number, handler in previous.items():
+            # Handlers that were not set from Python are None, which nobody can set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    return status, passed_on
 
 
 def _run_to_the_end(program: Callable[[], None]) -> None:

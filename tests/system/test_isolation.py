@@ -80,6 +80,37 @@ def test_a_request_to_stop_reaches_the_program() -> None:
         assert process.wait(30) == 7
 
 
+def run_with_patch(patch: str) -> subprocess.CompletedProcess[str]:
+    """Run a program whose first process crashes and may run again, with a patch of what the parent calls."""
+    crash = (
+        "from onnxq.system.isolation import allow_another_try, earlier_crashes\n"
+        " print('try', flush=True)\n allow_another_try()\n"
+        " if not earlier_crashes(): os.kill(os.getpid(), signal.SIGABRT)"
+    )
+    command = isolated(crash)
+    command[-1] = command[-1].replace("run_isolated(main)", f"{patch}\nrun_isolated(main)")
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_request_to_stop_after_a_crash_starts_no_other_try() -> None:
+    waitpid = "wait = os.waitpid\nos.waitpid = lambda *given: (wait(*given), os.kill(os.getpid(), signal.SIGTERM))[0]"
+    run = run_with_patch(waitpid)
+    assert (run.returncode, run.stdout) == (2, "try\n")
+    assert "Traceback" not in run.stderr
+
+
+def test_a_request_to_stop_between_two_tries_ends_the_program() -> None:
+    # The parent reports the crash between two children.
+    write = "sys.stderr.write = lambda text: os.kill(os.getpid(), signal.SIGTERM)"
+    run = run_with_patch(write)
+    assert (run.returncode, run.stdout) == (-signal.SIGTERM, "try\n")
+
+
+def test_handlers_that_are_not_pythons_are_no_obstacle() -> None:
+    run = run_with_patch("set = signal.signal\nsignal.signal = lambda *given: (set(*given), None)[1]")
+    assert (run.returncode, run.stdout) == (0, "try\ntry\n")
+
+
 def test_the_program_ends_with_its_parent() -> None:
     with subprocess.Popen(isolated("print(os.getpid(), flush=True); time.sleep(60)"), stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
