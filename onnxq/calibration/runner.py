@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,14 +16,15 @@ from onnxq.calibration.kinds import kind_named
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.requests import Request
 from onnxq.calibration.segments import segments
-from onnxq.calibration.shards import Tapped
+from onnxq.calibration.shards import InstrumentedRunError, Tapped
 from onnxq.calibration.work import Shard, Work
 from onnxq.calibration.workers import Threads, Workers
 from onnxq.data.inputs import SampleSource
 from onnxq.data.selection import Selection
-from onnxq.data.stretches import stretches
-from onnxq.errors import DataError, ModelError
+from onnxq.data.stretches import picked, stretches
+from onnxq.errors import CandidateError, DataError, ModelError
 from onnxq.ir.large_models import is_large
+from onnxq.runtime.sessions import open_session, run
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,15 @@ def collect(
     earlier = ledger.earlier if ledger else Evidence()
     left, total = _left(samples, earlier, ledger.digests if ledger else ()), EvidenceTotal(earlier)
     done = len(samples) - len(left)
-    for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
-        total.add(evidence)
-        further = len(evidence.samples)
-        # Before the next comes, this one is let go.
-        del evidence
-        done = _told(progress, done, further, len(samples))
-        if ledger:
-            ledger.keep(total.evidence)
+    with _float_model_blamed_first(model, samples):
+        for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
+            total.add(evidence)
+            further = len(evidence.samples)
+            # Before the next comes, this one is let go.
+            del evidence
+            done = _told(progress, done, further, len(samples))
+            if ledger:
+                ledger.keep(total.evidence)
     found = total.evidence
     return found.select(request for request in dict.fromkeys(requests) if request in found.statistics)
 
@@ -113,9 +116,30 @@ def collect_apart(
     shards = [[Shard(tuple(stretches(part.samples, part.places))) for part in parts] for parts in runs]
     done, count = 0, sum(len(shard) for parts in shards for shard in parts)
     tapped = tap(model, (*requests, *apart), others)
-    for found in Threads().run_parts(tapped, shards, tuple(apart)):
-        yield found
-        done = _told(progress, done, len(found[0].samples), count)
+    source = runs[0][0].samples if count else []
+    with _float_model_blamed_first(model, source):
+        for found in Threads().run_parts(tapped, shards, tuple(apart)):
+            yield found
+            done = _told(progress, done, len(found[0].samples), count)
+
+
+@contextmanager
+def _float_model_blamed_first(model: onnx.ModelProto | Path, samples: SampleSource) -> Iterator[None]:
+    """If the float model runs the sample that fails, say that the fault is the instrumented model's.
+
+    Raises:
+        CandidateError: the float model runs the sample.
+        RunError: the float model fails as well; its own reason is told.
+    """
+    try:
+        yield
+    except InstrumentedRunError as error:
+        (sample,) = picked(samples, [error.index])
+        run(open_session(model, threads=1), sample, index=error.index)
+        raise CandidateError(
+            f"the float model runs sample {error.index}, but not with the observed tensors as further outputs "
+            f"({error.reason}); observe fewer tensors, or report the model"
+        ) from error
 
 
 def _told(progress: Callable[[int, int], None] | None, done: int, further: int, count: int) -> int:

@@ -21,7 +21,7 @@ from onnxq.calibration.segments import Segment
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.work import Shard
 from onnxq.data.inputs import Sample
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, RunError
 from onnxq.runtime.sessions import (
     Array,
     Memory,
@@ -36,6 +36,25 @@ from onnxq.system.publish import staging
 TAPS_BYTES = 40 * 10**6
 """Bytes of taps for each thread of this machine; threads with larger ones take turns, since speed is then bought with
 much memory."""
+
+
+class InstrumentedRunError(RunError):
+    """An instrumented model fails on a sample, which the float model may run.
+
+    Attributes:
+        index: the number of the sample; it stays with the error on its way from other processes.
+        reason: what the runtime says.
+    """
+
+    index: int
+    reason: str
+
+    @classmethod
+    def at(cls, index: int, error: RunError) -> InstrumentedRunError:
+        """Return an error that knows its sample."""
+        found = cls(str(error))
+        found.index, found.reason = index, str(error.__cause__ or error)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +249,11 @@ def _run_segment(
 ) -> tuple[dict[str, Array], int]:
     """Return what later segments are fed, and the bytes of all outputs; the others are given back at once."""
     feeds = {name: live[name] for name in segment.inputs if name in live}
-    arrays = dict(zip(segment.outputs, run(session, feeds, segment.outputs, index=index), strict=True))
+    try:
+        values = run(session, feeds, segment.outputs, index=index)
+    except RunError as error:
+        raise InstrumentedRunError.at(index, error) from error
+    arrays = dict(zip(segment.outputs, values, strict=True))
     for name, array in arrays.items():
         show(name, array)
     kept = {name: array for name, array in (*live.items(), *arrays.items()) if name in segment.kept}

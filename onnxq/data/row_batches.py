@@ -57,9 +57,10 @@ def in_batches(parts: Sequence[Part], inputs: Sequence[Input], batch: int) -> li
         count = -((begun - last) // batch)
         if count <= 0:
             continue
-        first, spanned = begun - (behind - part.count), [part]
-        while sum(one.count for one in spanned) < min(first + count * batch, end - behind + part.count):
+        first, spanned, spanned_rows = begun - (behind - part.count), [part], part.count
+        while spanned_rows < min(first + count * batch, end - behind + part.count):
             spanned.append(parts[place + len(spanned)])
+            spanned_rows += spanned[-1].count
         read = _Rows(tuple(spanned), first, batch)
         stored = all(one.stored for one in spanned)
         found.append(Part(part.where, part.sequence, count, read, stored=stored, file=part.file))
@@ -103,6 +104,8 @@ class _Rows:
         """Yield what reads the rows from one on, as many as a sample has."""
         before = 0
         for part in self.parts:
+            if before >= start + self.batch:
+                break
             inside = range(max(start - before, 0), min(start - before + self.batch, part.count))
             if inside:
                 yield part.read(inside)

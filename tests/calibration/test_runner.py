@@ -10,16 +10,18 @@ import pytest
 from observations import statistic, wanted
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.calibration import shards
 from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.observing import observe
 from onnxq.calibration.provenance import Provenance, instruction_set, sample_digest
 from onnxq.calibration.runner import Ledger, collect, collect_apart
+from onnxq.calibration.shards import InstrumentedRunError
 from onnxq.calibration.taps import with_taps
 from onnxq.calibration.value_range import Range
 from onnxq.calibration.workers import Processes, Threads, Workers
 from onnxq.data.selection import Selection
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import CandidateError, DataError, ModelError, RunError
 from onnxq.runtime.sessions import runtime_version
 
 WEIGHT = np.array([[2, 0], [0, -3]], np.float32)
@@ -240,3 +242,23 @@ def test_a_sample_that_is_there_twice_counts_twice() -> None:
 def test_other_tensors_that_are_computed_do_not_show() -> None:
     whole = collect(model(), SAMPLES, wanted(["h", "x"]))
     assert collect(model(), SAMPLES, wanted(["x"]), others=["h", "x", "y"]) == whole.select(wanted(["x"]))
+
+
+@pytest.mark.parametrize("workers", [Threads(1), Processes(1)])
+def test_a_sample_that_the_float_model_does_not_run_is_told_of(workers: Workers) -> None:
+    with pytest.raises(RunError, match="sample 1 cannot be run") as caught:
+        collect(model(), [SAMPLES[0], {"x": np.ones((1, 3), np.float32)}], wanted("h"), workers=workers)
+    assert not isinstance(caught.value, InstrumentedRunError)
+
+
+def test_an_instrumented_model_that_fails_is_not_told_of_as_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, index: int, **more: object) -> list[object]:
+        raise RunError(f"sample {index} cannot be run by onnxruntime") from RuntimeError("no kernel")
+
+    monkeypatch.setattr(shards, "run", fail)
+    with pytest.raises(CandidateError, match=r"the float model runs sample 0, but not with .*\(no kernel\)") as caught:
+        collect(model(), SAMPLES, wanted("h"), workers=Threads(1))
+    assert "cannot be run" not in str(caught.value)
+    parts = [[Selection(SAMPLES, [2])]]
+    with pytest.raises(CandidateError, match="the float model runs sample 2"):
+        list(collect_apart(model(), parts, wanted("h")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from data.single_inputs import FLOAT, PAIR, SINGLE, X, dicts, rows
 from onnxq.calibration.data import Data
 from onnxq.data import files
 from onnxq.data.data import Input, Samples, open_samples
+from onnxq.data.inputs import Sample
 from onnxq.data.origins import origin_of
+from onnxq.data.row_batches import in_batches
 from onnxq.errors import DataError, SchemeError
 
 
@@ -114,3 +117,22 @@ def test_a_chain_runs_one_row_after_the_other() -> None:
         Data("samples", chain="stateN=state", batch=8)
     with pytest.raises(SchemeError, match=r"the batch is 0, expected 1 row or more"):
         Data("samples", batch=0)
+
+
+def test_many_small_files_are_batched_in_one_pass() -> None:
+    looks = 0
+
+    class Row(files.Part):
+        def __getattribute__(self, name: str) -> object:
+            nonlocal looks
+            looks += name == "count"
+            return super().__getattribute__(name)
+
+    def read(positions: Sequence[int]) -> Iterator[Sample]:
+        return ({"x": np.zeros((1, 2), np.float32)} for _ in positions)
+
+    number = 1000
+    parts = in_batches([Row("row", "row", 1, read) for _ in range(number)], SINGLE, number // 2)
+    assert [part.count for part in parts] == [1, 1]
+    assert [len(sample["x"]) for part in parts for sample in part.read([0])] == [number // 2] * 2
+    assert looks < 20 * number
