@@ -199,7 +199,8 @@ def compare_files(
 
     Raises:
         ModelError: a file cannot be read or loaded.
-        DataError: the samples do not fit, or the outputs differ in name.
+        CandidateError: the outputs differ in name.
+        DataError: the samples do not fit.
         EngineError: the engine fails.
     """
     for path in (reference, candidate):

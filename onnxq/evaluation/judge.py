@@ -20,6 +20,9 @@ from onnxq.system.deadline import NEVER, Deadline
 
 # A look at a model's speed, and two of twice the time where it is slower, take half of the time that is left.
 _LOOKING = 1 / 10
+# A model that is tried when the time is up is timed as well: an untimed one could be slower. So many seconds give the
+# rounds that an interval needs; where less time was asked for, three times that do.
+_LEAST_PATIENCE = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +34,7 @@ class Judge:
         samples: those that models are judged by.
         seconds: time to spend on comparing latency; 0 leaves it out.
         scorer: of the metric, where there is one.
-        deadline: comparing latency takes half of what is left until then at most.
+        deadline: comparing latency takes half of what is left until then, or what a look needs if that is more.
         engine: what models are for, where that is not onnxruntime in this process.
         timer: what times models; None makes what they are for do so.
         prepared: file of the prepared float model.
@@ -77,7 +80,7 @@ class Judge:
             look: how many models these samples have judged, with this one.
             known: what is known of its times; more is measured where that is not plain.
         """
-        patience = self.deadline.left * _LOOKING
+        patience = max(self.deadline.left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
         timer = Timer(min(self.seconds, patience), self.timer, patience, known)
         given = self.reference, candidate, self.samples
         risk = risk_of_look(look)

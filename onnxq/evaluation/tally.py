@@ -170,10 +170,16 @@ class Tally:
     def _scaled(self, expected: Array, found: Array) -> Energies:
         """Return energies in a unit that keeps them in range, the same for all samples."""
         largest = float(np.abs(expected).max(initial=0.0))
-        if not self._unit and largest:
-            self._unit = 1.0 if _SMALL < largest < _LARGE else largest
+        if largest and (not self._unit or largest / self._unit >= _LARGE):
+            self._use_unit(1.0 if _SMALL < largest < _LARGE else largest)
         unit = self._unit or 1.0
         return energies_of(expected / unit, found / unit)
+
+    def _use_unit(self, unit: float) -> None:
+        """Count energies in another unit, those that were counted before as well."""
+        if self._unit:
+            self.energies = [_in_unit(one, self._unit / unit) for one in self.energies]
+        self._unit = unit
 
 
 class DetailedTally(Tally):
@@ -194,14 +200,20 @@ class DetailedTally(Tally):
         self.places.append([])
         super().add_sample(expected, found)
 
+    def _use_unit(self, unit: float) -> None:
+        if self._unit:
+            self.parts = {part: _in_unit(one, self._unit / unit) for part, one in self.parts.items()}
+        super()._use_unit(unit)
+
     def _add_floats(self, expected: Array, found: Array, within: tuple[int, ...]) -> None:
         super()._add_floats(expected, found, within)
         expected, found = expected.astype(np.float64), found.astype(np.float64)
         if (place := furthest(expected, found, within)) is not None:
             self.places[-1].append(place)
+        unit = self._unit or 1.0
         for part, (signal, noise) in self.parts.items():
             among = [slice(None)] * part.axis + [slice(part.start, part.stop)]
-            one, other = energies_of(expected[tuple(among)], found[tuple(among)])
+            one, other = energies_of(expected[tuple(among)] / unit, found[tuple(among)] / unit)
             self.parts[part] = signal + one, noise + other
         usable = np.isfinite(expected) & np.isfinite(found)
         self.largest = max(self.largest, float(np.abs(found[usable] - expected[usable]).max(initial=0.0)))
@@ -209,6 +221,11 @@ class DetailedTally(Tally):
             same = expected.argmax(axis=-1) == found.argmax(axis=-1)
             self.equal += int(np.count_nonzero(same))
             self.compared += same.size
+
+
+def _in_unit(energies: Energies, factor: float) -> Energies:
+    signal, noise = energies
+    return signal * factor * factor, noise * factor * factor
 
 
 def total(energies: Sequence[Energies]) -> Energies:

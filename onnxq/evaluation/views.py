@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import onnx
 from onnxq.calibration.runner import read_without_data
 from onnxq.calibration.seeded import SeededSession, draws, put_seeds
 from onnxq.data.inputs import Sample
-from onnxq.errors import DataError, EngineError
+from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
 from onnxq.evaluation.decided import Choice, Chosen, Decided, matched, paired
 from onnxq.evaluation.joined import Part, joins, parts_of
 from onnxq.ir import Graph, Variable, onnx_dtype, read_model
@@ -172,14 +173,16 @@ class Views:
             candidate: file of a model made from it, as all that are compared.
 
         Raises:
-            ModelError: A file cannot be read.
+            ModelError: The float model's file cannot be read.
+            CandidateError: The other file cannot.
         """
         seen = _seen(reference)
         if not seen.may_decide:
             return cls.whole(reference)
-        graph = _graph(_inlined(read_without_data(reference)), reference)
-        proto = _inlined(read_without_data(candidate))
-        here, there = Decided(graph), Decided(_graph(proto, candidate))
+        here = Decided(graph := _graph(_inlined(read_without_data(reference)), reference))
+        with _failing_as_candidate(candidate != reference):
+            proto = _inlined(read_without_data(candidate))
+            there = Decided(_graph(proto, candidate))
         taken = _taken(proto, there)
         wanted = [choice.named for choice in here.choices]
         # A choice that rewriting has left nothing of cannot be given.
@@ -253,8 +256,9 @@ class Views:
                 one all the same.
 
         Raises:
-            ModelError: The file cannot be loaded.
-            DataError: It has other outputs, or lacks a tensor.
+            CandidateError: The file cannot be read, has other outputs, or lacks a tensor.
+            LoadError: onnxruntime refuses it.
+            ModelError: It is the float model, and cannot be read.
         """
         return self._open(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
 
@@ -265,12 +269,13 @@ class Views:
     def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> View:
         at_once = at_once and not self.random and self.most != 1
         made = None if model == self.reference else model
-        if self.plain:
-            session = load(model, threads=1 if at_once else None)
-            self._check(output_names(session))
-            return View(session, self.names, self, at_once, made=made)
-        proto, names, fed = self._widened(model)
-        return self._opened(load, proto, View(None, names, self, at_once, fed, made), model)
+        with _failing_as_candidate(made is not None):
+            if self.plain:
+                session = load(model, threads=1 if at_once else None)
+                self._check(output_names(session))
+                return View(session, self.names, self, at_once, made=made)
+            proto, names, fed = self._widened(model)
+            return self._opened(load, proto, View(None, names, self, at_once, fed, made), model)
 
     def _opened(self, load: Callable[..., Session], proto: onnx.ModelProto, view: View, model: Path) -> View:
         at_once = view.at_once and not self.random
@@ -293,13 +298,15 @@ class Views:
         fed: Mapping[str, str] = {}
         if is_widened := bool(self.stand_ins or self.choices):
             widened = folder / f"{len(list(folder.iterdir()))}.onnx"
-            proto, names, fed = self._widened(model)
+            with _failing_as_candidate(model != self.reference):
+                proto, names, fed = self._widened(model)
             onnx.load_external_data_for_model(proto, str(model.parent))
             widened.write_bytes(serialized(proto))
         with blamed(f"engine {engine.name!r}", EngineError):
             loaded = engine.load(widened)
         if not is_widened:
-            self._check(loaded.outputs)
+            with _failing_as_candidate(model != self.reference):
+                self._check(loaded.outputs)
         return EngineView(loaded, names, engine.name, fed)
 
     def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], Mapping[str, str]]:
@@ -344,6 +351,17 @@ class Views:
             raise DataError(
                 f"the models cannot be compared: the first has outputs {sorted(expected)}, the second {sorted(outputs)}"
             )
+
+
+@contextmanager
+def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
+    """Raise what is wrong with a model that was made from the float model as a fault of that model alone."""
+    try:
+        yield
+    except (ModelError, DataError) as error:
+        if not is_candidate or isinstance(error, (CandidateError, LoadError)):
+            raise
+        raise CandidateError(str(error)) from error
 
 
 def _taken(model: onnx.ModelProto, found: Decided) -> list[Choice]:

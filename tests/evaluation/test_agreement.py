@@ -18,7 +18,7 @@ from onnx import ModelProto
 
 from onnxq.calibration.chain import samples_of
 from onnxq.calibration.data import Data
-from onnxq.errors import DataError
+from onnxq.errors import CandidateError, DataError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
 from onnxq.evaluation.reference import Reference
 from onnxq.evaluation.views import Views
@@ -201,7 +201,7 @@ def test_models_are_compared_output_by_output(perceptron: ModelProto, compared, 
 
 def test_models_with_other_outputs_are_not_compared(perceptron: ModelProto, compared, build) -> None:
     other = build("(float[4,32] x) => (float[4,32] z) { z = Relu(x) }")
-    with pytest.raises(DataError, match=r"the first has outputs \['y'\], the second \['z'\]"):
+    with pytest.raises(CandidateError, match=r"the first has outputs \['y'\], the second \['z'\]"):
         compared(perceptron, other, [])
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from onnxq.evaluation.bounds import RISK, lower_bound, of_files
+from onnxq.evaluation.joined import Part
 from onnxq.evaluation.tally import DetailedTally
 from onnxq.evaluation.trust import trust
+from onnxq.numerics.numerics import signal_to_noise
 
 
 def tally_of(*pairs: tuple[object, object]) -> DetailedTally:
@@ -91,3 +93,16 @@ def test_values_that_are_no_floats_are_counted(expected: object, found: object, 
     tally = tally_of((expected, found))
     assert (tally.is_float, tally.same_shapes, tally.equal / tally.compared) == (False, True, share)
     assert tally.elements == tally.compared
+
+
+@pytest.mark.parametrize("sizes", [(1.0, 1e200), (1e-200, 1.0), (1e-200, 1.0, 1e200), (1e200, 1.0), (1e160, 1e302)])
+def test_samples_of_any_size_are_counted_beside_one_another(sizes: tuple[float, ...]) -> None:
+    part = Part(0, 0, 2, "a")
+    tally = DetailedTally([part])
+    for size in sizes:
+        one = np.array([3.0, 4.0]) * size
+        tally.add_sample(one, one * 1.01)
+    assert tally.sqnr == pytest.approx(40.0)
+    assert math.isfinite(tally.bound())
+    assert -10 * math.log10(tally.noise) == pytest.approx(40.0)
+    assert signal_to_noise(*tally.parts[part]) == pytest.approx(40.0)

@@ -15,11 +15,12 @@ from onnx import ModelProto
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
-from onnxq.errors import DataError
+from onnxq.errors import CandidateError, ModelError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
 from onnxq.evaluation.views import Views
+from onnxq.failures import is_fatal
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime.local import OnnxRuntime
@@ -232,9 +233,21 @@ def test_samples_that_run_at_once_come_in_order(
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_a_model_that_was_made_and_cannot_be_read_is_at_fault_alone(detector: Path, tmp_path: Path) -> None:
+    (broken := tmp_path / "broken.onnx").write_bytes(b"no model")
+    views = Views.of(detector, detector)
+    for opening in (lambda: Views.of(detector, broken), lambda: views.open(broken), lambda: views.open_decoded(broken)):
+        with pytest.raises(CandidateError) as caught:
+            opening()
+        assert not is_fatal(caught.value)
+    with pytest.raises(ModelError) as given:
+        Views.of(broken, detector)
+    assert is_fatal(given.value)
+
+
 def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build, tmp_path: Path) -> None:
     onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
-    with pytest.raises(DataError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
+    with pytest.raises(CandidateError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
         Views.of(detector, detector).open(tmp_path / "o")
     assert Views.of(detector, tmp_path / "o") == Views(("boxes", "scores"))
 
