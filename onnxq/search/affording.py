@@ -50,7 +50,8 @@ def affordable(laboratory: Laboratory, plan: Plan, refined: Refined, aim: float)
     if trials.sqnr(plan, fewer) > trials.sqnr(plan, every):
         return _with(trials, plan, refined, fewer, "the model is more faithful without")
     speeds = laboratory.speeds_of([trials.candidate(plan, recipe).path for recipe in (every, fewer)])
-    if speeds[0] >= _NO_SLOWER * speeds[1]:
+    # Without times nothing says that any factors cost time.
+    if any(map(math.isnan, speeds)) or speeds[0] >= _NO_SLOWER * speeds[1]:
         return refined
     taken = fewer
     if trials.sqnr(plan, fewer) < aim:

@@ -162,16 +162,15 @@ class _Choice:
         refined = self._refined(trials, outcome, aim)
         verification = chooser.built(outcome, refined.basis.recipe, number)
         speed = self._speed(verification)
-        if outcome.plan.decodes and speed < 1:
+        if outcome.plan.decodes and (speed < 1 or not self._keeps_up(verification)):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(self._stored(trials, outcome, speed, aim), frontier=weighed)
             refined = self._refined(trials, outcome, aim)
             verification = chooser.built(outcome, refined.basis.recipe, number)
-            speed = self._speed(verification)
         scores = chooser.judge.scores(chooser.files.staged, number)
         outcome = replace(outcome, spent=spent)
         given = refined.basis.recipe, outcome, verification, scores, refined.gains, trials.answered.samples
-        return Chosen(*given, keeps_up=speed > NOT_SLOWER)
+        return Chosen(*given, keeps_up=self._keeps_up(verification))
 
     def _searched(self, trials: Trials, aim: float) -> Outcome:
         """Search for a plan; where the search fails, leave out what hurts most of all that the scheme wants."""
@@ -197,10 +196,15 @@ class _Choice:
         planner = without_integers(self.chooser.bench.plan, self.plan, reason)
         return self.chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
 
+    def _keeps_up(self, verification: Verification) -> bool:
+        """Whether the model that is staged is not slower than float, as this look at it and no earlier one has it."""
+        return not self.chooser.measurable or verification.keeps_up
+
     def _speed(self, verification: Verification) -> float:
         """Return how many times as fast as float the model that is staged is, by what was found of it first.
 
-        It is 1 where nothing tells, and `NOT_SLOWER` at most where the model is not shown to keep up.
+        Plans are chosen by it, so that the same one is chosen the next time. It is 1 where nothing tells, and
+        `NOT_SLOWER` at most where the model is not shown to keep up.
         """
         if verification.latency is None or not self.chooser.measurable:
             # Another runtime's time tells nothing of the target's.

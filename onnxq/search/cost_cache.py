@@ -136,8 +136,9 @@ def _parsed(document: Mapping[str, Any]) -> tuple[dict[str, NodeTimes], dict[str
         )
         for key, entry in document["times"].items()
     }
-    # Files of earlier versions have none.
-    return times, _numbers(document.get("speeds", {}))
+    # Files of earlier versions have none, or 0 for models that could not be timed.
+    speeds = _numbers(document.get("speeds", {}))
+    return times, {key: speed for key, speed in speeds.items() if speed > 0}
 
 
 def _numbers(found: Mapping[str, float]) -> dict[str, float]:

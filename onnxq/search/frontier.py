@@ -134,7 +134,7 @@ class _Search:
                 stored = self._stored(prices)
                 if self._is_faithful(stored):
                     [stored] = self._timed([stored]) if best.speed >= _WORTH else [stored]
-                    best = fastest([best, stored]) if stored.speed else stored
+                    best = fastest([best, stored]) if best.speed >= _WORTH else stored
                 tried.append(stored)
         return outcome_of(best, [*tried, *timed], prices, noise, self.laboratory)
 
@@ -174,7 +174,8 @@ class _Search:
         """Time plans beside the float model and one another, only the first when time is up."""
         given = promising[:1] if self._is_late else promising
         speeds = self.laboratory.speeds([one.plan for one in given])
-        return [replace(one, speed=speed) for one, speed in zip(given, speeds, strict=True)]
+        known = (None if math.isnan(speed) else speed for speed in speeds)
+        return [replace(one, speed=speed) for one, speed in zip(given, known, strict=True)]
 
     def _with_whole(
         self, prices: Prices, noise: Noise, tried: Sequence[Candidate], promising: Sequence[Candidate]

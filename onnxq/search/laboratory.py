@@ -145,17 +145,22 @@ class Laboratory:
         return self.costs.times(self._key(self.trials.bench.digest, effect), lambda: self._profiled(plan))
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        """Return how many times as fast as the float model the models of plans run, all by turns."""
+        """Return how many times as fast as the float model the models of plans run, all by turns; NaN if unknown."""
         return self.speeds_of([self.trials.candidate(plan, self.recipe).path for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
-        """Return how many times as fast as the float model some models run, all by turns, as measured now or before."""
+        """Return how many times as fast as the float model some models run, all by turns, as measured now or before.
+
+        The speed of a model that could not be timed is NaN, and is not kept: it may be timed the next time.
+        """
         keys = [self._key(_digest(model), "speed") for model in models]
         asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
         found = self._latencies(asked) if asked else {}
         self.timed.update({_digest(model): latency for model, latency in found.items()})
-        measured = {model: latency.speed for model, latency in found.items()}
-        return [self.costs.speed(key, measured.get(model, 0.0)) for model, key in zip(models, keys, strict=True)]
+        for model, key in zip(models, keys, strict=True):
+            if model in found:
+                self.costs.speed(key, found[model].speed)
+        return [self.costs.speeds.get(key, math.nan) for key in keys]
 
     def found_speed(self, model: Path, now: float) -> float:
         """Return how many times as fast as the float model a model is, as was found before or else now."""

@@ -59,5 +59,5 @@ class Measures(Builds, Protocol):
         ...
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        """Return how many times as fast as the float model the models of plans run, all by turns."""
+        """Return how many times as fast as the float model the models of plans run, all by turns; NaN if unknown."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
@@ -26,4 +28,5 @@ def fastest_whole(laboratory: Measures, target: Target, quiet: Plan, goal: float
     offered = (offer.plan for offer in offers_of(laboratory, full, target, stores))
     plans = [quiet, *(plan for plan in offered if laboratory.expresses(plan) and laboratory.sqnr(plan) >= goal)]
     speeds = laboratory.speeds(plans) if len(plans) > 1 else [1.0]
-    return max(zip(plans, speeds, strict=True), key=lambda one: one[1])[0]
+    known = (0.0 if math.isnan(speed) else speed for speed in speeds)
+    return max(zip(plans, known, strict=True), key=lambda one: one[1])[0]

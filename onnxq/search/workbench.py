@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from onnxq.calibration.resume import Collection, Notice, calibrate_tensors
 from onnxq.config.scheme import Scheme
 from onnxq.data.data import open_samples
 from onnxq.data.inputs import SampleSource, model_inputs
-from onnxq.errors import DataError, ModelError, SchemeError
+from onnxq.errors import CandidateError, DataError, ModelError, PassError, SchemeError
 from onnxq.ir import (
     Graph,
     constants,
@@ -195,16 +195,19 @@ class Workbench:
 
     def write(self, plan: Plan, codes: Codes, path: Path, *, external_data: bool) -> Graph:
         """Write the model of a plan and its codes to ``path`` and return its graph."""
-        graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
-        save(graph, path, external_data=external_data)
+        prepared = self.graph_for(plan)
+        with _faults_of_candidates():
+            graph = self.placing.quantized(prepared, plan, codes, self.declared_types)
+            save(graph, path, external_data=external_data)
         return graph
 
     def build_beside(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path) -> Graph:
         """Write a model as `build` does, but beside the prepared one, where its floats and large codes stay."""
         with self._sharing():
             codes = self.codes_of(plan, evidence, recipe)
-            graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
-        path.write_bytes(serialized(to_model(graph, folder=path.parent)))
+            with _faults_of_candidates():
+                graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
+                path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return graph
 
     def build_switched(
@@ -214,8 +217,10 @@ class Workbench:
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
         with self._sharing():
-            SwitchCodes(plan, self.codes_of(plan, evidence, recipe), switches).apply(graph)
-        path.write_bytes(serialized(to_model(graph, folder=path.parent)))
+            codes = self.codes_of(plan, evidence, recipe)
+            with _faults_of_candidates():
+                SwitchCodes(plan, codes, switches).apply(graph)
+                path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return switches
 
     def _sharing(self) -> AbstractContextManager[None]:
@@ -258,10 +263,20 @@ class Workbench:
             return self.prepared
         path = self.prepared.with_name(f"prepared.{needed}.onnx")
         if not path.exists():
-            graph = load(self.prepared)
-            prepare_for_integers(graph, self.making.steps, opset=needed, without=self.making.without)
-            save(graph, path, external_data=True)
+            with _faults_of_candidates():
+                graph = load(self.prepared)
+                prepare_for_integers(graph, self.making.steps, opset=needed, without=self.making.without)
+                save(graph, path, external_data=True)
         return path
+
+
+@contextmanager
+def _faults_of_candidates() -> Iterator[None]:
+    """Raise faults of a graph that onnxq makes as its own: the user cannot mend them, and a search leaves it out."""
+    try:
+        yield
+    except (ModelError, PassError, DataError) as error:
+        raise CandidateError(str(error)) from error
 
 
 def open_workbench(

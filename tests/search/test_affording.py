@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,8 @@ def _name(recipe: Recipe) -> str:
         ((0.5, 0.9), (18.0, 16.0), FEWER),
         ((2.0, 2.0), (18.0, 18.5), FEWER),
         ((1.0, 2.0), (15.0, 12.0), EVERY),
+        ((math.nan, 2.0), (30.0, 30.0), EVERY),
+        ((1.0, math.nan), (30.0, 30.0), EVERY),
     ],
 )
 @pytest.mark.parametrize("free", [ONE, {}])

@@ -16,6 +16,7 @@ from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.judge import Judge
+from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, load_metric
 from onnxq.evaluation.scoring import Scores
 from onnxq.evaluation.verify import Elsewhere, Kernels, Verification
@@ -26,6 +27,7 @@ from onnxq.search.attempts import choose
 from onnxq.search.choosing import Chooser, Chosen
 from onnxq.search.effort import OFF
 from onnxq.search.efforts import Effort
+from onnxq.search.laboratory import Laboratory
 from onnxq.search.search import Outcome
 from onnxq.search.trials import Hard, Trials
 from onnxq.steps.budget import Budget
@@ -174,6 +176,41 @@ def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise
     monkeypatch.setattr(Trials, "sqnr", lambda *given: trusted)
     assert choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
     assert numbers == list(range(1, attempts + 1))
+
+
+@pytest.mark.parametrize(
+    ("known", "interval", "keeps_up", "stores"),
+    [
+        (1.2, (0.6, 0.66), False, True),
+        (0.9, (1.1, 1.3), True, True),
+        (1.2, (1.1, 1.3), True, False),
+    ],
+    ids=["faster in an earlier run", "slower in an earlier look", "faster twice"],
+)
+def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_one_found(
+    chooser: Chooser,
+    monkeypatch: pytest.MonkeyPatch,
+    known: float,
+    interval: tuple[float, float],
+    keeps_up: bool,
+    stores: bool,
+) -> None:
+    plan, latency = chooser.bench.plan({}), Latency(1.0, 1 / sum(interval) * 2, 1, 6, 6, interval)
+    agreement = Agreement(1, (OutputAgreement("y", 25.0, None, 0.1, True, True, 0),))
+    built: list[bool] = []
+
+    def verified(self: object, outcome: Outcome, *given: object) -> Verification:
+        built.append(outcome.plan.decodes)
+        return Verification(agreement, Kernels(1, 0, 0), latency)
+
+    monkeypatch.setattr(Chooser, "measurable", True)
+    monkeypatch.setattr(Chooser, "search", lambda *given: Outcome(plan, (), 1))
+    monkeypatch.setattr(Chooser, "built", verified)
+    monkeypatch.setattr(Laboratory, "found_speed", lambda *given: known)
+    monkeypatch.setattr(Trials, "sqnr", lambda *given: 25.0)
+    found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    assert found.keeps_up == keeps_up
+    assert built == ([True, False] if stores else [True])
 
 
 @pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])

@@ -202,6 +202,12 @@ def test_the_speed_that_was_measured_first_stays(tmp_path: Path) -> None:
     assert CostCache.opened(tmp_path / "costs.json").speed("a", 1.0) == 2.0
 
 
+def test_a_speed_of_zero_that_an_earlier_version_kept_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text('{"format": "onnxq costs 1", "times": {}, "speeds": {"failed": 0.0, "timed": 1.5}}')
+    assert CostCache.opened(path).speeds == {"timed": 1.5}
+
+
 def test_a_file_of_something_else_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text("mine")
     with pytest.raises(DataError, match="does not hold node times"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,9 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.provenance import file_digest
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
+from onnxq.errors import EngineError
+from onnxq.evaluation.latency import Latency
+from onnxq.failures import collected_failures
 from onnxq.ir import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
@@ -57,6 +61,26 @@ def test_speed_is_a_ratio_beside_the_float_model(laboratory: Laboratory) -> None
     assert laboratory.timed.keys() == {
         file_digest(laboratory.trials.candidate(laboratory.plan({}), laboratory.recipe).path)
     }
+
+
+def test_a_model_that_could_not_be_timed_has_no_speed_and_is_timed_the_next_time(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [laboratory.plan({}), laboratory.plan({"stem": Demotion(Mode.STORAGE, "why")})]
+    failing = laboratory.trials.candidate(plans[0], laboratory.recipe).path
+
+    def measured(models: tuple[Path, ...], *given: object, **options: object) -> list[Latency]:
+        if failing in models:
+            raise EngineError("the engine took longer than 1 s")
+        return [Latency(2.0, 1.0, 1, 6) for _ in models[1:]]
+
+    monkeypatch.setattr("onnxq.search.laboratory.measure_latencies", measured)
+    with collected_failures() as failures:
+        speeds = laboratory.speeds(plans)
+    assert math.isnan(speeds[0])
+    assert (speeds[1], len(failures)) == (2.0, 1)
+    failing = Path()
+    assert laboratory.speeds(plans) == [2.0, 2.0]
 
 
 def test_a_verdict_on_the_speed_of_a_model_stays(laboratory: Laboratory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,13 @@ def _modes(plan: Plan) -> set[Mode]:
 
 
 @pytest.mark.parametrize(
-    ("speed", "fidelity", "taken"), [(2.0, 30.0, Mode.DYNAMIC), (2.0, 10.0, Mode.STATIC), (0.5, 30.0, Mode.STATIC)]
+    ("speed", "fidelity", "taken"),
+    [
+        (2.0, 30.0, Mode.DYNAMIC),
+        (2.0, 10.0, Mode.STATIC),
+        (0.5, 30.0, Mode.STATIC),
+        (math.nan, 30.0, Mode.STATIC),
+    ],
 )
 def test_the_fastest_faithful_one_is_taken(perceptron: ModelProto, speed: float, fidelity: float, taken: Mode) -> None:
     laboratory = Clocked(prepare(read_model(perceptron)), speed, fidelity)

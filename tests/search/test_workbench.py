@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import Build
 from onnx import ModelProto
 
 from onnxq.algorithms.parameters import channel_means, corrected_biases
@@ -17,13 +19,15 @@ from onnxq.calibration.requests import Request
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Spec
 from onnxq.data.inputs import Sample
-from onnxq.errors import SchemeError
+from onnxq.errors import CandidateError, DataError, ModelError, OnnxqError, PassError, SchemeError
+from onnxq.failures import collected_failures
 from onnxq.ir import constants, load, read_model, save
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
+from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench
 from onnxq.system.progress import silent
 
@@ -87,6 +91,40 @@ def test_weights_are_decoded_as_the_bench_is_told(emit: Emit, found: str, decode
     plan = bench.plan({})
     built = bench.build(plan, Evidence(), Recipe(), tmp_path / "q.onnx", external_data=False)
     assert sum(node.op == found for node in built.nodes) == sum(map(plan.count, decoded)) > 10
+
+
+@pytest.mark.parametrize("fault", [ModelError, PassError, DataError])
+def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_left_out(
+    fault: type[OnnxqError], bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = bench.plan({})
+    evidence = bench.calibrate(plan, SAMPLES, silent)
+
+    def broken(*given: object) -> None:
+        raise fault("node 'conv' reads the tensor 'lost', which nothing produces where it could see it")
+
+    for owner in ("Placing.quantized", "SwitchCodes.apply"):
+        monkeypatch.setattr(f"onnxq.search.workbench.{owner}", broken)
+    given = plan, evidence, Recipe(), tmp_path / "q.onnx"
+    with pytest.raises(CandidateError, match="which nothing produces"):
+        bench.build(*given, external_data=False)
+    for build in (bench.build_beside, bench.build_switched):
+        with pytest.raises(CandidateError, match="which nothing produces"):
+            build(*given)
+    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES[:1], evidence)
+    with collected_failures() as failures:
+        assert trials.sqnr(plan, Recipe()) == -math.inf
+    assert [one.part for one in failures] == ["a model that was tried"]
+
+
+def test_a_weight_that_has_no_codes_is_the_users(build: Build, tmp_path: Path) -> None:
+    weight = np.full((64, 64), np.nan, np.float32)
+    bench = bench_of(build("(float[4,64] x) => (float[4,64] y) { y = MatMul(x, w) }", w=weight), "int8", tmp_path)
+    plan = bench.plan({})
+    evidence = bench.calibrate(plan, [{"x": np.ones((4, 64), np.float32)}], silent)
+    with pytest.raises(ModelError, match="holds NaN or infinity") as raised:
+        bench.build(plan, evidence, Recipe(), tmp_path / "q.onnx", external_data=False)
+    assert not isinstance(raised.value, CandidateError)
 
 
 CODES = Demotion(Mode.WEIGHT_ONLY, "for the test", weight=Spec("int4", (32,)))
