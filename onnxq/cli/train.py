@@ -16,7 +16,7 @@ from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 from onnxq.errors import OnnxqError
-from onnxq.training.settings import BATCH_NORM, BLOCKS, Standing, Training
+from onnxq.training.settings import BLOCKS, Standing, Training
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -41,7 +41,6 @@ def training_options(command: Command) -> Command:
             "patience",
             "seed",
             "minutes",
-            "batch_norm",
             "device",
         )
         given = {name: kwargs.pop(name) for name in names}
@@ -123,14 +122,6 @@ def training_options(command: Command) -> Command:
             default=0,
             show_default=True,
             help="Seed of the order of samples.",
-        ),
-        option(
-            "--batch-norm",
-            group=TRAINING,
-            type=click.Choice(BATCH_NORM),
-            default="folded",
-            show_default=True,
-            help="Let weights learn with batch normalization folded into them, or beside its factors.",
         ),
         option(
             "--device",

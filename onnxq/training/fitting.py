@@ -15,12 +15,11 @@ from onnxq.algorithms.codes import Codes
 from onnxq.data.inputs import SampleSource
 from onnxq.data.selection import split
 from onnxq.errors import DataError, ModelError, SchemeError
-from onnxq.ir import Graph, load
+from onnxq.ir import Graph
 from onnxq.numerics.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.refining import TRAINING, Gain
 from onnxq.system.progress import Progress
-from onnxq.training.batch_norms import folded_factors
 from onnxq.training.checkpoints import Checkpoint, key_of
 from onnxq.training.learning import learn
 from onnxq.training.lessons import Lessons, read_lessons, stackable
@@ -78,9 +77,7 @@ def fitted(
         DataError: samples or labels are none to learn from, or the loss is no number from the first step on.
         OutputError: the disk has no room for samples, or for where training stands.
     """
-    frozen = training.batch_norm == "frozen"
-    factors = folded_factors(load(reference), graph, plan) if frozen else {}
-    module = FakeQuantized(graph, plan, codes, factors)
+    module = FakeQuantized(graph, plan, codes)
     # What few samples look up says nothing of the other rows, of which there are more than of all other weights.
     for table in module.tables:
         table.requires_grad_(requires_grad=False)
@@ -89,11 +86,7 @@ def fitted(
     module.to(device_of(training.device))
     with ExitStack() as held:
         task = _task(module, reference, samples, training, held)
-        done = _fitted(module, codes, task, training, state, progress)
-    if frozen and not factors:
-        told = "no weight has a batch normalization folded into it, so none was frozen"
-        return replace(done, doubts=(*done.doubts, told))
-    return done
+        return _fitted(module, codes, task, training, state, progress)
 
 
 def device_of(name: str) -> torch.device:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -37,7 +36,6 @@ from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 from onnxq.runtime.targets import target_named
-from onnxq.training.batch_norms import Factors
 from onnxq.training.channels import Channels
 from onnxq.training.parts import Part, parts
 from onnxq.training.program import Program, Reader
@@ -61,8 +59,8 @@ class FakeQuantized(nn.Module):
         names: of the inputs.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, codes: Codes, factors: Factors = MappingProxyType({})) -> None:
-        """Take a graph, what becomes of it, the codes to begin with, and factors of weights that learn apart.
+    def __init__(self, graph: Graph, plan: Plan, codes: Codes) -> None:
+        """Take a graph, what becomes of it, and the codes to begin with.
 
         Raises:
             ModelError: floats of the graph are not those that training computes with.
@@ -76,7 +74,7 @@ class FakeQuantized(nn.Module):
         self._dynamic = set[str]()
         self._begun, self.channels = codes, Channels(self.graph, plan, codes)
         self._add_activations(codes)
-        self._add_weights(codes, factors)
+        self._add_weights(codes)
         self._add_constants()
 
     def _add_activations(self, codes: Codes) -> None:
@@ -101,7 +99,7 @@ class FakeQuantized(nn.Module):
             self._activations[one.tensor] = groups[one.group]
         self.activations = nn.ModuleList(groups.values())
 
-    def _add_weights(self, codes: Codes, factors: Factors) -> None:
+    def _add_weights(self, codes: Codes) -> None:
         """Add the weights and biases of what the plan quantizes; equal codes of one weight stay one."""
         shared: dict[object, FakeQuantizedWeight] = {}
         self._weights: dict[tuple[str, int], FakeQuantizedWeight] = {}
@@ -118,8 +116,7 @@ class FakeQuantized(nn.Module):
                 scales, times = found.parameters.scale.tobytes(), self.channels.times(node, decision, weight.index)
                 key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes(), times and node.name
                 if key not in shared:
-                    factor = factors.get(node.name) if weight.index == _WEIGHT else None
-                    shared[key] = FakeQuantizedWeight(weight, source.values, found, factor, times)
+                    shared[key] = FakeQuantizedWeight(weight, source.values, found, times)
                 self._weights[node.name, weight.index] = shared[key]
         for node, decision in self._planned():
             self._add_bias(node, decision, codes.biases.get(node.name))

@@ -20,23 +20,19 @@ from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import Workbench, open_workbench
 from onnxq.steps.wanted import Wanted
 from onnxq.system.publish import staging
-from onnxq.training.batch_norms import folded_factors
 from onnxq.training.module import FakeQuantized
 from onnxq.training.quantizers import FakeQuantize
-from onnxq.training.settings import check_batch_norm
 
 
 class Prepared(FakeQuantized):
     """A module that knows how its model is written; see `prepare`."""
 
-    def __init__(self, bench: Workbench, plan: Plan, source: Graph | None = None) -> None:
-        """Take a workbench of the plan's model, and that model where batch normalization is to be kept."""
+    def __init__(self, bench: Workbench, plan: Plan) -> None:
         graph = bench.graph_for(plan)
         for tensor in constants(graph):
             # The workbench's folder goes.
             tensor.values = np.array(tensor.values)
-        factors = {} if source is None else folded_factors(source, graph, plan)
-        super().__init__(graph, plan, encode(plan, graph, recipe=recipe_of(plan, 1)), factors)
+        super().__init__(graph, plan, encode(plan, graph, recipe=recipe_of(plan, 1)))
         self._placing, self._declared = bench.placing, bench.declared_types
 
     def quantized(self) -> Graph:
@@ -44,27 +40,23 @@ class Prepared(FakeQuantized):
         return self._placing.quantized(self.graph, self.plan, self.codes(), self._declared)
 
 
-def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan, *, batch_norm: str = "folded") -> Prepared:
+def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan) -> Prepared:
     """Return a float model as a torch module with fake quantization where a plan makes codes.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, as it was given to quantize() or plan().
         plan: of the report of quantize(), or a file of it.
-        batch_norm: ``folded``, or ``frozen``, which lets weights and what batch normalization multiplies them with
-            learn apart; see `Training`.
 
     Returns:
         The module, whose observers are disabled. Its parameters are weights, biases, scales and zero points of what
         becomes codes.
 
     Raises:
-        SchemeError: the plan is of another model, there is nothing by which it could be carried out again, or batch
-            normalization is neither.
+        SchemeError: the plan is of another model, or there is nothing by which it could be carried out again.
         DataError: the plan was not calibrated.
         ModelError: the model cannot be read, or computes in floats that training does not.
     """
     check_type(plan, Plan, "the plan", "a Plan, such as quantize(...).report.plan")
-    check_batch_norm(batch_norm)
     wanted = Wanted.of(plan, plan.target, ())
     graph = as_graph(model)
     check_float_model(graph)
@@ -72,7 +64,7 @@ def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan, *, batch_norm
         emit = emit_named(wanted.scheme.emit)
         bench = open_workbench(graph, wanted.scheme, target_named(plan.target), folder, emit, plan)
         check_plan(plan, bench.graph)
-        return Prepared(bench, plan, as_graph(model) if batch_norm == "frozen" else None)
+        return Prepared(bench, plan)
 
 
 def convert(module: Prepared) -> Graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +140,6 @@ class FakeQuantizedWeight(FakeQuantize):
 
     Attributes:
         values: parameter of the weight's shape; its codes are at first those that post-training quantization chose.
-        factor: parameter that the values are multiplied with before they become codes; None where there is none.
         once: whether all runs until `release` share one decoding, and add up its gradients.
         times: what codes are of, in units of the weight, where channels migrate; None elsewhere.
     """
@@ -151,10 +149,9 @@ class FakeQuantizedWeight(FakeQuantize):
         weight: Weight,
         values: np.ndarray[Any, Any],
         codes: QTensor,
-        factor: np.ndarray[Any, Any] | None = None,
         times: Times | None = None,
     ) -> None:
-        """Take the float weight and its codes, of its shape, a factor in it that learns apart, and factors around."""
+        """Take the float weight and its codes, of its shape, and factors around."""
         super().__init__(weight.spec, codes.parameters)
         self._weight = weight
         self._decoded: tuple[object, Tensor] | None = None
@@ -168,21 +165,18 @@ class FakeQuantizedWeight(FakeQuantize):
         same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
         start = np.where(same, moved, codes.dequantize())
         start = start if around is None else start / around
-        self.factor = None if factor is None else nn.Parameter(torch.from_numpy(np.array(factor, np.float32)))
-        self.values = nn.Parameter(torch.from_numpy((start if factor is None else start / factor).astype(np.float32)))
+        self.values = nn.Parameter(torch.from_numpy(start.astype(np.float32)))
 
     @property
     def product(self) -> Tensor:
         """The float weight that becomes codes."""
-        found = self.values if self.factor is None else self.values * self.factor
-        return found if self.times is None else found * self.times()
+        return self.values if self.times is None else self.values * self.times()
 
     @property
     def step(self) -> float:
         """Mean distance of two codes, in units of the values."""
         apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
-        factors = (self.factor, None if self.times is None else self.times())
-        size = math.prod(1.0 if one is None else float(one.detach().abs().mean()) for one in factors)
+        size = 1.0 if self.times is None else float(self.times().detach().abs().mean())
         return apart * float((self.scale.detach() * self.tensor_scale).mean()) / size
 
     def forward(self, values: Tensor | None = None) -> Tensor:

@@ -44,7 +44,7 @@ def parameter_groups(module: Learner, training: Training) -> Iterator[dict[str, 
         if not parameter.requires_grad:
             continue
         kind = name.rpartition(".")[2]
-        if kind in ("values", "factor"):
+        if kind == "values":
             what = "biases" if id(parameter) in biases else "weights"
             size = float(parameter.detach().square().mean().sqrt())
             rate = max(size, _CODES * steps.get(id(parameter), 0.0), _SMALLEST)

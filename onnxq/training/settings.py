@@ -15,9 +15,6 @@ LEARNED = ("weights", "biases", "scales", "zero-points")
 BLOCKS = ("no", "first", "only")
 """Whether blocks learn one after the other."""
 
-BATCH_NORM = ("folded", "frozen")
-"""How weights learn that a batch normalization was folded into."""
-
 MEMORY = 1 << 28
 """Bytes of samples, of the float model's outputs and of what flows between blocks that stay in memory."""
 
@@ -70,9 +67,6 @@ class Training:
             smallest and most often the best.
         seed: of the order of samples.
         minutes: after which it ends; steps become small until then. None lets it take what it takes.
-        batch_norm: of a weight that a batch normalization was folded into, ``folded`` lets the product learn;
-            ``frozen`` lets the weight and the factor learn apart, with the statistics as they are, and makes codes of
-            their product in every step, as PyTorch does.
         device: of torch, such as ``cpu`` or ``cuda:1``; empty takes a GPU where there is one.
         memory: bytes of samples, of the float model's outputs and of what flows between blocks that stay in memory;
             what is beyond is in files of a temporary folder. What learns, and its gradients, come on top.
@@ -95,7 +89,6 @@ class Training:
     patience: int | None = None
     seed: int = 0
     minutes: float | None = None
-    batch_norm: str = "folded"
     device: str = ""
     memory: int = field(default=MEMORY, repr=False)
     told: Callable[[Standing], None] | None = field(default=None, repr=False, compare=False)
@@ -108,7 +101,6 @@ class Training:
         if not self.learn:
             raise SchemeError(f"nothing learns; name one or more of {', '.join(LEARNED)}")
         check_name("blocks", self.blocks, BLOCKS)
-        check_batch_norm(self.batch_norm)
         check_type(self.device, str, "the device", "the name of one of torch's, such as cpu or cuda")
         check_type(self.memory, int, "the memory", "a number of bytes")
         if self.loss and self.labels is not None:
@@ -123,12 +115,3 @@ class Training:
             check_type(given, (int, float, type(None)), what, "a number above 0")
             if given is not None and not 0 < given < math.inf:
                 raise SchemeError(f"{what} is {given}, expected a finite number above 0")
-
-
-def check_batch_norm(text: str) -> None:
-    """Check that a text says what becomes of batch normalization.
-
-    Raises:
-        SchemeError: it does not.
-    """
-    check_name("batch normalization", text, BATCH_NORM)

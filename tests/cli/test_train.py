@@ -72,11 +72,11 @@ def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, mon
         raise ModelError("enough was seen")
 
     monkeypatch.setattr(pipeline, "train", stop)
-    options = ("--memory", "64MB", "--device", "cpu", "--batch-norm", "frozen", "--threads", 1, "--minutes", 2)
+    options = ("--memory", "64MB", "--device", "cpu", "--threads", 1, "--minutes", 2)
     with pytest.raises(ModelError, match="enough was seen"):
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx", *options)
     training = given["training"]
-    assert (training.memory, training.device, training.batch_norm, training.minutes) == (64_000_000, "cpu", "frozen", 2)
+    assert (training.memory, training.device, training.minutes) == (64_000_000, "cpu", 2)
     assert [one.threads for one in budgets] == [1]
 
 

@@ -26,7 +26,6 @@ from onnxq.training.settings import Training
         ({"minutes": 0.0}, "the time in minutes is 0.0, expected a finite number above 0"),
         ({"blocks": "onyl"}, "blocks 'onyl' is not one of no, first, only; did you mean 'only'?"),
         ({"blocks": "only", "labels": "l.npy"}, "blocks learn from the float model, not from labels or a loss"),
-        ({"batch_norm": "fold"}, "batch normalization 'fold' is not one of folded, frozen; did you mean 'folded'?"),
         ({"device": 0}, "the device is 0 of type int"),
         ({"labels": 3}, "the labels is 3 of type int"),
     ],
