@@ -29,7 +29,6 @@ from onnxq.training.rates import parameter_groups
 from onnxq.training.room import make_room
 from onnxq.training.sequence import learn_blocks
 from onnxq.training.settings import Training
-from onnxq.training.variations import varied
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +178,6 @@ def _no_number(training: Training, advice: str = "") -> DataError:
 def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training, held: ExitStack) -> Task:
     """Return what is to be learned, from samples that are read once and held as long as the stack says."""
     learned, other = split(samples)
-    if other is not learned and training.labels is None and not training.loss:
-        learned = varied(learned, training.seed)
     labelled = Path(training.labels) if training.labels is not None else None
     # Half of the memory is for what flows between blocks.
     first, *others = (
