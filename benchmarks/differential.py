@@ -18,8 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fuzzing.generator import seeds_for  # type: ignore[import-not-found, unused-ignore]
-from fuzzing.rewriting import SINGLE  # type: ignore[import-not-found, unused-ignore]
 from fuzzing.running import Summary, run_cases, save, text_of  # type: ignore[import-not-found, unused-ignore]
+
+from onnxq.passes import PASSES
 
 
 def main() -> None:
@@ -59,7 +60,10 @@ def report(summary: Summary, seconds: float) -> str:
     lines += ["", "| rule | fault | graphs | seeds |", "|---|---|---|---|"]
     for (rule, kind), found in sorted(summary.faults.items(), key=lambda pair: -len(pair[1])):
         lines.append(f"| {rule} | {kind} | {len(found)} | {', '.join(str(seed) for seed, _ in found[:5])} |")
-    lines += ["", "fired: " + ", ".join(f"{name} {summary.fired[name]}" for name in SINGLE)]
+    folders: dict[str, list[str]] = {}
+    for name, step in PASSES.items():
+        folders.setdefault(step.__module__.split(".")[2], []).append(f"{name} {summary.fired[name]}")
+    lines += ["", *(f"fired of {folder}: {', '.join(counts)}" for folder, counts in folders.items())]
     return "\n".join(lines)
 
 

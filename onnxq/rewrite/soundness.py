@@ -138,27 +138,32 @@ def has_kernel(op_type: str, dtype: Any, opset: int) -> bool:
 _DISCRETE: Final = frozenset(
     {
         *("ArgMax", "ArgMin", "Bernoulli", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater"),
-        *("GreaterOrEqual", "Hardmax", "Less", "LessOrEqual", "Mod", "Multinomial", "NonMaxSuppression", "NonZero"),
-        *("QuantizeLinear", "Range", "Round", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Unique"),
+        *("GreaterOrEqual", "Hardmax", "Less", "LessOrEqual", "MaxRoiPool", "Mod", "Multinomial"),
+        *("NonMaxSuppression", "NonZero", "QuantizeLinear", "Range", "Round", "Shrink", "Sign", "ThresholdedRelu"),
+        *("TopK", "Unique"),
     }
 )
 # Routers of experts hold a TopK.
-_DISCRETE_ELSEWHERE: Final = frozenset({"MoE", "QMoE"})
+_DISCRETE_CONTRIB: Final = frozenset({"DynamicQuantizeLinear", "MoE", "QMoE", "QuantizeLinear"})
 # Operators that move values, or whose result grows or falls with each of its operands.
 _PASSING: Final = frozenset(
     {
-        *("Abs", "Add", "Atan", "AveragePool", "BatchNormalization", "Cast", "CastLike", "Celu", "CenterCropPad"),
-        *("Clip", "Compress", "Concat", "ConcatFromSequence", "DepthToSpace", "Div", "Dropout", "Elu", "Erf", "Exp"),
-        *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Gelu", "GlobalAveragePool", "GlobalMaxPool"),
-        *("HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "LogSoftmax", "Max", "MaxPool", "Mean", "Min"),
-        *("Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
-        *("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize"),
-        *("ReverseSequence", "ScatterElements", "ScatterND", "Scatter", "Selu", "SequenceAt", "SequenceConstruct"),
-        *("Sigmoid", "Slice", "Softmax", "Softplus", "Softsign", "SpaceToDepth", "Split", "SplitToSequence"),
-        *("Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Upsample"),
-        "Where",
+        *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "BatchNormalization"),
+        *("Cast", "CastLike", "Celu", "CenterCropPad", "Clip", "Col2Im", "Compress", "Concat"),
+        *("ConcatFromSequence", "Cosh", "CumProd", "CumSum", "DepthToSpace", "Div", "Dropout", "Elu", "Erf", "Exp"),
+        *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Gelu", "GlobalAveragePool", "GlobalLpPool"),
+        *("GlobalMaxPool", "GridSample", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "LogSoftmax"),
+        *("LpPool", "Max", "MaxPool", "MaxUnpool", "Mean", "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow"),
+        *("Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+        *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize", "ReverseSequence"),
+        *("RoiAlign", "Scatter", "ScatterElements", "ScatterND", "Selu", "SequenceAt", "SequenceConstruct"),
+        *("SequenceErase", "SequenceInsert", "Sigmoid", "Sinh", "Slice", "Softmax", "Softplus", "Softsign"),
+        *("SpaceToDepth", "Split", "SplitToSequence", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh"),
+        *("TensorScatter", "Tile", "Transpose", "Trilu", "Unsqueeze", "Upsample", "Where"),
     }
 )
+_PASSING_CONTRIB: Final = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
+_CONTRIB: Final = "com.microsoft"
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
 
@@ -233,7 +238,7 @@ class Uses:
 def _decided_by(node: Node) -> Iterator[Tensor]:
     """Yield the inputs by which a node decides."""
     if node.domain:
-        yield from node.inputs if node.op in _DISCRETE_ELSEWHERE else ()
+        yield from node.inputs if node.domain == _CONTRIB and node.op in _DISCRETE_CONTRIB else ()
     elif node.op in _DISCRETE or (node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:])):
         yield from node.inputs
     elif node.op in ("Cast", "CastLike"):
@@ -242,10 +247,15 @@ def _decided_by(node: Node) -> Iterator[Tensor]:
     elif node.op in ("If", "Loop", "Where"):
         condition = optional(node, 1 if node.op == "Loop" else 0)
         yield from () if condition is None else (condition,)
+    elif node.op == "GridSample":
+        yield from node.inputs[1:2] if node.attrs.get("mode") == "nearest" else ()
+    elif node.op in ("Resize", "Upsample"):
+        # By scales it also decides how large its result is; a region of interest moves where it looks.
+        yield from node.inputs[1:]
 
 
 def _passes(node: Node) -> bool:
-    return node.op in _PASSING and not node.domain
+    return node.op in (_PASSING_CONTRIB if node.domain == _CONTRIB else _PASSING if not node.domain else ())
 
 
 def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:

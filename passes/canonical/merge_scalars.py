@@ -11,6 +11,9 @@ from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 from onnxq.rewrite.gelu_parts import is_gelu_before_halving
 from onnxq.rewrite.soundness import stays_in_range, stored
 
+# A share of the smaller shift, far above the rounding of two shifts of one size.
+_MOST_LOST = 2.0**-8
+
 
 class MergeScalars(RewriteRule):
     """Two factors or two shifts of one number are one; a factor of 1 and a shift of 0 go."""
@@ -48,7 +51,11 @@ class MergeScalars(RewriteRule):
         if found.root.op == "Mul":
             return "" if stays_in_range([first, second], dtype) else "a factor is too far from 1"
         # What is added and taken away again rounds on purpose.
-        return "they cancel" if abs(float(merged)) < max(abs(first), abs(second)) else ""
+        if abs(float(merged)) < max(abs(first), abs(second)):
+            return "they cancel"
+        # Where data cancels the first shift, the second one alone is left, such as what keeps a logarithm from zero.
+        lost = abs((float(merged) - max(first, second, key=abs)) - min(first, second, key=abs))
+        return "the smaller one would lose digits" if lost > _MOST_LOST * min(abs(first), abs(second)) else ""
 
     def rounds(self, found: Match) -> bool:
         """Return whether it rounds otherwise, as two in a row do."""

@@ -138,6 +138,8 @@ def _step(node: Node, names: Names, recurrent: Constant, bias: npt.NDArray[Any])
     new = made("Tanh", "new", made("Add", "new", new_given, made("Mul", "new", reset, new_wanted)))
     following = made("Add", "following", made("Mul", "kept", kept, made("Sub", "change", state, new)), new)
     output = made("Identity", "output", following)
+    # onnxruntime runs no Scan whose body does not say how many axes its outputs have.
+    following.shape, output.shape = [None, size], [None, size]
     return Graph(made.nodes, [state, given], [following, output], made.named("body"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from fuzzing.parts import pruned
+from fuzzing.parts import captured, pruned
 from fuzzing.runtime import Feed, is_float, opened, run
 
 # What an element may differ by that no rounding on the way explains.
@@ -29,6 +29,11 @@ _ALLOWANCE = {2: 4.0, 4: 32.0, 8: 32.0}
 _NEAR = 1e-3
 _SUMS = frozenset(
     {"Conv", "ConvTranspose", "Einsum", "Gemm", "LSTM", "GRU", "RNN", "MatMul", "ReduceMean", "ReduceSum"}
+)
+# By these a last bit decides.
+_DECIDING = frozenset(
+    {"ArgMax", "ArgMin", "Cast", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod"}
+    | {"NonZero", "Round", "Sign", "TopK"}
 )
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
@@ -93,16 +98,23 @@ class Original:
         if name not in self._spreads:
             if self._noisy is None:
                 onnxruntime.set_seed(0)
-                try:
-                    self._noisy = opened(with_noise(self.model))
-                except Exception:  # noqa: BLE001
-                    self._noisy = False
+                self._noisy = [session for high in self._highest() if (session := _noisy_session(self.model, high))]
             self._spreads[name] = found = []
-            for _ in range(_RUNS if self._noisy else 0):
-                # What is decided by a rounded number may not fit what follows.
-                with suppress(Exception):
-                    found.append(run(self._noisy, self.feeds[name]))
+            for session in self._noisy:
+                for _ in range(_RUNS):
+                    # What is decided by a rounded number may not fit what follows.
+                    with suppress(Exception):
+                        found.append(run(session, self.feeds[name]))
         return self._spreads[name]
+
+    def _highest(self) -> tuple[float, ...]:
+        """Return the largest factors of noise.
+
+        onnxruntime computes float16 in float32 and rounds only where a node has a kernel of its own for float16. So
+        what stands between two nodes may also be larger than float16 says, and decide otherwise.
+        """
+        decides = _operators(self.model.graph) & _DECIDING
+        return (1.0, 1.0 + _ROUNDING[TensorProto.FLOAT16]) if decides and _has_halves(self.model) else (1.0,)
 
     def difference(self, name: str, found: list[Any]) -> Difference | None:
         """Return the worst difference between the model's answers to a feed and another's."""
@@ -128,10 +140,10 @@ class Original:
             return "nan"
         if operators & _RECURRENT and not all(np.isfinite(array).all() for array in values):
             return "nan"
+        if _leaves_range(part, known):
+            return "range"
         if not self._is_finite(name, part):
             return ""
-        if not all(np.isfinite(array).all() for array in values):
-            return "range"
         near = any(array.size and np.abs(array).max() > _NEAR * np.finfo(array.dtype).max for array in values)
         return "range" if difference.kind == "overflow" and near and operators & _SUMS else ""
 
@@ -249,6 +261,19 @@ def _shown(index: int, one: Any, other: Any, wrong: Any) -> str:
     )
 
 
+def _leaves_range(part: ModelProto, known: Mapping[str, Any]) -> bool:
+    """Whether a node makes infinity or NaN of finite numbers, so that any other order of operations may differ.
+
+    What is infinite because it was fed or stored so says nothing of the data beside it.
+    """
+
+    def is_finite(names: Iterable[str]) -> bool:
+        arrays = (known[name] for name in names if name in known)
+        return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)
+
+    return any(is_finite(captured([node])) and not is_finite(node.output) for node in part.graph.node)
+
+
 def _fits(concat: NodeProto, known: Mapping[str, Any]) -> bool:
     """Whether what a Concat joins differs along its axis alone; onnxruntime does not ask that of empty tensors."""
     axis = next((one.i for one in concat.attribute if one.name == "axis"), 1)
@@ -267,6 +292,21 @@ def _operators(graph: GraphProto) -> set[str]:
     return found
 
 
+def _has_halves(model: ModelProto) -> bool:
+    declared = (entry.type.tensor_type.elem_type for entry in model.graph.input)
+    casts = (one.i for node in model.graph.node if node.op_type == "Cast" for one in node.attribute if one.name == "to")
+    stored = (tensor.data_type for tensor in _stored(model.graph))
+    return TensorProto.FLOAT16 in (*declared, *casts, *stored)
+
+
+def _noisy_session(model: ModelProto, high: float) -> Any:
+    try:
+        return opened(with_noise(model, high=high))
+    # onnxruntime has a class for each kind of refusal; without noise the tolerances stand alone.
+    except Exception:  # noqa: BLE001
+        return None
+
+
 def _stored(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for node in graph.node:
@@ -280,7 +320,7 @@ def _stored(graph: GraphProto) -> Iterator[TensorProto]:
 # Other roundings
 
 
-def with_noise(model: ModelProto, rounding: float = 0.0) -> ModelProto:
+def with_noise(model: ModelProto, rounding: float = 0.0, high: float = 1.0) -> ModelProto:
     """Return a model that multiplies each float tensor by random numbers a little below one.
 
     No number gets larger by it, so none leaves the range of its type that did not before.
@@ -288,6 +328,7 @@ def with_noise(model: ModelProto, rounding: float = 0.0) -> ModelProto:
     Args:
         model: any model.
         rounding: how much a number may change, relative to it; by default two units in the last place of its type.
+        high: the largest factor; above one it is used in the place of a small one.
     """
     try:
         made = onnx.shape_inference.infer_shapes(model)
@@ -295,7 +336,7 @@ def with_noise(model: ModelProto, rounding: float = 0.0) -> ModelProto:
     except Exception:  # noqa: BLE001
         made = ModelProto.FromString(model.SerializeToString())
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
-    _add_noise(made.graph, {}, _Noise(opset, rounding), top=True)
+    _add_noise(made.graph, {}, _Noise(opset, rounding, high), top=True)
     return made
 
 
@@ -341,15 +382,21 @@ def _add_noise(graph: GraphProto, renamed: dict[str, str], noise: _Noise, *, top
 class _Noise(NamedTuple):
     opset: int
     rounding: float
+    high: float = 1.0
 
 
 def _noise(name: str, result: str, elem: int, wanted: _Noise) -> list[NodeProto]:
-    low, noise = 1 - 2 * (wanted.rounding or _ROUNDING[elem]), f"{result}~noise"
+    low, noise = 1.0 if wanted.high > 1 else 1 - 2 * (wanted.rounding or _ROUNDING[elem]), f"{result}~noise"
     product = helper.make_node("Mul", [name, noise], [result])
     if wanted.opset < _NO_RANDOM_NUMBERS:
-        return [helper.make_node("RandomUniformLike", [name], [noise], low=low, high=1.0), product]
+        return [helper.make_node("RandomUniformLike", [name], [noise], low=low, high=wanted.high), product]
     dtype = helper.tensor_dtype_to_np_dtype(elem)
-    parts = {"half": np.float32(0.5), "yes": np.True_, "high": dtype.type((low + 1) / 2), "low": dtype.type(low)}
+    parts = {
+        "half": np.float32(0.5),
+        "yes": np.True_,
+        "high": dtype.type((low + wanted.high) / 2),
+        "low": dtype.type(low),
+    }
     stored = [
         helper.make_node("Constant", [], [f"{noise}~{part}"], value=onnx.numpy_helper.from_array(np.asarray(value)))
         for part, value in parts.items()

@@ -43,6 +43,7 @@ def test_scalars_become_one(body: str, expected: list[str]) -> None:
     ("body", "reason"),
     [
         ("a = Add(x, half) y = Add(a, down)", "they cancel"),
+        ("a = Add(x, half) y = Add(a, small)", "the smaller one would lose digits"),
         ("e = Erf(x) p = Add(e, one) q = Mul(x, p) r = Mul(q, half) y = Mul(r, third)", "it is a part of Gelu"),
         ("a = Mul(x, huge) y = Mul(a, huge)", "the merged number is not one of its type"),
         ("a = Mul(x, small) y = Mul(a, small)", "the merged number is not one of its type"),

@@ -36,6 +36,13 @@ def test_a_large_cell_becomes_products(direction: str, *, state: bool, batch: in
     assert difference(outputs(graph, given), outputs(made, given)) < 1e-5
 
 
+def test_the_body_says_how_many_axes_its_outputs_have_where_the_model_does_not() -> None:
+    made = cell(LARGE, batch="N", state=True, linear_before_reset=1)
+    graph = named_graph(made)
+    ScanCells().apply(graph)
+    assert [len(tensor.shape) for tensor in body(graph).outputs] == [2, 2]
+
+
 def test_a_cell_without_biases_becomes_products() -> None:
     made = cell(LARGE, bias=False, linear_before_reset=1)
     graph = named_graph(made)
