@@ -28,8 +28,8 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.kinds import request_for
 from onnxq.calibration.observing import Observers
 from onnxq.calibration.runner import collect
+from onnxq.data.dataset import Stretch
 from onnxq.data.inputs import Sample
-from onnxq.data.stretches import Stretch
 
 SAMPLE_BYTES = 5 * 10**6
 CLIENT_BYTES = 500 * 10**6

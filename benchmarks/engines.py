@@ -38,8 +38,8 @@ import onnx
 from processes import keep_bytecode
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.inputs import Sample, model_inputs
+from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.latency import Latency, measure_latencies

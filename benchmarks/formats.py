@@ -29,8 +29,8 @@ from onnxq import dequantize, quantize
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.inputs import Sample, model_inputs
+from onnxq.data.samples import evenly, open_samples
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.verify import measure_latency

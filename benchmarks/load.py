@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import click
 
 import onnxq
-from onnxq.data.data import evenly, model_inputs, open_samples
+from onnxq.data.samples import evenly, model_inputs, open_samples
 from onnxq.evaluation.verify import Timer, verify
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton

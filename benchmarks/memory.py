@@ -28,7 +28,7 @@ from pathlib import Path
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton
 from onnxq.runtime.sessions import open_session, run
-from onnxq.data.data import model_inputs, open_samples
+from onnxq.data.samples import model_inputs, open_samples
 from onnxq.data.inputs import sample_bytes
 model = Path(sys.argv[1])
 samples = open_samples(sys.argv[2], model_inputs(skeleton(load(model))))

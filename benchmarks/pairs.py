@@ -21,8 +21,8 @@ import onnxruntime
 from onnxq import PRESETS, Budget, Goal, quantize
 from onnxq.calibration.provenance import instruction_set
 from onnxq.config.scheme import Granularity, Scheme, Spec
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.ir import load
 from onnxq.numerics.pairs import Pairs

@@ -28,8 +28,8 @@ from pathlib import Path
 import onnxruntime
 from processes import keep_bytecode
 
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.inputs import model_inputs
+from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.verify import measure_latency

@@ -20,8 +20,8 @@ import numpy as np
 from onnxq.algorithms.recipe import USUAL
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.inputs import model_inputs
+from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import load
 from onnxq.lowering import Emit
 from onnxq.numerics.ratios import decibels

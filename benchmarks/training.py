@@ -34,8 +34,8 @@ from fashion_mnist import MODELS, answers, correct, wilson
 from numpy.typing import NDArray
 
 from onnxq import Budget, Goal, Quantized, compare_files, quantize
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Sample, model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.evaluation.latency import measure_latency
 from onnxq.training import Training, disable_fake_quant, enable_fake_quant, prepare
 from onnxq.training.pipeline import quantize_and_train, train

@@ -27,8 +27,8 @@ from typing import Any
 from onnx import TensorProto
 from processes import inference_seconds, keep_bytecode
 
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.inputs import model_inputs
+from onnxq.data.samples import evenly, open_samples
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.verify import measure_latency
 from onnxq.ir import constants, load, onnx_dtype

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
     from onnxq.config.scheme_file import load_scheme
     from onnxq.data.images import ImageOptions
-    from onnxq.data.sources.audio import Audio
-    from onnxq.data.sources.source import Source
-    from onnxq.data.sources.text import Text
+    from onnxq.data.sources import Audio, Source, Text
     from onnxq.errors import (
         DataError,
         EngineError,
@@ -222,9 +220,7 @@ _HOMES = {
         "run_passes",
     ),
     "onnxq.data.images": ("ImageOptions",),
-    "onnxq.data.sources.audio": ("Audio",),
-    "onnxq.data.sources.source": ("Source",),
-    "onnxq.data.sources.text": ("Text",),
+    "onnxq.data.sources": ("Audio", "Source", "Text"),
     "onnxq.config.scheme": (
         "Granularity",
         "Mode",

@@ -81,7 +81,7 @@ def test_the_walk_sees_all_packages() -> None:
     assert {
         "onnxq",
         "onnxq.ir.model",
-        "onnxq.data.data",
+        "onnxq.data.samples",
         "onnxq.passes.quantize.planned",
         "onnxq.cli.main",
     } <= names

@@ -28,7 +28,7 @@ from onnxq.cli.main import cli
 from onnxq.config.scheme import ENTRY_POINTS as ENCODERS
 from onnxq.config.scheme import packaged_encoder
 from onnxq.config.scheme_file import load_scheme
-from onnxq.data.sources.table import ENTRY_POINTS as SOURCES
+from onnxq.data.sources import ENTRY_POINTS as SOURCES
 from onnxq.preparing.named_passes import ENTRY_POINTS as PASSES
 from onnxq.runtime.table import ENTRY_POINTS as ENGINES
 

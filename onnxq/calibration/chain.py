@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 
 from onnxq.calibration.data import Data, SamplesLike
-from onnxq.data.data import Samples, leaves_out, open_samples
+from onnxq.data.dataset import Origin, origin_of
 from onnxq.data.inputs import Input, Sample, SampleSource, is_floating, model_inputs
-from onnxq.data.origins import Origin, origin_of
+from onnxq.data.samples import Samples, leaves_out, open_samples
 from onnxq.errors import DataError, SchemeError, nearest
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 
 from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.storage import load_statistics
+from onnxq.data.dataset import RandomAccess, is_random_access
 from onnxq.data.images import ImageOptions, images_named
-from onnxq.data.sources.source import Source
-from onnxq.data.sources.table import source_for, source_named
-from onnxq.data.stretches import RandomAccess, is_random_access
+from onnxq.data.sources import Source, source_for, source_named
 from onnxq.errors import DataError, SchemeError, check_type, take_plain_numbers
 
 SamplesLike: TypeAlias = str | Path | Iterable[Any] | RandomAccess

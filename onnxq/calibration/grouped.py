@@ -12,8 +12,8 @@ from typing import NamedTuple
 from onnxq.calibration.evidence import Evidence, EvidenceTotal
 from onnxq.calibration.requests import Request
 from onnxq.calibration.runner import collect, collect_apart
+from onnxq.data.dataset import Selection
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import Selection
 
 # Parts of a group of samples, whose differences tell how far new samples may go beyond them.
 _PARTS = 6

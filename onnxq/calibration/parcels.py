@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from onnxq.calibration.work import Shard
+from onnxq.data.dataset import Stretch
 from onnxq.data.inputs import Sample
-from onnxq.data.items import Items, Kept
-from onnxq.data.stretches import Stretch
+from onnxq.data.samples import Items, Kept
 from onnxq.errors import DataError
 
 MOST_BYTES = 16 * 10**6

@@ -32,8 +32,8 @@ from onnxq.calibration.segments import segments
 from onnxq.calibration.storage import discard, load_statistics, save_statistics
 from onnxq.calibration.work import SHARD_BYTES
 from onnxq.calibration.workers import Threads, Workers, workers_for
-from onnxq.data.data import evenly
 from onnxq.data.inputs import SampleSource, sample_bytes
+from onnxq.data.samples import evenly
 from onnxq.errors import DataError, SchemeError
 from onnxq.runtime.sessions import runtime_version
 from onnxq.system.cores import available_cores

@@ -19,9 +19,8 @@ from onnxq.calibration.segments import segments
 from onnxq.calibration.shards import InstrumentedRunError, Tapped
 from onnxq.calibration.work import Shard, Work
 from onnxq.calibration.workers import Threads, Workers
+from onnxq.data.dataset import Selection, picked, stretches
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import Selection
-from onnxq.data.stretches import picked, stretches
 from onnxq.errors import CandidateError, DataError, ModelError
 from onnxq.ir.large_models import is_large
 from onnxq.runtime.sessions import open_session, run
@@ -60,7 +59,7 @@ def collect(
 
     Args:
         model: The float model; a path for models whose weights are in external files.
-        samples: Checked samples, see `onnxq.data.data.open_samples`.
+        samples: Checked samples, see `onnxq.data.samples.open_samples`.
         requests: What is wanted of float tensors: node outputs, graph inputs, or initializers of the main graph. Those
             of bodies have names of their own, and all their values of a sample count as one array of one axis.
         progress: Called with (samples done, samples in all) after each sample.

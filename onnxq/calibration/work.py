@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 
+from onnxq.data.dataset import Stretch, held, stretches
 from onnxq.data.inputs import SampleSource, sample_bytes
-from onnxq.data.stretches import Stretch, held, stretches
 
 SHARD_BYTES = 8 * 10**6
 """A shard of so many bytes in memory takes no further samples."""

@@ -12,7 +12,16 @@ from onnx import ModelProto
 
 from onnxq.errors import DataError, ModelError, SchemeError, nearest
 from onnxq.evaluation.latency import NOT_SLOWER, Latency, measure_latency
-from onnxq.ir import Graph, constants, forget_types, inner_variables, load, save, scopes, types_to_declare
+from onnxq.ir import (
+    Graph,
+    constants,
+    forget_types,
+    inner_variables,
+    load,
+    save,
+    scopes,
+    types_to_declare,
+)
 from onnxq.ir.intake import taken_in
 from onnxq.ir.large_models import is_large
 from onnxq.passes.prepare.remove_unused import RemoveUnused

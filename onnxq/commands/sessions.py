@@ -13,8 +13,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.calibration.data import SamplesLike
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.inputs import Input, Sample, model_inputs, required
+from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.runtime.sessions import open_session, output_names, run
 

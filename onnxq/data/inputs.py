@@ -1,8 +1,9 @@
-"""What a model wants to be fed, and the checks that say in one sentence why a sample does not fit."""
+"""What a model wants to be fed, the checks that say why a sample does not fit, and seeded samples that do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol, TypeAlias
@@ -11,9 +12,73 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.data.batches import Dims, counts_samples, open_batch, says_nothing
 from onnxq.errors import DataError, ModelError, nearest
 from onnxq.ir.shape_entries import is_symbol
+
+Dim: TypeAlias = int | str | None
+Dims: TypeAlias = tuple[Dim, ...]
+
+# Such as s77 of torch.export, unk__12 of tf2onnx, DynamicDimension.0 of Paddle, x_dynamic_axes_1 and Concat461_dim_0 of
+# torch.onnx: written by programs, they say nothing.
+_NUMBERED = re.compile(
+    r"[su]\d+|unk(nown)?_*\d+|dynamic_?dim(ension)?[._]?\d*|(.*_)?(dynamic_axes|dim|axis|d)_?\d+", re.IGNORECASE
+)
+
+
+def counts_samples(dim: Dim) -> bool:
+    """Tell whether a leading dimension counts samples by what it says: it is 1, or called so.
+
+    >>> [counts_samples(dim) for dim in (1, "batch_size", "N", "time", 3, None)]
+    [True, True, True, False, False, False]
+    """
+    return dim == 1 or _named_batch(dim)
+
+
+def says_nothing(dim: Dim) -> bool:
+    """Tell whether a dimension is open and has no name, or one that a program numbered.
+
+    >>> [says_nothing(dim) for dim in (None, "s0", "unk__12", "DynamicDimension.0", "frames", 1)]
+    [True, True, True, True, False, False]
+    """
+    return dim is None or (isinstance(dim, str) and _NUMBERED.fullmatch(dim) is not None)
+
+
+def open_batch(inputs: Collection[Dims | None], outputs: Collection[Dims | None]) -> bool:
+    """Tell whether first dimensions that say nothing count samples, judged by all inputs and outputs of a model.
+
+    They do where the first dimension of every input counts samples or says nothing, and one of them counts samples; or
+    where the first dimension of every output is open as well, each input has further dimensions, for what is one
+    dimension long is a signal, and none of these is called batch.
+
+    Args:
+        inputs: dimensions of each input; None where the rank is unknown.
+        outputs: dimensions of each output, likewise.
+
+    >>> open_batch([(None, 3, 224, 224)], [("s1", 1000)])
+    True
+    >>> open_batch([(None, 80)], [(1, 40)])
+    False
+    """
+    if not all(dims and (counts_samples(dims[0]) or says_nothing(dims[0])) for dims in inputs):
+        return False
+    if any(dims and counts_samples(dims[0]) for dims in inputs):
+        return True
+    return (
+        all(dims is None or (dims and (says_nothing(dims[0]) or _named_batch(dims[0]))) for dims in outputs)
+        and all(dims and len(dims) > 1 for dims in inputs)
+        and not any(_named_batch(dim) for dims in (*inputs, *outputs) for dim in _further(dims))
+    )
+
+
+def _further(dims: Dims | None) -> Sequence[Dim]:
+    return dims[1:] if dims else ()
+
+
+def _named_batch(dim: Dim) -> bool:
+    return isinstance(dim, str) and ("batch" in dim.lower() or dim.lower() in ("b", "bs", "n"))
+
+
+# What a model wants to be fed, and the checks that say in one sentence why a sample does not fit.
 
 Sample: TypeAlias = dict[str, NDArray[Any]]
 Shape: TypeAlias = tuple[int, ...]
@@ -21,7 +86,7 @@ Signature: TypeAlias = Mapping[str, tuple[np.dtype[Any], Shape]]
 
 
 class SampleSource(Protocol):
-    """A sized stream of samples: `onnxq.data.data.Samples`, or a list."""
+    """A sized stream of samples: `onnxq.data.samples.Samples`, or a list."""
 
     def __len__(self) -> int:
         """Return how many samples an iteration yields."""
@@ -63,7 +128,7 @@ def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
 
     Graph inputs that have an initializer are defaults and left out. Placeholder dims that exporters write
     (0, -1, ``?``, ``None``) count as unknown. First dims that say nothing count samples where
-    `onnxq.data.batches.open_batch` says so, unless a recurrent node reads the input, whose first axis is time.
+    `onnxq.data.inputs.open_batch` says so, unless a recurrent node reads the input, whose first axis is time.
 
     Raises:
         ModelError: An input is not a tensor or has no element type.
@@ -241,3 +306,61 @@ def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], wh
 
 def _names(names: Mapping[str, object]) -> str:
     return ", ".join(repr(name) for name in list(names)[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
+
+
+# Inputs that nobody gave: seeded values of the types and shapes that a model declares.
+
+_LARGEST_DIM = 4
+# Small integers are indices that exist, numbers of axes and lengths; zeros and ones are masks.
+_INTEGERS = ((0, 3), (0, 1), (-2, 3))
+_LARGE = 10.0
+_SHARE_OF_ZEROS = 0.05
+
+
+def made_up_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
+    """Yield samples that fit the inputs of a model, the same ones each time.
+
+    Dims that are not fixed are equal where they have one name and differ from all others. In every second sample all of
+    them are equal, for models that do not name dims that belong together. One element is among the lengths. Floats are
+    standard normal, some of them 0, and in every fourth sample 10 times as large. Integers are small, in some samples
+    negative. A model may refuse some samples, or all.
+
+    Args:
+        inputs: what the model wants.
+        count: how many.
+
+    >>> wanted = Input("x", np.dtype(np.int64), ("N", 2))
+    >>> [sample["x"].shape for sample in made_up_samples([wanted], 3)]
+    [(3, 2), (2, 2), (3, 2)]
+    """
+    wanted = required(inputs)
+    named = {dim for entry in wanted for dim in entry.shape or () if isinstance(dim, str)}
+    free = len(named) + sum(dim is None for entry in wanted for dim in entry.shape or ())
+    for seed in range(count):
+        generator = np.random.default_rng(seed)
+        common = int(generator.integers(1, _LARGEST_DIM + 1))
+        lengths = [common] * free if seed % 2 else list(generator.permutation(max(free, _LARGEST_DIM)) + 1)
+        by_name = dict(zip(sorted(named), map(int, lengths), strict=False))
+        others = iter(lengths[len(named) :])
+        sample = {}
+        for entry in wanted:
+            shape = [
+                dim if isinstance(dim, int) else by_name[dim] if dim is not None else int(next(others))
+                for dim in entry.shape or ()
+            ]
+            sample[entry.name] = _values(generator, entry.dtype, tuple(shape), seed)
+        yield sample
+
+
+def _values(
+    generator: np.random.Generator, dtype: np.dtype[np.generic], shape: tuple[int, ...], seed: int
+) -> NDArray[np.generic]:
+    if is_floating(dtype):
+        drawn = generator.standard_normal(shape) * (_LARGE if seed % 4 == 2 else 1.0)
+        return np.where(generator.random(shape) < _SHARE_OF_ZEROS, 0.0, drawn).astype(dtype)
+    if dtype.hasobject or dtype.kind in "SU":
+        return np.full(shape, "text", dtype=object)
+    if dtype.kind == "c":
+        return (generator.standard_normal(shape) + 1j * generator.standard_normal(shape)).astype(dtype)
+    least, most = _INTEGERS[seed % len(_INTEGERS)]
+    return generator.integers(least if dtype.kind == "i" else 0, most + 1, shape).astype(dtype)

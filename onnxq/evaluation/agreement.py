@@ -13,10 +13,8 @@ import numpy as np
 
 from onnxq.calibration.chain import samples_of
 from onnxq.calibration.data import Data, SamplesLike
-from onnxq.data.apart import counting_as_one, shared_files
+from onnxq.data.dataset import Selection, counting_as_one, even_places, picked, shared_files
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import Selection
-from onnxq.data.stretches import even_places, picked
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.bounds import RISK
 from onnxq.evaluation.joined import Part

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onnxq.data.apart import shared_files
+from onnxq.data.dataset import Selection, even_places, shared_files
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.data.selection import Selection
-from onnxq.data.stretches import even_places
 from onnxq.evaluation.reference import Reference
 from onnxq.evaluation.views import Views
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.apart import counting_as_one
+from onnxq.data.dataset import counting_as_one
 
 RISK = 0.05
 """How often a bound may be wrong."""

@@ -13,9 +13,9 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.sentinels import doubtful_masks
 from onnxq.calibration.value_range import Range
-from onnxq.data.data import evenly
+from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Sample, SampleSource, is_floating
-from onnxq.data.selection import Selection
+from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.probabilities import are_probabilities

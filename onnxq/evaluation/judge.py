@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxq.data.data import leaves_out
+from onnxq.data.dataset import Selection, even_places
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import Selection
-from onnxq.data.stretches import even_places
+from onnxq.data.samples import leaves_out
 from onnxq.evaluation.bounds import risk_of_look
 from onnxq.evaluation.hardest import hardest
 from onnxq.evaluation.latency import Latency

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxq.data.apart import counting_as_one
+from onnxq.data.dataset import counting_as_one
 
 # Share of labels that differ at 0 dB, if they went on to grow with the amplitude of the noise.
 _SHARE_AT_0_DB = 0.1

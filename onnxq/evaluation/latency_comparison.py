@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxq.calibration.chain import samples_of
 from onnxq.calibration.data import Data, SamplesLike
-from onnxq.data.data import evenly
+from onnxq.data.samples import evenly
 from onnxq.errors import check_path
 from onnxq.evaluation.latency import Latency, measure_latency
 from onnxq.runtime.engine import Engine

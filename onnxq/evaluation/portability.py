@@ -10,10 +10,9 @@ from typing import Any
 
 import onnx
 
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.images import ImageOptions
-from onnxq.data.inputs import Sample, model_inputs
-from onnxq.data.made_up import made_up_samples
+from onnxq.data.inputs import Sample, made_up_samples, model_inputs
+from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import DataError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, compare
 from onnxq.evaluation.first_difference import FirstDifference

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.apart import counting_as_one, shared_files
+from onnxq.data.dataset import counting_as_one, shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError
 from onnxq.evaluation.bounds import RISK, highest_mean

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.data.data import evenly
 from onnxq.data.inputs import SampleSource
+from onnxq.data.samples import evenly
 from onnxq.errors import ModelError
 from onnxq.evaluation.agreement import Agreement, compare
 from onnxq.evaluation.bounds import RISK

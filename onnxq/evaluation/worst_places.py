@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxq.data.dataset import origin_of
 from onnxq.data.inputs import SampleSource
-from onnxq.data.origins import origin_of
 from onnxq.numerics.numerics import signal_to_noise
 from onnxq.runtime.sessions import Array
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.data.data import open_samples
 from onnxq.data.images import ImageOptions
-from onnxq.data.inputs import Input, Sample, is_floating, model_inputs
-from onnxq.data.made_up import made_up_samples
+from onnxq.data.inputs import Input, Sample, is_floating, made_up_samples, model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton

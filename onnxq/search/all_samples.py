@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import replace
 
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
 from onnxq.failures import tolerated
 from onnxq.planning.plan import Plan
 from onnxq.search.choosing import Chooser, Chosen

@@ -12,8 +12,8 @@ from onnxq.algorithms.codes import Codes
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.provenance import file_digest
-from onnxq.data.data import evenly
 from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.samples import evenly
 from onnxq.evaluation.aims import aim_of
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.judge import Judge

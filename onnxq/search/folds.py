@@ -15,10 +15,8 @@ from onnxq.algorithms.range_choice import Noise, pooled, takes_off
 from onnxq.algorithms.recipe import Recipe
 from onnxq.algorithms.sites import Site
 from onnxq.calibration.evidence import Evidence
-from onnxq.data.apart import by_file, halves
+from onnxq.data.dataset import Selection, by_file, even_places, halves
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import Selection
-from onnxq.data.stretches import even_places
 from onnxq.evaluation.bounds import student
 from onnxq.planning.plan import Plan
 from onnxq.search.trials import Trials, noises

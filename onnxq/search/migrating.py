@@ -27,7 +27,7 @@ from onnxq.calibration.ranges import MinMax
 from onnxq.calibration.requests import Request
 from onnxq.calibration.runner import collect_apart
 from onnxq.calibration.value_range import Range
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
 from onnxq.ir import Graph, constants
 from onnxq.planning.plan import Plan
 from onnxq.search.effort import Accuracy

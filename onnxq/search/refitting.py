@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxq.calibration.range_table import kinds_read
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
 from onnxq.planning.plan import Plan
 from onnxq.search.effort import FULL
 from onnxq.search.folds import Basis, Folds

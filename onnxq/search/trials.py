@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.evidence import Evidence
 from onnxq.config.scheme import Mode
-from onnxq.data.apart import counting_as_one, halves
+from onnxq.data.dataset import Selection, counting_as_one, halves
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import Selection
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.answered import Answered
 from onnxq.evaluation.trust import Pair, Trust, noise_by_sample, trust

@@ -21,8 +21,8 @@ from onnxq.calibration.range_table import FIRST_RANGES
 from onnxq.calibration.ranges import RangeMethod
 from onnxq.calibration.resume import Collection, Notice, calibrate_tensors
 from onnxq.config.scheme import Scheme
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import SampleSource, model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.errors import CandidateError, DataError, ModelError, PassError, SchemeError
 from onnxq.ir import (
     Graph,

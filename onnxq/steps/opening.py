@@ -12,9 +12,9 @@ import onnx
 from onnxq.calibration.data import Data
 from onnxq.calibration.resume import Notice
 from onnxq.config.scheme import Mode
-from onnxq.data.data import evenly
+from onnxq.data.dataset import split
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.data.selection import split
+from onnxq.data.samples import evenly
 from onnxq.errors import OutputError, check_type
 from onnxq.evaluation.doubts import LOOKED_AT, distinct, heard
 from onnxq.evaluation.goal import Goal

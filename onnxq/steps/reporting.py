@@ -11,10 +11,15 @@ from onnxq.algorithms.noting import noted
 from onnxq.algorithms.parameters import corrected_biases
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.range_table import chosen_methods
-from onnxq.data.apart import counting_as_one, shared_files
-from onnxq.data.origins import origin_of, ranges_of
-from onnxq.data.selection import Selection
-from onnxq.data.stretches import even_places, picked
+from onnxq.data.dataset import (
+    Selection,
+    counting_as_one,
+    even_places,
+    origin_of,
+    picked,
+    ranges_of,
+    shared_files,
+)
 from onnxq.errors import DataError
 from onnxq.evaluation.doubts import hidden
 from onnxq.evaluation.gate import Judged

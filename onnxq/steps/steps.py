@@ -15,8 +15,8 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.range_table import FIRST_RANGES
 from onnxq.calibration.ranges import Extremes, MinMax, RangeMethod
 from onnxq.calibration.resume import Collection
-from onnxq.data.data import evenly
 from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.samples import evenly
 from onnxq.evaluation.aims import plenty_of
 from onnxq.evaluation.doubts import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, unseen
 from onnxq.evaluation.goal import Goal

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from onnxq.algorithms.codes import Codes
+from onnxq.data.dataset import split
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import split
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Graph
 from onnxq.numerics.ratios import decibels

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from onnxq.calibration.spool import Activations
 from onnxq.data.arrays import npy_array
+from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.data.selection import Selection
 from onnxq.errors import DataError, OnnxqError
 from onnxq.runtime.sessions import open_session, output_names, run
 from onnxq.training.module import FakeQuantized

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxq.algorithms.migration import Migration
-from onnxq.data.data import evenly
+from onnxq.data.samples import evenly
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.judge import Judge
 from onnxq.evaluation.reference import Reference, run_beside

@@ -9,7 +9,16 @@ from typing import Final
 
 from onnx import TensorProto
 
-from onnxq.ir import Constant, Graph, Names, insert_nodes, is_fixed, onnx_dtype, place_constants, replace_uses
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    insert_nodes,
+    is_fixed,
+    onnx_dtype,
+    place_constants,
+    replace_uses,
+)
 from onnxq.lowering import Chain
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.rewrite import Changes, Pass

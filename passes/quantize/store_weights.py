@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from onnxq.algorithms.codes import Codes
 from onnxq.config.scheme import Mode
-from onnxq.ir import Constant, Graph, Names, Node, insert_nodes, is_fixed, onnx_dtype, place_constants, replace_uses
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    insert_nodes,
+    is_fixed,
+    onnx_dtype,
+    place_constants,
+    replace_uses,
+)
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
 from onnxq.numerics.numerics import QTensor
 from onnxq.passes.quantize.planned import correct_bias, planned_nodes

@@ -14,10 +14,9 @@ from onnxq.calibration.data import Data, chain_of
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.runner import collect
 from onnxq.calibration.value_range import Range
-from onnxq.data.data import leaves_out, open_samples
+from onnxq.data.dataset import Origin, Selection, origin_of
 from onnxq.data.inputs import Sample, model_inputs
-from onnxq.data.origins import Origin, origin_of
-from onnxq.data.selection import Selection
+from onnxq.data.samples import leaves_out, open_samples
 from onnxq.errors import SchemeError
 
 

@@ -17,8 +17,8 @@ from onnxq.calibration.cluster import Cluster
 from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.kinds import request_for
 from onnxq.calibration.runner import collect
-from onnxq.data.data import Samples, open_samples
 from onnxq.data.inputs import Sample, model_inputs
+from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError, SchemeError
 from onnxq.ir import read_model, save
 

@@ -14,8 +14,8 @@ from onnxq.calibration import grouped as module
 from onnxq.calibration.grouped import Grouped, parts_of
 from onnxq.calibration.requests import Request
 from onnxq.calibration.runner import collect
+from onnxq.data.dataset import Selection
 from onnxq.data.inputs import SampleSource
-from onnxq.data.selection import Selection
 from onnxq.errors import DataError
 
 SAMPLES = [{"x": np.random.default_rng(seed).normal(0, 1 + seed, (3, 4)).astype(np.float32)} for seed in range(11)]

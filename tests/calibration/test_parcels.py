@@ -22,10 +22,10 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.parcels import Parcel, pickled
 from onnxq.calibration.runner import collect
 from onnxq.calibration.workers import Processes, Threads, Workers
-from onnxq.data import items
-from onnxq.data.data import Samples, open_samples
+from onnxq.data import samples as items
+from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Input, Sample, model_inputs
-from onnxq.data.selection import Selection
+from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError
 
 distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")

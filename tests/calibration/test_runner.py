@@ -20,7 +20,7 @@ from onnxq.calibration.shards import InstrumentedRunError
 from onnxq.calibration.taps import with_taps
 from onnxq.calibration.value_range import Range
 from onnxq.calibration.workers import Processes, Threads, Workers
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
 from onnxq.errors import CandidateError, DataError, ModelError, RunError
 from onnxq.runtime.sessions import runtime_version
 

@@ -17,8 +17,8 @@ from onnxq.calibration.kinds import request_for
 from onnxq.calibration.runner import tap
 from onnxq.calibration.shards import _OPENED, Tapped, _Opened, carrying_weights, forget_sessions, observe_shard
 from onnxq.calibration.work import Shard
+from onnxq.data.dataset import Stretch, held
 from onnxq.data.inputs import Sample
-from onnxq.data.stretches import Stretch, held
 from onnxq.errors import DataError, ModelError
 
 

@@ -26,9 +26,9 @@ from onnxq.calibration.kinds import request_for
 from onnxq.calibration.runner import collect
 from onnxq.calibration.work import Shard, Work
 from onnxq.calibration.workers import Pool, Processes, Threads, Workers, run_pool, workers_for
-from onnxq.data.data import Samples, open_samples
+from onnxq.data.dataset import Stretch
 from onnxq.data.inputs import model_inputs
-from onnxq.data.stretches import Stretch
+from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError, SchemeError
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"

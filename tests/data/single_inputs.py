@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.data import Input, Sample
+from onnxq.data.samples import Input, Sample
 
 FLOAT = np.dtype(np.float32)
 X = Input("x", FLOAT, ("N", 2))

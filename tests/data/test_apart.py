@@ -11,11 +11,9 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.data.apart import by_file, halves, shared_files
-from onnxq.data.data import Samples, open_samples
+from onnxq.data.dataset import Origin, Selection, by_file, halves, shared_files
 from onnxq.data.inputs import Input, Sample
-from onnxq.data.origins import Origin
-from onnxq.data.selection import Selection
+from onnxq.data.samples import Samples, open_samples
 
 INPUTS = (Input("x", np.dtype(np.float32), ("N", 2)),)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxq.data.batches import counts_samples, open_batch, says_nothing
+from onnxq.data.inputs import counts_samples, open_batch, says_nothing
 
 
 @pytest.mark.parametrize("dim", [1, "batch", "batch_size", "Batch", "N", "b", "bs", "minibatch"])

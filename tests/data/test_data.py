@@ -17,7 +17,7 @@ import pytest
 
 from data.single_inputs import PAIR, SINGLE, X, dicts, firsts, rows
 from onnxq.data.arrays import StoredArray
-from onnxq.data.data import Input, Sample, evenly, leaves_out, open_samples
+from onnxq.data.samples import Input, Sample, evenly, leaves_out, open_samples
 from onnxq.errors import DataError
 
 
@@ -111,7 +111,7 @@ def test_one_dict_of_an_iterable_is_one_sample_whatever_its_batch() -> None:
 
 
 def test_an_iterable_without_end_is_refused_unless_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.data.data.MOST_SAMPLES", 5)
+    monkeypatch.setattr("onnxq.data.samples.MOST_SAMPLES", 5)
     with pytest.raises(DataError, match="holds 6 samples, expected at most 5"):
         open_samples(cycle(dicts(2)), SINGLE)
     assert firsts(open_samples(cycle(dicts(2)), SINGLE, limit=3)) == [0, 2, 0]
@@ -172,7 +172,7 @@ def test_a_one_shot_iterator_with_a_bad_sample_leaves_nothing(tmp_path: Path, mo
 def test_what_a_killed_process_spooled_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
         import os, signal, numpy as np
-        from onnxq.data.data import Input, open_samples
+        from onnxq.data.samples import Input, open_samples
         inputs = (Input("x", np.dtype(np.float32), (2,)),)
         samples = open_samples(iter([{"x": np.ones(2, np.float32)}]), inputs)
         os.kill(os.getpid(), signal.SIGKILL)

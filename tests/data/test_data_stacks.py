@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data.single_inputs import FLOAT, PAIR, SINGLE, X, firsts, rows
-from onnxq.data.data import Input, open_samples
+from onnxq.data.samples import Input, open_samples
 from onnxq.errors import DataError
 
 

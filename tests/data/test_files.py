@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from onnxq.data.data import Input, open_samples
+from onnxq.data.samples import Input, open_samples
 from onnxq.errors import DataError
 
 FLOAT = np.dtype(np.float32)

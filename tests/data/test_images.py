@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onnxq.data.data import ImageOptions, Input, open_samples
 from onnxq.data.images import IMAGE_PRESETS
+from onnxq.data.samples import ImageOptions, Input, open_samples
 from onnxq.errors import DataError
 
 FLOAT = np.dtype(np.float32)

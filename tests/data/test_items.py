@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from onnxq.calibration.data import Data
-from onnxq.data import items
-from onnxq.data.data import evenly, open_samples
+from onnxq.data import samples as items
+from onnxq.data.dataset import Origin
 from onnxq.data.inputs import Input, Sample
-from onnxq.data.origins import Origin
+from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import DataError, OutputError
 
 X = Input("x", np.dtype(np.float32), ("N", 2))

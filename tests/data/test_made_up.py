@@ -6,8 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxq.data.inputs import Input, check_sample
-from onnxq.data.made_up import made_up_samples
+from onnxq.data.inputs import Input, check_sample, made_up_samples
 
 INPUTS = (
     Input("x", np.dtype(np.float32), ("N", 3, None)),

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.data.data import open_samples
+from onnxq.data.dataset import Origin, Selection, TracedSamples, origin_of, ranges_of, split
 from onnxq.data.inputs import Input
-from onnxq.data.origins import Origin, TracedSamples, origin_of, ranges_of
-from onnxq.data.selection import Selection, split
+from onnxq.data.samples import open_samples
 
 INPUTS = (Input("x", np.dtype(np.float32), ("batch", 2)),)
 

@@ -12,10 +12,9 @@ import pytest
 from data.single_inputs import FLOAT, PAIR, SINGLE, X, dicts, rows
 from onnxq.calibration.data import Data
 from onnxq.data import files
-from onnxq.data.data import Input, Samples, open_samples
+from onnxq.data.dataset import origin_of
 from onnxq.data.inputs import Sample
-from onnxq.data.origins import origin_of
-from onnxq.data.row_batches import in_batches
+from onnxq.data.samples import Input, Samples, in_batches, open_samples
 from onnxq.errors import DataError, SchemeError
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Input
-from onnxq.data.rows import samples_of
+from onnxq.data.samples import open_samples, samples_of
 from onnxq.errors import DataError
 
 FLOAT, WHOLE = np.dtype(np.float32), np.dtype(np.int64)

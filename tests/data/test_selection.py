@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.data.data import open_samples
+from onnxq.data.dataset import Selection, split
 from onnxq.data.inputs import Input, Sample
-from onnxq.data.selection import Selection, split
+from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
 
 

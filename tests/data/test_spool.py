@@ -11,8 +11,8 @@ import pytest
 
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample
-from onnxq.data.sources.tables import Parquet
-from onnxq.data.spool import from_files, from_rows, spool
+from onnxq.data.samples import from_files, from_rows, spool
+from onnxq.data.sources import Parquet
 from onnxq.errors import DataError
 
 X = Input("x", np.dtype(np.float32), ("N", 1000))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxq.data.files import as_sample, sample_shape, stack_size
 from onnxq.data.inputs import Input
-from onnxq.data.stacks import as_sample, sample_shape, stack_size
 
 FLOAT = np.dtype(np.float32)
 BATCHED, PLAIN = Input("x", FLOAT, ("N", 2)), Input("x", FLOAT, (3, 2))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from onnxq.data.arrays import npz_arrays
-from onnxq.data.data import Input, Sample, open_samples
 from onnxq.data.images import ImageOptions, read_image
+from onnxq.data.samples import Input, Sample, open_samples
 from onnxq.data.stores import StorePath, check_there, location, size_of
 from onnxq.errors import DataError
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.data.data import Input, Samples, open_samples
+from onnxq.data.dataset import Stretch, held, picked, stretches
 from onnxq.data.inputs import Sample
-from onnxq.data.stretches import Stretch, held, picked, stretches
+from onnxq.data.samples import Input, Samples, open_samples
 from onnxq.errors import DataError
 
 SINGLE = (Input("x", np.dtype(np.float32), (1, 2)),)

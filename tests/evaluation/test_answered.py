@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.evaluation import answered as answered_module
 from onnxq.evaluation.answered import Answered
 from onnxq.runtime.sessions import open_session

@@ -11,7 +11,7 @@ from conftest import Build
 from observations import wanted
 
 from onnxq.calibration.observing import observe
-from onnxq.data.data import evenly
+from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.doubts import LOOKED_AT, distinct, doubts, heard, masked
 

@@ -13,9 +13,9 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.data.data import open_samples
+from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Input
-from onnxq.data.selection import Selection
+from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
 from onnxq.evaluation import verify
 from onnxq.evaluation.judge import Judge

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.data.origins import Origin
+from onnxq.data.dataset import Origin
 from onnxq.errors import DataError
 from onnxq.evaluation.bounds import risk_of_look
 from onnxq.evaluation.metrics import Metric, Top1

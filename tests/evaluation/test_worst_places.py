@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.worst_places import Place, WorstPlace, furthest, traced, worst_places
 

@@ -7,7 +7,17 @@ import pytest
 from onnx import TensorProto, parser
 from small_models import branching
 
-from onnxq.ir import Constant, Graph, Node, Variable, become_constant, constant, onnx_dtype, read_model, to_model
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Node,
+    Variable,
+    become_constant,
+    constant,
+    onnx_dtype,
+    read_model,
+    to_model,
+)
 from onnxq.ir.payload import ArrayPayload
 
 

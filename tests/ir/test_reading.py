@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from onnx import ModelProto, helper
 
-from onnxq.ir import Constant, as_graph, is_fixed, nodes, only_reader, operator_key, optional, producer, read_model
+from onnxq.ir import (
+    Constant,
+    as_graph,
+    is_fixed,
+    nodes,
+    only_reader,
+    operator_key,
+    optional,
+    producer,
+    read_model,
+)
 
 MODEL = """(float[4] x, bool c) => (float[4] y, float[4] z) <float[4] w = {1, 2, 3, 4}> {
   [first] a = Mul (x, w)

@@ -8,7 +8,16 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from plain_graphs import MODEL, plain, run
 
 from onnxq.errors import ModelError
-from onnxq.ir import Constant, Graph, Node, Variable, read_model, remove_unused, restore_classes, to_model
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Node,
+    Variable,
+    read_model,
+    remove_unused,
+    restore_classes,
+    to_model,
+)
 
 
 def test_a_pass_written_for_plain_graphsurgeon_works_on_our_graphs() -> None:

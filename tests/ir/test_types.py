@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.ir import Node, Variable, constant, forget_types, inner_variables, read_model, types_to_declare
+from onnxq.ir import (
+    Node,
+    Variable,
+    constant,
+    forget_types,
+    inner_variables,
+    read_model,
+    types_to_declare,
+)
 from onnxq.ir.types import infer_types
 from onnxq.onnx_api import infer_shapes
 

@@ -12,7 +12,17 @@ from onnx import TensorProto, numpy_helper, parser
 
 from ir.written_models import WEIGHTS, assert_weights, external_model, files, model, whole
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, Node, PackedPayload, Variable, constant, load, read_model, save, to_model
+from onnxq.ir import (
+    Graph,
+    Node,
+    PackedPayload,
+    Variable,
+    constant,
+    load,
+    read_model,
+    save,
+    to_model,
+)
 from onnxq.ir.model import Constant
 from onnxq.ir.sidecar import ALIGNMENT
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxq.calibration.data import Data
-from onnxq.data.selection import Selection, split
+from onnxq.data.dataset import Selection, split
 from onnxq.evaluation.agreement import compare
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.reference import Reference

@@ -12,8 +12,8 @@ import pytest
 from onnxq.algorithms.codes import Codes
 from onnxq.algorithms.recipe import Recipe
 from onnxq.config.presets import PRESETS
-from onnxq.data.data import evenly
 from onnxq.data.inputs import SampleSource
+from onnxq.data.samples import evenly
 from onnxq.ir import Graph, load
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import TARGETS

@@ -16,8 +16,8 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.ranges import Percentile
 from onnxq.config.presets import PRESETS
-from onnxq.data.data import evenly, open_samples
 from onnxq.data.inputs import Input
+from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import load
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import TARGETS

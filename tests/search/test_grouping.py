@@ -19,8 +19,8 @@ from onnxq.calibration import workers
 from onnxq.calibration.range_table import FIRST_RANGES
 from onnxq.calibration.runner import collect_apart
 from onnxq.config.presets import preset_named
-from onnxq.data.data import evenly
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
+from onnxq.data.samples import evenly
 from onnxq.ir import as_graph
 from onnxq.runtime.targets import target_named
 from onnxq.search import migrating

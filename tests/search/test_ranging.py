@@ -14,7 +14,7 @@ from onnxq.algorithms.range_choice import RangeChoice
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.ranges import MinMax, Percentile
 from onnxq.config.presets import PRESETS
-from onnxq.data.data import evenly
+from onnxq.data.samples import evenly
 from onnxq.ir import load
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan

@@ -14,7 +14,7 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.resume import Collection
 from onnxq.calibration.value_range import Range
 from onnxq.config.presets import preset_named
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
 from onnxq.ir import as_graph
 from onnxq.pipeline import quantize
 from onnxq.runtime.targets import target_named

@@ -21,8 +21,8 @@ from onnxq.calibration.runner import collect
 from onnxq.calibration.workers import Threads
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
-from onnxq.data.data import evenly
 from onnxq.data.inputs import Sample
+from onnxq.data.samples import evenly
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import load

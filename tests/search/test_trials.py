@@ -13,8 +13,8 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.ranges import Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.evaluation.views import View, Views
 from onnxq.ir import load, read_model, save
 from onnxq.planning.plan import Demotion, Plan

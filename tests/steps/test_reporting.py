@@ -12,8 +12,7 @@ from onnx import ModelProto
 
 from onnxq import Budget, Data, calibrate, quantize
 from onnxq.cli import terminal
-from onnxq.data.origins import ranges_of
-from onnxq.data.stretches import even_places
+from onnxq.data.dataset import even_places, ranges_of
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.report import load_report

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.data.selection import Selection
+from onnxq.data.dataset import Selection
 from onnxq.errors import DataError
 from onnxq.training.lessons import Lessons, read_lessons, stackable
 from training.modules import NETWORK, WEIGHTS, images, module_of

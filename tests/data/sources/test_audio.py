@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Input
-from onnxq.data.sources.audio import Audio
+from onnxq.data.samples import open_samples
+from onnxq.data.sources import Audio
 from onnxq.errors import DataError
 
 SIGNAL = Input("x", np.dtype(np.float32), ("N", 400))

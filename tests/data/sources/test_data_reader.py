@@ -8,8 +8,8 @@ import numpy as np
 from onnxruntime.quantization import CalibrationDataReader
 
 from onnxq.calibration.data import Data
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Input
+from onnxq.data.samples import open_samples
 
 X = Input("x", np.dtype(np.float32), ("N", 2))
 

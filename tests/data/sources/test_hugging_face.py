@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Input
+from onnxq.data.samples import open_samples
 
 X = Input("x", np.dtype(np.float32), ("N", 2))
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onnxq.data.data import open_samples
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input
+from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
 
 FLOAT = np.dtype(np.float32)

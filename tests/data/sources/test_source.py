@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.data.sources.source import has_suffix, library
+from onnxq.data.sources import has_suffix, library
 from onnxq.data.stores import StorePath
 from onnxq.errors import DataError
 

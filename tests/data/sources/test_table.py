@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Input
-from onnxq.data.sources.audio import Audio
-from onnxq.data.sources.source import Source
-from onnxq.data.sources.table import SOURCES, source_for, source_named
+from onnxq.data.samples import open_samples
+from onnxq.data.sources import SOURCES, Audio, Source, source_for, source_named
 from onnxq.errors import DataError, OnnxqError
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Input
-from onnxq.data.sources.tables import _cell
+from onnxq.data.samples import open_samples
+from onnxq.data.sources import _cell
 from onnxq.errors import DataError
 
 pandas = pytest.importorskip("pandas")

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from onnxq.data.data import open_samples
 from onnxq.data.inputs import Input
+from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
 
 WHOLE = np.dtype(np.int64)

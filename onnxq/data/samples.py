@@ -1,0 +1,708 @@
+"""What ``--calib`` and ``--data`` accept, as one data set of checked samples."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+import zipfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate, chain, islice, repeat
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.data.dataset import Origin, RandomAccess, Stretch, even_places, is_random_access, picked
+from onnxq.data.files import Part, as_sample, files_below, is_read, spooled_part, stack_size, suffixes, walk
+from onnxq.data.images import ImageOptions
+from onnxq.data.inputs import Input, Sample, SampleSource, check_sample, is_floating, model_inputs, required
+from onnxq.data.sources import Source, does_take, source_for, source_named
+from onnxq.data.stores import Location, check_there, location
+from onnxq.errors import DataError, OutputError
+from onnxq.system.extensions import blamed
+from onnxq.system.publish import staging
+
+
+def samples_of(row: object, inputs: Sequence[Input], where: str) -> Iterator[Sample]:
+    """Yield the samples that a row holds: one, or as many as are stacked in it.
+
+    A mapping is matched by name, and what no input is called is left out, such as labels. A tuple or list gives the
+    inputs in the model's order, and what is more than inputs is left out likewise; anything else is the one input.
+    Tensors become arrays, floats and integers take the width that the model wants where no value is lost, and the axis
+    that counts samples is added where it lacks.
+
+    Args:
+        row: a mapping, a tuple, or an array or tensor.
+        inputs: what the model wants.
+        where: what errors call the row.
+
+    Raises:
+        DataError: it holds nothing for an input, or what is no array.
+
+    >>> entry = Input("x", np.dtype(np.float32), ("N", 2))
+    >>> [sample["x"].tolist() for sample in samples_of((np.ones((2, 2)), [0, 1]), [entry], "batch 0")]
+    [[[1.0, 1.0]], [[1.0, 1.0]]]
+    """
+    wanted = {entry.name: entry for entry in inputs}
+    arrays = {name: _array(value, wanted[name], where) for name, value in _named(row, inputs, where).items()}
+    count = stack_size({name: array.shape for name, array in arrays.items()}, inputs)
+    if count is None:
+        yield arrays
+        return
+    for index in range(count):
+        yield {name: as_sample(array[index], wanted[name]) for name, array in arrays.items()}
+
+
+def is_sample(row: object) -> bool:
+    """Whether a row is a sample already, which is then checked as it is."""
+    return isinstance(row, Mapping) and all(isinstance(value, np.ndarray | np.generic) for value in row.values())
+
+
+def _named(row: object, inputs: Sequence[Input], where: str) -> Mapping[str, object]:
+    """Return what a row holds for each input."""
+    if isinstance(row, Mapping):
+        found = {entry.name: row[entry.name] for entry in inputs if entry.name in row}
+        if lacking := [entry for entry in required(inputs) if entry.name not in found]:
+            raise DataError(
+                f"{where} has {', '.join(map(str, row)) or 'nothing'}, expected also {lacking[0]}; rename what holds it"
+            )
+        return found
+    values = row if isinstance(row, tuple | list) else (row,)
+    if len(values) < len(required(inputs)):
+        raise DataError(
+            f"{where} has {len(values)} values, expected one for each of {', '.join(str(one) for one in inputs)}; give "
+            "them in this order, or by name"
+        )
+    return {entry.name: value for entry, value in zip(required(inputs), values, strict=False)}
+
+
+def _array(value: Any, entry: Input, where: str) -> NDArray[Any]:
+    """Return a tensor, list or number as an array of the type that an input wants, where that loses nothing."""
+    try:
+        # PyTorch's tensors, also those of other devices and with gradients; TensorFlow's give arrays by themselves.
+        value = value.detach().cpu() if hasattr(value, "detach") else value
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{where}: {entry.name!r} of type {type(value).__name__} is no array: {str(error)[:200]}; make it one"
+        ) from error
+    if entry.shape is not None and entry.batched and array.ndim == len(entry.shape) - 1:
+        array = array[None]
+    return _cast(array, entry)
+
+
+def _cast(array: NDArray[Any], entry: Input) -> NDArray[Any]:
+    both_floats = is_floating(array.dtype) and is_floating(entry.dtype)
+    both_whole = array.dtype.kind in "iub" and entry.dtype.kind in "iub"
+    if array.dtype == entry.dtype or not (both_floats or both_whole):
+        # What changes the meaning of values, as from pixels to floats, is told when the sample is checked.
+        return array
+    cast = array.astype(entry.dtype)
+    return cast if both_floats or bool((cast == array).all()) else array
+
+
+# Rows of samples taken so many at a time, as the model is to be run with.
+
+
+def single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
+    """Return the inputs as a model has them that takes one row at a time.
+
+    Args:
+        inputs: what the model wants.
+        batch: how many rows it is to be run with.
+
+    Raises:
+        DataError: the first dimension of an input is fixed at another number, or there is none.
+
+    >>> str(single_rows([Input("x", np.dtype(np.float32), ("n", 3))], 8)[0])
+    "'x' float32[1, 3]"
+    """
+    found = []
+    for entry in inputs:
+        if not entry.shape or (isinstance(entry.shape[0], int) and entry.shape[0] != batch):
+            raise DataError(
+                f"input {entry} cannot be run with {batch} rows, expected an open first dimension or {batch}; leave "
+                "the batch out"
+            )
+        found.append(replace(entry, shape=(1, *entry.shape[1:])))
+    return tuple(found)
+
+
+def in_batches(parts: Sequence[Part], inputs: Sequence[Input], batch: int) -> list[Part]:
+    """Return parts whose samples are rows of others, so many at a time, each with the part that its first row is of.
+
+    The last sample holds the rows that are left. A model whose first dimensions are fixed is not run with fewer.
+
+    Args:
+        parts: each sample is one row.
+        inputs: what the model wants.
+        batch: how many rows a sample has.
+    """
+    rows = sum(part.count for part in parts)
+    is_fixed = any(entry.shape is not None and entry.shape[0] == batch for entry in inputs)
+    end = rows - rows % batch if is_fixed else rows
+    found, begun, behind = [], 0, 0
+    for place, part in enumerate(parts):
+        behind += part.count
+        last = min(behind, end)
+        count = -((begun - last) // batch)
+        if count <= 0:
+            continue
+        first, spanned, spanned_rows = begun - (behind - part.count), [part], part.count
+        while spanned_rows < min(first + count * batch, end - behind + part.count):
+            spanned.append(parts[place + len(spanned)])
+            spanned_rows += spanned[-1].count
+        read = _Rows(tuple(spanned), first, batch)
+        stored = all(one.stored for one in spanned)
+        found.append(Part(part.where, part.sequence, count, read, stored=stored, file=part.file))
+        begun += count * batch
+    return found
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Reads samples of several rows.
+
+    Attributes:
+        parts: that hold the rows.
+        first: the row of the parts with which the first sample begins.
+        batch: rows of a sample; the last may have fewer.
+    """
+
+    parts: tuple[Part, ...]
+    first: int
+    batch: int
+
+    def __call__(self, indices: Sequence[int]) -> Iterator[Sample]:
+        for index in indices:
+            yield self._joined(self.first + index * self.batch)
+
+    def _joined(self, start: int) -> Sample:
+        rows = list(chain.from_iterable(self._read(start)))
+        where = self.parts[0].where
+        for row in rows:
+            if row.keys() != rows[0].keys():
+                raise DataError(f"{where} lacks inputs that other rows have, expected the same ones in all; add them")
+            for name, array in row.items():
+                if array.shape != (1, *rows[0][name].shape[1:]):
+                    raise DataError(
+                        f"{where}: rows of {name!r} have shapes {list(rows[0][name].shape)} and {list(array.shape)}, "
+                        "expected one row of one shape each to be run together; leave the batch out, or give 1"
+                    )
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def _read(self, start: int) -> Iterator[Iterator[Sample]]:
+        """Yield what reads the rows from one on, as many as a sample has."""
+        before = 0
+        for part in self.parts:
+            if before >= start + self.batch:
+                break
+            inside = range(max(start - before, 0), min(start - before + self.batch, part.count))
+            if inside:
+                yield part.read(inside)
+            before += part.count
+
+
+# Objects that are asked for their samples by place, such as map-style data sets: read where they are needed, once.
+
+# An augmentation that changes every second item goes unnoticed once in 256 times.
+_TWICE = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Items of an object, each of which is a sample; whoever is sent them reads them as well.
+
+    Attributes:
+        given: the object.
+        places: of the items in it, by position.
+        inputs: what samples have to fit.
+        where: what errors call the object.
+        as_given: whether dictionaries of arrays are samples as they are.
+    """
+
+    given: RandomAccess
+    places: Sequence[int]
+    inputs: tuple[Input, ...]
+    where: str
+    as_given: bool = False
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def read(self, positions: Sequence[int]) -> Iterator[Sample]:
+        """Yield the samples at these positions.
+
+        Raises:
+            DataError: an item cannot be read, does not fit, or is not one sample as the others are.
+        """
+        for position in positions:
+            found = self.samples(position)
+            if len(found) != 1:
+                raise DataError(
+                    f"{self.where}, row {position} holds {len(found)} samples, expected one as in other rows; give "
+                    "an iterator of the rows instead"
+                )
+            yield found[0]
+
+    def samples(self, position: int) -> list[Sample]:
+        """Read an item, which may turn out to be a batch of samples."""
+        where = f"{self.where}, row {position}"
+        with blamed(where, DataError):
+            row = self.given[self.places[position]]
+        found = [row] if self.as_given and is_sample(row) else list(samples_of(row, self.inputs, where))
+        for sample in found:
+            check_sample(sample, self.inputs, f"{self.where}, sample {position}")
+        return [{name: plain(value) for name, value in sample.items()} for sample in found]
+
+
+class Kept:
+    """Items, each of which this process reads when it is first asked for and keeps in a folder, for all later passes.
+
+    Args:
+        items: the items.
+        folder: an empty one.
+    """
+
+    def __init__(self, items: Items, folder: Path) -> None:
+        self.items = items
+        self._folder = folder
+        self._there: set[int] = set()
+        # An object may not be made for several threads.
+        self._lock = threading.Lock()
+
+    def __call__(self, positions: Sequence[int]) -> Iterator[Sample]:
+        """Yield the samples at these positions; see `Items.read` for errors.
+
+        Raises:
+            OutputError: there is no room to keep one.
+        """
+        for position in positions:
+            with self._lock:
+                sample = self._sample(position)
+            yield sample
+
+    def stays(self) -> bool:
+        """Read some items twice, and return whether each is one sample, and the same both times."""
+        for position in even_places(len(self.items), _TWICE):
+            once, again = self.items.samples(position), self.items.samples(position)
+            if len(once) != 1 or len(again) != 1 or not _equal(once[0], again[0]):
+                return False
+            self._keep(position, once[0])
+        return True
+
+    def _sample(self, position: int) -> Sample:
+        if position in self._there:
+            path = self._path(position)
+            (sample,) = spooled_part(path, self.items.where, self.items.where, self.items.inputs).read([0])
+            return sample
+        (sample,) = self.items.read([position])
+        self._keep(position, sample)
+        return sample
+
+    def _keep(self, position: int, sample: Sample) -> None:
+        path = self._path(position)
+        try:
+            write_sample(path, sample)
+        except OSError as error:
+            raise OutputError(
+                f"samples cannot be kept in {path.parent}: {error.strerror}; make room there, or set TMPDIR"
+            ) from error
+        self._there.add(position)
+
+    def _path(self, position: int) -> Path:
+        return self._folder / f"{position}.npz"
+
+
+def plain(value: NDArray[Any] | np.generic) -> NDArray[Any]:
+    """Return an array as files keep it: texts are no Python objects."""
+    return np.asarray(value.astype(str) if value.dtype.hasobject else value)
+
+
+def write_sample(path: Path, sample: Mapping[str, NDArray[Any]]) -> None:
+    """Write a sample to an ``.npz`` file, array by array."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in sample.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, plain(value), allow_pickle=False)
+
+
+def _equal(one: Sample, other: Sample) -> bool:
+    return one.keys() == other.keys() and all(
+        (value.dtype, value.shape, value.tobytes()) == (other[name].dtype, other[name].shape, other[name].tobytes())
+        for name, value in one.items()
+    )
+
+
+# Samples that come only once, or slowly: chosen, and kept in a temporary folder as they come.
+
+Named = tuple[str, Mapping[str, Any]]
+"""What a sample continues, and the sample."""
+
+
+def spool(
+    samples: Iterable[Named], inputs: Sequence[Input], folder: Path, most: int, *, of_files: bool = False
+) -> list[Part]:
+    """Write samples to a folder and return them as parts.
+
+    Args:
+        samples: each with what it continues.
+        inputs: what they have to fit.
+        folder: an empty one.
+        most: after so many no more is asked for.
+        of_files: whether what they continue are the files that hold them.
+
+    Raises:
+        DataError: a sample does not fit.
+    """
+    parts = []
+    for index, (sequence, sample) in enumerate(islice(samples, most)):
+        where = f"{sequence}, sample {index}"
+        check_sample(sample, inputs, where)
+        path = folder / f"{index}.npz"
+        write_sample(path, sample)
+        parts.append(spooled_part(path, where, sequence, inputs, sequence if of_files else ""))
+    return parts
+
+
+def from_rows(
+    rows: Iterable[Any] | RandomAccess,
+    inputs: Sequence[Input],
+    share: int | None,
+    where: str,
+    *,
+    as_given: bool = False,
+) -> Iterator[Named]:
+    """Yield the samples of rows, and where their number is known, of some from all over.
+
+    Args:
+        rows: what `samples_of` takes.
+        inputs: what the model wants.
+        share: how many samples are wanted; None takes all.
+        where: what errors call them, and what the samples continue.
+        as_given: whether dictionaries of arrays are samples as they are, to which nothing is added or left out.
+    """
+    chosen: Any = rows
+    each = None
+    if is_random_access(rows):
+        # It may never say that it has come to its end.
+        chosen = map(rows.__getitem__, range(len(rows)))
+    if share is not None and isinstance(rows, Sized) and len(rows):
+        places = even_places(len(rows), share)
+        each = math.ceil(share / len(places))
+        chosen = map(rows.__getitem__, places) if hasattr(rows, "__getitem__") else picked(chosen, places)
+    for number, row in enumerate(chosen):
+        found = iter([row]) if as_given and is_sample(row) else samples_of(row, inputs, f"{where}, row {number}")
+        yield from ((where, sample) for sample in islice(found, each))
+
+
+def item_parts(
+    rows: object, inputs: Sequence[Input], share: int | None, folder: Path, *, as_given: bool = False
+) -> list[Part]:
+    """Return the rows of an object with random access as a part, each read when it is needed; see `from_rows`.
+
+    None where rows hold several samples or differ each time they are read, as those of a data set that augments do.
+
+    Args:
+        rows: the object.
+        inputs: see `from_rows`, as for the others.
+        share: see there.
+        folder: an empty one, where what is read is kept.
+        as_given: see there.
+
+    Raises:
+        DataError: a row cannot be read or does not fit.
+        OutputError: there is no room in the folder.
+    """
+    if not isinstance(rows, RandomAccess) or not len(rows):
+        return []
+    places = range(len(rows)) if share is None else even_places(len(rows), share)
+    kept = Kept(Items(rows, places, tuple(inputs), "samples", as_given), folder)
+    if not kept.stays():
+        return []
+    return [Part("samples", "samples", len(places), kept, stored=False)]
+
+
+def rows_of(
+    source: Source, given: object, inputs: Sequence[Input], images: ImageOptions, where: str
+) -> Iterable[object]:
+    """Return the rows of a file or object that a source takes.
+
+    Raises:
+        DataError: it cannot be read, or the source, which may be a user's, fails.
+    """
+    with blamed(f"{where}: source {type(source).__name__}", DataError):
+        return source.rows(given, inputs, images)
+
+
+def from_source(
+    source: Source, rows: Iterable[object], inputs: Sequence[Input], share: int | None, where: str
+) -> Iterator[Named]:
+    """Yield the samples of the rows that a source gives, see `from_rows`.
+
+    Raises:
+        DataError: they cannot be read, or the source, which may be a user's, fails.
+    """
+    with blamed(f"{where}: source {type(source).__name__}", DataError):
+        yield from from_rows(rows, inputs, share, where)
+
+
+def from_files(
+    source: Source, place: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None
+) -> Iterator[Named]:
+    """Yield the samples of the files below a place that a source takes, and where not all are wanted, some of each.
+
+    Raises:
+        DataError: it takes none of them, or one cannot be read.
+    """
+    files = [file for file in files_below(place) if does_take(source, file)]
+    if not files:
+        raise DataError(f"{place} holds no files that {source} takes; name another source, complete it, or add samples")
+    each = None
+    if share is not None:
+        files = [files[index] for index in even_places(len(files), share)]
+        each = math.ceil(share / len(files))
+    for file in files:
+        rows = rows_of(source, file, inputs, images, str(file))
+        yield from islice(from_source(source, rows, inputs, each, str(file)), each)
+
+
+# What ``--calib`` and ``--data`` accept, as one re-iterable stream of checked samples.
+
+__all__ = ["ImageOptions", "Input", "Sample", "Samples", "evenly", "model_inputs", "open_samples"]
+
+MOST_SAMPLES = 1_000_000
+"""How many samples are taken for meant; more would run for hours, and most often mean that an axis is not the batch."""
+
+
+class Samples:
+    """A re-iterable stream of checked samples; each iteration reads the same ones again, in the same order.
+
+    Attributes:
+        leaves_out: whether there are samples behind those that are used; known where they are used in order.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], inputs: Sequence[Input], places: Sequence[int], *, leaves_out: bool = False
+    ) -> None:
+        """Take the samples at these places, which rise, of those that the parts hold."""
+        self.leaves_out = leaves_out
+        self._parts = tuple(parts)
+        self._inputs = tuple(inputs)
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return chain.from_iterable(self.stretches(range(len(self))))
+
+    def __getitem__(self, index: int) -> Sample:
+        """Read one sample and no other.
+
+        Raises:
+            IndexError: There is none with this index.
+            DataError: It cannot be read, or does not fit.
+        """
+        (stretch,) = self.stretches([range(len(self))[index]])
+        (sample,) = stretch
+        return sample
+
+    def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
+        """Yield the samples with these indices, which rise, in a stretch for each origin; nothing is read yet."""
+        first = done = 0
+        for part in self._parts:
+            end = bisect_left(indices, first + part.count, lo=done, key=self._places.__getitem__)
+            if end > done:
+                inside = indices[done:end]
+                places = [self._places[index] - first for index in inside]
+                yield Stretch(inside, first, part.read, self._inputs, part.where, part.stacked, part.stored, places)
+            first, done = first + part.count, end
+
+    def origin(self, index: int) -> Origin:
+        """Return where a sample comes from."""
+        place = self._places[index]
+        return Origin(place, self._parts[bisect_right(self._ends, place)].file)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The indices behind the last sample of each part."""
+        return list(accumulate(part.count for part in self._parts))
+
+    def sequences(self) -> Iterator[str]:
+        """Yield for each sample what it continues: the file it shares with others, else the folder its file lies in."""
+        counted = (repeat(part.sequence, part.count) for part in self._parts)
+        return picked(chain.from_iterable(counted), self._places)
+
+
+def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
+    """Yield at most `most` samples, evenly spaced, without holding them; no others are read where that can be.
+
+    >>> [sample["x"] for sample in evenly([{"x": index} for index in range(10)], 4)]
+    [0, 3, 6, 9]
+    """
+    return picked(samples, even_places(len(samples), most))
+
+
+def leaves_out(samples: SampleSource) -> bool:
+    """Return whether a limit has left out samples behind those that there are; a list has no limit.
+
+    >>> leaves_out([{"x": 0}])
+    False
+    """
+    return bool(getattr(samples, "leaves_out", False))
+
+
+def open_samples(
+    given: object,
+    inputs: Sequence[Input],
+    *,
+    images: ImageOptions | None = None,
+    limit: int | None = None,
+    source: str | Source | None = None,
+    in_order: bool = False,
+    batch: int | None = None,
+) -> Samples:
+    """Open calibration or evaluation samples for a model with `inputs`.
+
+    A path with a protocol, such as ``s3://bucket/calib``, is read by fsspec. Accepted files:
+
+    - ``.npz``: keys are input names. One sample; or N stacked samples when every array has one axis more than its
+      input, or when the first dimension of every input counts samples and every array has the same N > 1 there. It does
+      where it is 1, or is called ``batch``, ``batch_size`` or ``N``, or says nothing (``?``, ``s0``, ``unk__12``) and
+      all inputs and outputs of the model begin with an open dimension; see `onnxq.data.inputs.open_batch`. Where
+      that is a length instead, store ``array[None]``: an axis more always counts samples. Of several files each is one
+      sample as it is, if the first dimension is open: the model is run with the rows that a file holds. A file above
+      `LARGEST_BATCH` is a stack all the same.
+    - ``.npy``: for models with one input; stacked in the same way.
+    - ``.png``, ``.jpg`` and other images: for models with one image input; needs Pillow.
+
+    Accepted folders, nested at will, read in natural order of the names (``2`` before ``10``), other files ignored:
+
+    - a folder of such files, each holding whole samples;
+    - a folder with ``input_0.pb``, ``input_1.pb``, ... is one sample in ONNX's test data layout: matched by tensor
+      name where all names are inputs of the model, else by position;
+    - for models with several inputs, a folder with ``NAME.npy`` or image files ``NAME.png`` is one sample, one file
+      per input;
+    - else a folder of what one of the sources reads, such as ``.parquet``; see `onnxq.data.sources`.
+
+    An iterable yields one sample per dict, or rows as `onnxq.data.samples.samples_of` takes them, such as those of a
+    DataLoader. A list or tuple of dicts of arrays stays as it is. An object with a length whose rows are asked for by
+    place, and that cannot be iterated or is given by a source, is asked for each row when it is first needed, where
+    rows are single samples and stay the same. Anything else, which may shuffle, draw at random or end after one pass,
+    and what sources read, is iterated once. All that was read is kept in a temporary folder that is removed with the
+    returned object.
+
+    Args:
+        given: A file, a folder, an iterable, or an object that a source takes.
+        inputs: See `model_inputs`.
+        images: How pixels become the input; None takes the defaults.
+        limit: Use at most `limit` samples, evenly spaced: of files and of what has a length from all over, else the
+            first ones.
+        source: What reads files or an object, or its name with options such as ``audio:rate=8000``; None finds it.
+        in_order: Whether samples continue each other, or labels count on their order; the first ones are taken then.
+        batch: How many rows the model is run with. Rows of all files are then taken so many at a time, in their order,
+            and the last sample may hold fewer. None runs several files with the rows of each, and else single rows.
+
+    Raises:
+        DataError: Nothing usable was found, or more than `MOST_SAMPLES`, or names, dtypes or shapes in a header do not
+            fit. Values are checked, and samples without headers too, when they are iterated.
+        OutputError: There is no room for the temporary folder.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"Sample limit is {limit}, expected at least 1")
+    if not inputs:
+        raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
+    images, share, wanted = images or ImageOptions(), None if in_order else limit, inputs
+    if batch is not None:
+        inputs, share = single_rows(inputs, batch), share and share * batch
+    named = source_named(source) if isinstance(source, str) else source
+    with ExitStack() as held:
+
+        def spooled(samples: Iterable[Named], *, of_files: bool = False) -> list[Part]:
+            # One more than there may be is enough to say so, where there is no end, and that some are left out.
+            most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
+            most *= batch or 1
+            return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
+
+        def asked(rows: object, *, as_given: bool = False) -> list[Part]:
+            return item_parts(rows, inputs, share, held.enter_context(staging(None)), as_given=as_given)
+
+        where = "The iterable of samples"
+        if isinstance(given, str | Path):
+            place, where = location(given), str(given)
+            check_there(place)
+            parts = [] if named is not None else _file_parts(place, inputs, images, share, together=batch is None)
+            if not parts:
+                source_of = named or _source_below(place, inputs)
+                parts = spooled(from_files(source_of, place, inputs, images, share), of_files=True)
+        elif taken := named or source_for(given):
+            rows = rows_of(taken, given, inputs, images, "samples")
+            parts = asked(rows) or spooled(from_source(taken, rows, inputs, share, "samples"))
+        elif is_random_access(given):
+            own = batch is None
+            parts = asked(given, as_given=own) or spooled(from_rows(given, inputs, share, "samples", as_given=own))
+        elif isinstance(given, Mapping) or not isinstance(given, Iterable):
+            raise DataError(
+                f"Samples are {type(given).__name__}, expected a path or an iterable of dicts; "
+                "wrap a single sample as [sample]"
+            )
+        # A subclass may iterate as it likes.
+        elif batch is None and type(given) in (list, tuple) and all(map(is_sample, given)):
+            where, parts = "The list of samples", [_given(cast(Sequence[Sample], given))]
+        else:
+            parts = spooled(from_rows(given, inputs, share, "samples", as_given=batch is None))
+        if batch is not None:
+            parts = in_batches(parts, wanted, batch)
+        total = sum(part.count for part in parts)
+        places = range(total if limit is None else min(limit, total))
+        used = places if len(places) == total or in_order else even_places(total, len(places))
+        samples = Samples(parts, wanted, used, leaves_out=len(used) < total)
+        if not len(samples):
+            raise DataError(f"{where} holds no samples, expected at least one; add samples")
+        if len(samples) > MOST_SAMPLES:
+            raise DataError(
+                f"{where} holds {len(samples)} samples, expected at most {MOST_SAMPLES}; check which axis counts the "
+                "samples, or use some of them, such as --limit 500"
+            )
+        weakref.finalize(samples, held.pop_all().close)
+    return samples
+
+
+def _given(samples: Sequence[Sample]) -> Part:
+    return Part("samples", "samples", len(samples), partial(_read_list, samples, len(samples)), stored=False)
+
+
+def _read_list(samples: Sequence[Sample], count: int, indices: Sequence[int]) -> Iterator[Sample]:
+    if len(samples) != count:
+        raise DataError(f"The list of samples now has {len(samples)}, expected {count} as when opened; keep it so")
+    return (samples[index] for index in indices)
+
+
+def _file_parts(
+    path: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None, *, together: bool
+) -> list[Part]:
+    """Return the parts of a file or folder, of so many files at most; none where sources read what is there."""
+    if path.is_file() and not is_read(path) and source_for(path) is not None:
+        return []
+    found = list(walk(path, inputs, images))
+    chosen = found if share is None else [found[index] for index in even_places(len(found), share)]
+    # One array file is a data set of rows; several files are what the model is run with.
+    return [opened(together and len(found) > 1) for opened in chosen]
+
+
+def _source_below(place: Location, inputs: Sequence[Input]) -> Source:
+    """Return the source of the first file that any takes."""
+    known = (source_for(file) for file in files_below(place))
+    if (found := next(filter(None, known), None)) is None:
+        raise DataError(
+            f"{place} has {suffixes(place)}, expected .npz, .npy, image or input_N.pb files, or those of a source; add "
+            "samples for the inputs " + ", ".join(str(entry) for entry in inputs)
+        )
+    return found

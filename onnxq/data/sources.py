@@ -1,0 +1,506 @@
+"""Sources: the kinds of samples that people have, each around the library that reads it; packages may add theirs."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from importlib import import_module
+from itertools import groupby
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import Any, Protocol, get_type_hints, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.data.arrays import ARRAY_LIMIT
+from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, read_image
+from onnxq.data.inputs import Input, is_floating, required
+from onnxq.data.stores import EnclosedFile, Location
+from onnxq.errors import DataError, nearest, unknown
+from onnxq.system.extensions import blamed, registered, registered_names
+from onnxq.system.option_values import value_of
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A kind of samples: files of some suffixes, or objects of a library. Fields of a dataclass are its options."""
+
+    def takes(self, given: object) -> bool:
+        """Return whether it reads this, a file or an object; files are told by their names and not opened."""
+        ...
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return what it holds, row by row, see `onnxq.data.samples.samples_of`.
+
+        Args:
+            given: a file, as a path with ``open``, or an object, that it takes.
+            inputs: what the model wants.
+            images: how pixels become an input.
+
+        Returns:
+            Rows in their order, none of which is held. With a length, some of them can be chosen from all over.
+
+        Raises:
+            DataError: it cannot be read, or its library is not installed.
+        """
+        ...
+
+
+def has_suffix(given: object, *suffixes: str) -> bool:
+    """Return whether something is a file with one of these suffixes.
+
+    >>> from pathlib import Path
+    >>> has_suffix(Path("a/B.WAV"), ".wav"), has_suffix("text", ".wav")
+    (True, False)
+    """
+    return isinstance(given, Location) and given.suffix.lower() in suffixes
+
+
+def library(name: str, extra: str, where: object) -> Any:
+    """Return a library that reads samples.
+
+    Args:
+        name: of its module.
+        extra: what pip is told to install.
+        where: what is read with it.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise DataError(
+            f"{where} needs {name.partition('.')[0]}, expected it to be installed; run pip install {extra!r}"
+        ) from error
+
+
+# Audio files: one channel, at the model's rate, in windows.
+
+_EXTRA = "onnxq[audio]"
+
+
+@dataclass(frozen=True)
+class Audio:
+    """``.wav``, ``.flac``, ``.ogg`` and ``.mp3``, their channels averaged, as floats from -1 to 1.
+
+    The first input of floats takes the samples along its last axis; an input of whole numbers without axes takes the
+    rate.
+
+    Attributes:
+        rate: samples a second that the model wants; others are resampled.
+        seconds: length of a window; 0 takes the model's own, or the whole file where the model says none. Windows do
+            not overlap, and of a file the last one that is not full is left out, unless it is the only one.
+    """
+
+    rate: int = 16_000
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rate < 1 or not 0 <= self.seconds < np.inf:
+            raise DataError(f"audio has rate {self.rate} and seconds {self.seconds}, expected 1 or more, and 0 or more")
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is such a file."""
+        return has_suffix(given, ".wav", ".flac", ".ogg", ".mp3")
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the windows of a file."""
+        entry = next((one for one in required(inputs) if is_floating(one.dtype) and one.shape), None)
+        if entry is None or not entry.shape:
+            raise DataError(
+                f"{given} is audio, and no input of the model takes floats along an axis; save .npz instead"
+            )
+        last, rank = entry.shape[-1], len(entry.shape)
+        window = round(self.seconds * self.rate) or (last if isinstance(last, int) and last > 1 else 0)
+        rates = {
+            one.name: np.array(self.rate, one.dtype) for one in inputs if one.shape == () and one.dtype.kind in "iu"
+        }
+        for samples in _windows(self._decoded(given), window):
+            yield {entry.name: samples.reshape(*[1] * (rank - 1), -1).astype(entry.dtype), **rates}
+
+    def _decoded(self, given: Any) -> NDArray[np.float32]:
+        soundfile = library("soundfile", _EXTRA, given)
+        try:
+            with given.open("rb") as stream:
+                channels, rate = soundfile.read(stream, dtype="float32", always_2d=True)
+        except (soundfile.LibsndfileError, OSError, RuntimeError) as error:
+            raise DataError(f"{given} cannot be read as audio: {error}; save it again") from error
+        samples: NDArray[np.float32] = channels.mean(axis=1)
+        return samples if rate == self.rate else library("soxr", _EXTRA, given).resample(samples, rate, self.rate)
+
+
+def _windows(samples: NDArray[np.float32], size: int) -> Iterator[NDArray[np.float32]]:
+    """Yield windows of a size, or all samples where it is 0; silence fills the only one."""
+    if not size:
+        yield samples
+        return
+    if len(samples) < size:
+        yield np.pad(samples, (0, size - len(samples)))
+    for start in range(0, len(samples) - size + 1, size):
+        yield samples[start : start + size]
+
+
+# Readers that were written for onnxruntime's own quantizer.
+
+
+@dataclass(frozen=True)
+class DataReader:
+    """``onnxruntime.quantization.CalibrationDataReader``: ``get_next()`` gives a feed, or None at the end."""
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is such a reader."""
+        return hasattr(given, "get_next")
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the feeds that are left, from the first on where the reader can be rewound."""
+        if hasattr(given, "rewind"):
+            given.rewind()
+        # Readers that have come to their end give nothing, or an empty feed.
+        return iter(lambda: given.get_next() or None, None)
+
+
+# Data sets of Hugging Face's datasets, held or streamed.
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """``datasets.Dataset`` and ``IterableDataset``: columns are called as the inputs, others are left out."""
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is such a data set."""
+        return hasattr(given, "with_format") and hasattr(given, "select_columns")
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the records as arrays, of the columns that are inputs alone where the columns are known."""
+        known = given.column_names or ()
+        columns = [entry.name for entry in inputs if entry.name in known]
+        rows: Iterable[object] = (given.select_columns(columns) if columns else given).with_format("numpy")
+        return rows
+
+
+# Shards of WebDataset: tar files in which members that share a name up to the first dot are one sample.
+
+
+@dataclass(frozen=True)
+class Shards:
+    """``.tar`` and ``.tar.gz``: ``KEY.INPUT.npy``, ``KEY.npz``, or for models with one input ``KEY.npy`` or an image.
+
+    Other members, such as labels in ``KEY.cls``, are left out.
+    """
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is such a file."""
+        return has_suffix(given, ".tar", ".tgz") or (has_suffix(given, ".gz") and str(given).endswith(".tar.gz"))
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the samples in the order of the file, which is read once and never unpacked to disk."""
+        try:
+            with given.open("rb") as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
+                members = (
+                    EnclosedFile(str(given), one.name, _content(archive, one)) for one in archive if one.isfile()
+                )
+                for _, group in groupby(members, _key):
+                    if row := dict(_fields(group, required(inputs), images)):
+                        yield row
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DataError(f"{given} cannot be read as a tar file: {str(error)[:200]}; write it again") from error
+
+
+def _key(member: EnclosedFile) -> str:
+    """Return what members of one sample share."""
+    folder, _, name = member.name.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}"
+
+
+def _field(member: EnclosedFile) -> str:
+    """Return what stands between the key and the suffix; empty where nothing does."""
+    return member.name.rpartition("/")[2].partition(".")[2].rpartition(".")[0]
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if member.size > ARRAY_LIMIT:
+        raise DataError(f"{member.name} has {member.size} bytes, expected at most {ARRAY_LIMIT}; split it into samples")
+    stream = archive.extractfile(member)
+    return stream.read() if stream is not None else b""
+
+
+def _fields(
+    members: Iterable[EnclosedFile], wanted: Sequence[Input], images: ImageOptions
+) -> Iterator[tuple[str, object]]:
+    known = {entry.name: entry for entry in wanted}
+    for member in members:
+        suffix = PurePosixPath(member.name).suffix.lower()
+        field = _field(member)
+        entry = known.get(field) if field or len(wanted) > 1 else wanted[0]
+        try:
+            if suffix == ".npz":
+                yield from np.load(member.open(), allow_pickle=False).items()
+            elif suffix == ".npy" and entry is not None:
+                yield entry.name, np.load(member.open(), allow_pickle=False)
+            elif suffix in IMAGE_SUFFIXES and entry is not None:
+                yield entry.name, read_image(member, entry, images)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"{member} cannot be read: {str(error)[:200]}; write it again") from error
+
+
+# Tables: DataFrames of pandas, and Parquet files.
+
+# Rows that are unpacked at a time.
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class DataFrames:
+    """``pandas.DataFrame``: columns are called as the inputs; or all are numbers, and the one input takes them."""
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is a data frame."""
+        return hasattr(given, "iloc") and hasattr(given, "columns")
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the records."""
+        return _Records(
+            len(given),
+            lambda: (dict(zip(given.columns, row, strict=True)) for row in given.itertuples(index=False, name=None)),
+            tuple(inputs),
+        )
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """``.parquet`` files, read some rows at a time: columns as of a `DataFrames`, lists being arrays."""
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is such a file."""
+        return has_suffix(given, ".parquet")
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the records."""
+        parquet = library("pyarrow.parquet", "pyarrow", given)
+
+        def read() -> Iterator[Mapping[str, object]]:
+            with given.open("rb") as stream:
+                file = parquet.ParquetFile(stream)
+                # What all groups need of the file would be read ahead, and kept.
+                for group in range(file.num_row_groups):
+                    for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                        for place in range(batch.num_rows):
+                            yield {name: _cell(batch[name][place]) for name in batch.schema.names}
+
+        try:
+            with given.open("rb") as stream:
+                count = parquet.ParquetFile(stream).metadata.num_rows
+        except (OSError, ValueError) as error:
+            raise DataError(f"{given} cannot be read as Parquet: {str(error)[:200]}; write it again") from error
+        return _Records(count, read, tuple(inputs))
+
+
+def _cell(scalar: Any) -> object:
+    """Return a cell: lists of one length as an array, without a Python object for each number.
+
+    Args:
+        scalar: of pyarrow, of any type.
+    """
+    values: Any = getattr(scalar, "values", None)
+    shape = list[int]()
+    while hasattr(values, "value_lengths"):
+        lengths = values.value_lengths().unique()
+        if values.null_count or len(lengths) != 1 or not lengths[0].as_py():
+            return scalar.as_py()
+        shape.append(lengths[0].as_py())
+        values = values.flatten()
+    if not hasattr(values, "to_numpy") or values.null_count:
+        return scalar.as_py()
+    return values.to_numpy(zero_copy_only=False).reshape(-1, *shape)
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Records of columns, counted before they are read.
+
+    Attributes:
+        count: how many there are.
+        read: gives them, mappings from column to value.
+        inputs: what the model wants.
+    """
+
+    count: int
+    read: Any
+    inputs: tuple[Input, ...]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[object]:
+        wanted = required(self.inputs)
+        for record in self.read():
+            if len(wanted) > 1 or wanted[0].name in record:
+                yield record
+            else:
+                kind = wanted[0].dtype if is_floating(wanted[0].dtype) else None
+                yield np.array(list(record.values()), kind)
+
+
+# Pipelines of tf.data.
+
+
+@dataclass(frozen=True)
+class TensorFlowData:
+    """``tf.data.Dataset``: elements are dictionaries by input, tuples in the order of the inputs, or one tensor."""
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is such a pipeline."""
+        return hasattr(given, "as_numpy_iterator")
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the elements as arrays."""
+        rows: Iterable[object] = given.as_numpy_iterator()
+        return rows
+
+
+# Texts, as the tokens of a tokenizer.json.
+
+# What Hugging Face's models call their inputs, and where an encoding has it.
+_FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """``.txt`` files, where the tokenizer is given, each line a text.
+
+    It is fed to inputs called ``input_ids``, ``attention_mask`` and ``token_type_ids``.
+
+    Attributes:
+        tokenizer: the ``tokenizer.json`` of the model, which is read by the library tokenizers.
+        length: tokens that texts are cut or filled up to; 0 takes what the model says, or each text's own.
+    """
+
+    tokenizer: str = ""
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise DataError(f"texts have length {self.length}, expected 0 or more tokens")
+
+    def takes(self, given: object) -> bool:
+        """Return whether it is such a file, and its tokens are known."""
+        return bool(self.tokenizer) and has_suffix(given, ".txt")
+
+    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+        """Return the tokens of each line that is not empty."""
+        fixed = (entry.shape[-1] for entry in inputs if entry.name in _FIELDS and entry.shape)
+        length = self.length or next((extent for extent in fixed if isinstance(extent, int)), 0)
+        wanted = [entry for entry in inputs if entry.name in _FIELDS]
+        for line in _lines(given):
+            encoding = self._tokenizer.encode(line)
+            if length:
+                encoding.truncate(length)
+                encoding.pad(length, **self._padding)
+            yield {entry.name: _tokens(getattr(encoding, _FIELDS[entry.name]), entry) for entry in wanted}
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizers = library("tokenizers", "onnxq[text]", self.tokenizer)
+        try:
+            found = tokenizers.Tokenizer.from_file(self.tokenizer)
+        # The library raises plain exceptions.
+        except Exception as error:
+            raise DataError(f"{self.tokenizer} cannot be read as a tokenizer: {str(error)[:200]}") from error
+        return found
+
+    @cached_property
+    def _padding(self) -> dict[str, Any]:
+        said = self._tokenizer.padding or {}
+        return {name: said[name] for name in ("pad_id", "pad_type_id", "pad_token") if name in said}
+
+
+def _tokens(values: Sequence[int], entry: Input) -> NDArray[Any]:
+    return np.array(values, entry.dtype)[None]
+
+
+def _lines(given: Any) -> Iterator[str]:
+    try:
+        with given.open("rb") as stream:
+            for line in stream:
+                if text := line.decode("utf-8").strip():
+                    yield text
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{given} cannot be read as text: {error}; save it as UTF-8") from error
+
+
+# The sources there are, by name: ours and those of installed packages.
+
+SOURCES: Mapping[str, type] = MappingProxyType(
+    {
+        "audio": Audio,
+        "data-reader": DataReader,
+        "hugging-face": HuggingFace,
+        "pandas": DataFrames,
+        "parquet": Parquet,
+        "tar": Shards,
+        "tf-data": TensorFlowData,
+        "text": Text,
+    }
+)
+"""Our sources by name."""
+
+ENTRY_POINTS = "onnxq.sources"
+"""The group in which packages register sources."""
+
+
+def source_named(text: str) -> Source:
+    """Return the source that a text names.
+
+    Args:
+        text: a name, and behind it any number of ``:option=value``.
+
+    Raises:
+        DataError: there is no such source or option, or a value is none.
+
+    >>> source_named("audio:rate=8000")
+    Audio(rate=8000, seconds=0.0)
+    """
+    name, *given = text.split(":")
+    found = SOURCES.get(name) or registered(ENTRY_POINTS, name, "Source")
+    if found is None:
+        raise DataError(unknown("source", name, _names()))
+    kinds = get_type_hints(found)
+    options = [option.name for option in fields(found)] if is_dataclass(found) else []
+    values = {}
+    for part in given:
+        option, separator, value = part.partition("=")
+        if not separator or option not in options:
+            expected = ", ".join(f"{one}=VALUE" for one in options) or "none"
+            raise DataError(f"source {name!r} has no option {part!r}, expected {expected}{nearest(option, options)}")
+        try:
+            values[option] = value_of(value, kinds[option])
+        except ValueError as error:
+            raise DataError(f"option {option!r} of source {name!r} is {value!r}, {error}") from error
+    with blamed(f"source {name!r}"):
+        made = found(**values)
+        if not isinstance(made, Source):
+            raise TypeError(f"it is {made!r}, which has no takes and rows")
+    return made
+
+
+def source_for(given: object) -> Source | None:
+    """Return the first source that takes a file or object; None where none does."""
+    return next((one for one in map(source_named, _names()) if does_take(one, given)), None)
+
+
+def does_take(source: Source, given: object) -> bool:
+    """Return whether a source, which may be a user's, takes a file or object.
+
+    Raises:
+        DataError: it fails.
+    """
+    with blamed(f"source {type(source).__name__}", DataError):
+        return bool(source.takes(given))
+
+
+def _names() -> list[str]:
+    return [*SOURCES, *registered_names(ENTRY_POINTS)]
