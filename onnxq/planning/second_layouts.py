@@ -9,6 +9,7 @@ from typing import Final
 
 from onnxq.config.scheme import Granularity
 from onnxq.ir import Constant, Node
+from onnxq.numerics.pairs import Pairs
 from onnxq.planning.plan import Decision, Weight
 
 # A second copy of fewer values is nothing to tell.
@@ -29,11 +30,12 @@ def with_second_layouts(nodes: Sequence[Node], decisions: Sequence[Decision]) ->
                 continue
             tensor = node.inputs[weight.index]
             kind, others = weight.of_rank(len(tensor.shape)), stored[tensor]
-            if kind.spec.per is Granularity.TENSOR:
+            # Quantized values that are fitted in pairs depend on the axis even with one scale.
+            if kind.spec.per is Granularity.TENSOR and kind.pairs is Pairs.NONE:
                 kind = replace(kind, axis=0, reduction_axis=0)
             if others and kind not in others:
                 first = next(iter(others.values())).name
-                told = f"its weight is stored a second time, as node {first} reads it with other scales"
+                told = f"its weight is stored a second time, as node {first} reads it along another axis"
                 decision = replace(decision, reason=f"{decision.reason}; {told}")
             others.setdefault(kind, node)
         yield decision

@@ -13,6 +13,7 @@ from onnxq.ir import (
     Constant,
     Graph,
     Names,
+    Node,
     insert_nodes,
     is_fixed,
     onnx_dtype,
@@ -20,7 +21,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.lowering import Chain
-from onnxq.ops import ALREADY_QUANTIZED
+from onnxq.ops import ALREADY_QUANTIZED, operator_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constants import without_repeats
 
@@ -30,14 +31,17 @@ _TYPES: Final = frozenset(
     {TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
 _LEAST_SAVED: Final = 2
+# The input of GRU, LSTM and RNN that holds their biases.
+_CELL_BIAS: Final = 3
 
 
 @dataclass(frozen=True)
 class ExpandConstants(Pass):
     """Let large constants that repeat along an axis, such as zeros, come from an Expand, which a runtime folds.
 
-    Exporters write them so, and folding made them large. Leaves constants that are inputs or outputs of a graph, those
-    that are read by nodes on codes or take less than ``smallest`` bytes, and all of them below opset 8.
+    Exporters write them so, and folding made them large. Weights and biases stay, since several engines accept them
+    only as initializers. So do inputs and outputs of a graph, constants that nodes on quantized values read, constants
+    of less than ``smallest`` bytes, and everything below opset 8.
 
     Attributes:
         smallest: bytes below which the nodes cost more than they save.
@@ -68,4 +72,15 @@ class ExpandConstants(Pass):
     def _is_candidate(self, tensor: Constant) -> bool:
         stored = is_fixed(tensor) and bool(tensor.outputs) and not tensor.returned_by
         large = tensor.nbytes >= self.smallest and math.prod(tensor.shape) > 1 and onnx_dtype(tensor) in _TYPES
-        return stored and large and not any(node.op in ALREADY_QUANTIZED for node in tensor.outputs)
+        return stored and large and not any(_wants_initializer(node, tensor) for node in tensor.outputs)
+
+
+def _wants_initializer(node: Node, tensor: Constant) -> bool:
+    """Whether a node works on quantized values, or reads the tensor as a weight or bias."""
+    if node.op in ALREADY_QUANTIZED:
+        return True
+    operator = operator_of(node)
+    if operator is None or operator.looks_up:
+        return False
+    places = {*operator.weights, operator.bias, *((_CELL_BIAS,) if operator.recurrent else ())}
+    return any(node.inputs[index] is tensor for index in places if index is not None and index < len(node.inputs))

@@ -234,7 +234,8 @@ def check_quantized(seed: int, note: Any = lambda text: None) -> Outcome:
     outcome = Outcome()
     note("")
     model, feed = handmade(seed)
-    opened(model)
+    # Some declare shapes that their values do not have: these load, and do not run.
+    run(opened(model), feed)
     outcome.is_valid = True
     _dequantized(outcome, seed, "dequantize", model, feed, note)
     return outcome
