@@ -34,7 +34,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.bounds import lower_bound
-from onnxq.evaluation.trust import trust
+from onnxq.evaluation.sqnr import trust
 from onnxq.ir import load
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Demotion

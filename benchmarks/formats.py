@@ -33,7 +33,7 @@ from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.verify import measure_latency
+from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton
 from onnxq.runtime.sessions import open_session, run

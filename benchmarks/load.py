@@ -21,7 +21,7 @@ import click
 
 import onnxq
 from onnxq.data.samples import evenly, model_inputs, open_samples
-from onnxq.evaluation.verify import Timer, verify
+from onnxq.evaluation.verification import Timer, verify
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton
 

@@ -32,7 +32,7 @@ from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.agreement import compare_files
-from onnxq.evaluation.verify import measure_latency
+from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from onnxq.evaluation.agreement import compare_files
     from onnxq.evaluation.goal import Goal
-    from onnxq.evaluation.latency_comparison import bench
+    from onnxq.evaluation.latency import bench
     from onnxq.evaluation.layers import compare_layers
     from onnxq.evaluation.metrics import Metric, load_metric
     from onnxq.ir import Graph, load, remove_nodes, replace_uses, save, scopes
@@ -179,7 +179,7 @@ _HOMES = {
     ),
     "onnxq.evaluation.agreement": ("compare_files",),
     "onnxq.evaluation.goal": ("Goal",),
-    "onnxq.evaluation.latency_comparison": ("bench",),
+    "onnxq.evaluation.latency": ("bench",),
     "onnxq.evaluation.layers": ("compare_layers",),
     "onnxq.evaluation.metrics": (
         "Metric",

@@ -9,10 +9,10 @@ from typing import Any
 
 from onnxq.config.scheme import Mode, Spec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.gate import Judged
+from onnxq.evaluation.goal import Judged
 from onnxq.evaluation.layers import Layer, Layers, SampleNoise
-from onnxq.evaluation.verify import Kernels, Latency
-from onnxq.evaluation.worst_places import Place, WorstPlace
+from onnxq.evaluation.sqnr import Place, WorstPlace
+from onnxq.evaluation.verification import Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report

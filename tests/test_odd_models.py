@@ -32,8 +32,8 @@ from onnxq import quantize
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluation.agreement import compare
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.reference import Reference
-from onnxq.evaluation.views import Views
 from onnxq.planning.plan import Plan
 from onnxq.steps.budget import Budget
 

@@ -21,7 +21,7 @@ from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule,
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, RunError, SchemeError
 from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.verify import Timer
+from onnxq.evaluation.verification import Timer
 from onnxq.failures import collected_failures, tolerated
 from onnxq.ir import Tensor
 from onnxq.passes.prepare.fold_shapes import FoldShapes

@@ -33,11 +33,11 @@ def bench(
 ) -> None:
     """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
     from onnxq.cli import tables
-    from onnxq.evaluation import latency_comparison
+    from onnxq.evaluation import latency
     from onnxq.runtime.table import open_engine
 
     with open_engine(engine) as runtime:
-        found = latency_comparison.bench(reference, candidate, data, threads=threads, seconds=seconds, engine=runtime)
+        found = latency.bench(reference, candidate, data, threads=threads, seconds=seconds, engine=runtime)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:

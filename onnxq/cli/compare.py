@@ -59,8 +59,7 @@ def compare(
     """
     from onnxq.cli import tables
     from onnxq.evaluation.agreement import compare_files
-    from onnxq.evaluation.gate import lack
-    from onnxq.evaluation.goal import Goal
+    from onnxq.evaluation.goal import Goal, lack
     from onnxq.evaluation.layers import compare_layers
     from onnxq.report import load_report
     from onnxq.report.comparison import Comparison

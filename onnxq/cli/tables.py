@@ -11,8 +11,7 @@ from onnxq.cli import terminal
 from onnxq.commands.web_folder import Written
 from onnxq.config.scheme import Granularity, Spec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.latency_comparison import Bench
+from onnxq.evaluation.latency import Bench, Latency
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.portability import Port
 from onnxq.planning.plan import Activation

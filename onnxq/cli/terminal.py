@@ -15,7 +15,7 @@ from onnxq.cli.console import open_console
 from onnxq.cli.measured import measured
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import OutputAgreement
-from onnxq.evaluation.gate import Judged
+from onnxq.evaluation.goal import Judged
 from onnxq.passes.prepare.fix_initializers import FixInitializers
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision

@@ -16,13 +16,11 @@ from onnxq.calibration.data import Data, SamplesLike
 from onnxq.data.dataset import Selection, counting_as_one, even_places, picked, shared_files
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, check_path
-from onnxq.evaluation.bounds import RISK
-from onnxq.evaluation.joined import Part
-from onnxq.evaluation.labels import decibels_of_labels
+from onnxq.evaluation.bounds import RISK, decibels_of_labels
+from onnxq.evaluation.comparison import EngineView, View, Views
+from onnxq.evaluation.outputs import Part
 from onnxq.evaluation.reference import Reference, run_beside
-from onnxq.evaluation.tally import DetailedTally
-from onnxq.evaluation.views import EngineView, View, Views
-from onnxq.evaluation.worst_places import WorstPlace, traced, worst_places
+from onnxq.evaluation.sqnr import DetailedTally, WorstPlace, traced, worst_places
 from onnxq.numerics.numerics import signal_to_noise
 from onnxq.runtime.engine import Engine
 from onnxq.system.publish import staging
@@ -44,13 +42,13 @@ class OutputAgreement:
         finite: whether the candidate is finite wherever the reference is.
         compared: how many arg maxes or elements the agreement is a share of.
         stands_for: where it is a tensor by which the model chooses, the outputs that are decided by it, whether they
-            are compared themselves or not; see `onnxq.evaluation.views.Views`.
+            are compared themselves or not; see `onnxq.evaluation.comparison.Views`.
         bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
             what may turn over, see `Tally.bound`. None for outputs that are no floats.
         worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
         parts: that the output is joined of, each with its own SQNR.
         telling: as how many independent ones those count that differ, where samples share files, see
-            `onnxq.evaluation.labels.telling`; None where each is one, and for floats.
+            `onnxq.evaluation.bounds.telling`; None where each is one, and for floats.
         skipped: how many elements were not compared, as the float model is NaN or infinite there.
         is_compared: whether there was any element to compare.
     """

@@ -1,31 +1,142 @@
-"""What a model does on every engine that is here."""
+"""Where an engine begins to compute something else: the first node whose inputs agree and whose output does not."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
+from onnxq.calibration.taps import tapped_bytes, tensor_types
 from onnxq.data.images import ImageOptions
-from onnxq.data.inputs import Sample, made_up_samples, model_inputs
+from onnxq.data.inputs import Sample, is_floating, made_up_samples, model_inputs
 from onnxq.data.samples import evenly, open_samples
-from onnxq.errors import DataError, OnnxqError
-from onnxq.evaluation.agreement import Agreement, compare
-from onnxq.evaluation.first_difference import FirstDifference
+from onnxq.errors import DataError, EngineError, OnnxqError
+from onnxq.evaluation.agreement import Agreement, agreement_of, compare
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.latency import Latency, measure_latency
 from onnxq.evaluation.reference import Reference
-from onnxq.evaluation.views import Views
 from onnxq.ir import load
 from onnxq.ir.large_models import is_large
 from onnxq.onnx_api import skeleton
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.local import OnnxRuntime
-from onnxq.runtime.sessions import open_session, run
+from onnxq.runtime.sessions import Array, open_session, run, serialized
+from onnxq.system.extensions import blamed
 from onnxq.system.publish import staging
+
+
+@dataclass(frozen=True, eq=False)
+class FirstDifference:
+    """Looks for the node at which two engines part.
+
+    Attributes:
+        model: with its weights.
+        sample: on which they differ.
+        known: the engine that is believed.
+        other: the one that is not.
+        least: decibels from which on tensors agree.
+        folder: where models are put.
+    """
+
+    model: onnx.ModelProto
+    sample: Mapping[str, Array]
+    known: Engine
+    other: Engine
+    least: float
+    folder: Path
+    seen: dict[str, bool] = field(default_factory=dict)
+
+    def node(self, output: str) -> str:
+        """Return the name and operator of the first node behind an output that differs, or an empty string.
+
+        Halving needs few runs and finds some node that differs behind one that does not; from there it goes up to one
+        whose inputs agree.
+        """
+        makers = {name: node for node in self.model.graph.node for name in node.output if name}
+        types = tensor_types(self.model)
+        behind = _ancestors(makers, output)
+        asked = [
+            name
+            for node in self.model.graph.node
+            for name in node.output[:1]
+            if name in behind and name in types and _is_float(types[name])
+        ]
+        low, high = -1, len(asked) - 1
+        if high < 0 or self._agrees(asked[high], types[asked[high]]):
+            return ""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._agrees(asked[middle], types[asked[middle]]):
+                low = middle
+            else:
+                high = middle
+        found = asked[high]
+        while above := next(
+            (name for name in _floats_above(makers, found, set(asked)) if not self._agrees(name, types[name])), ""
+        ):
+            found = above
+        node = makers[found]
+        return f"{node.name or found} ({node.op_type})"
+
+    def _agrees(self, name: str, value: onnx.ValueInfoProto) -> bool:
+        """Return whether a tensor does; where it cannot be looked at it is not to blame."""
+        if name not in self.seen:
+            path = self.folder / f"tapped-{len(self.seen)}.onnx"
+            declared = any(one.name == name for one in self.model.graph.output)
+            path.write_bytes(tapped_bytes(serialized(self.model), [] if declared else [value]))
+            try:
+                expected, found = (self._value(engine, path, name) for engine in (self.known, self.other))
+                worst = agreement_of([name], [([expected], [found])])
+                self.seen[name] = worst.sound and worst.worst_sqnr >= self.least
+            except OnnxqError:
+                self.seen[name] = True
+        return self.seen[name]
+
+    def _value(self, engine: Engine, path: Path, name: str) -> Array:
+        with blamed(f"engine {engine.name!r}", EngineError):
+            loaded = engine.load(path)
+            try:
+                values: Array = np.asarray(loaded.run(self.sample)[loaded.outputs.index(name)])
+                return values
+            finally:
+                loaded.close()
+
+
+def _is_float(value: onnx.ValueInfoProto) -> bool:
+    return is_floating(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)))
+
+
+def _ancestors(makers: Mapping[str, onnx.NodeProto], output: str) -> set[str]:
+    found, pending = set(), [output]
+    while pending:
+        name = pending.pop()
+        if name in makers and name not in found:
+            found.add(name)
+            pending.extend(makers[name].input)
+    return found
+
+
+def _floats_above(makers: Mapping[str, onnx.NodeProto], name: str, floats: set[str]) -> set[str]:
+    """Return the nearest float tensors that a tensor is computed from: codes are looked through."""
+    found, pending, met = set(), list(makers[name].input), {name}
+    while pending:
+        one = pending.pop()
+        if one in met:
+            continue
+        met.add(one)
+        if one in floats:
+            found.add(one)
+        elif one in makers:
+            pending.extend(makers[one].input)
+    return found
+
+
+# What a model does on every engine that is here.
 
 AGREEING = 20.0
 """Decibels beside onnxruntime from which on an engine computes the same model."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxq.evaluation.agreement import Agreement
-from onnxq.evaluation.gate import Judged
+from onnxq.evaluation.goal import Judged
 from onnxq.evaluation.layers import Layers
-from onnxq.evaluation.scoring import Scores
-from onnxq.evaluation.verify import Elsewhere, Kernels, Latency
+from onnxq.evaluation.metrics import Scores
+from onnxq.evaluation.verification import Elsewhere, Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.report.machine import Machine, Stage
 from onnxq.report.observed import TensorValues, WeightChannels

@@ -7,8 +7,7 @@ from itertools import islice
 
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluation.agreement import OutputAgreement
-from onnxq.evaluation.gate import fault, lost_score, shortfall, worst_output
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import Goal, fault, lost_score, shortfall, worst_output
 from onnxq.planning.delivery import missing
 from onnxq.report.report import Report
 from onnxq.report.verdict import speed

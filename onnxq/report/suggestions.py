@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from onnxq.evaluation.gate import fault
+from onnxq.evaluation.goal import fault
 from onnxq.planning.delivery import missing
 from onnxq.report.figures import decibels
 from onnxq.report.refusal import gains_nothing

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from onnxq.evaluation.agreement import Agreement
-from onnxq.evaluation.gate import Judged, worst_output
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import Goal, Judged, worst_output
 from onnxq.evaluation.latency import NOT_SLOWER, Latency
 from onnxq.report.figures import counted, places
 from onnxq.report.parts import Fidelity, ModelFiles, Performance, Samples

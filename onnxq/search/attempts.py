@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from onnxq.algorithms.recipe import Recipe
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import NOT_SLOWER
-from onnxq.evaluation.verify import Verification
+from onnxq.evaluation.verification import Verification
 from onnxq.failures import tolerated
 from onnxq.planning.plan import Plan
 from onnxq.search.choosing import SEARCH_RUNS, Chooser, Chosen

@@ -14,12 +14,10 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.provenance import file_digest
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
-from onnxq.evaluation.aims import aim_of
-from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.judge import Judge
+from onnxq.evaluation.goal import Goal, aim_of
 from onnxq.evaluation.latency import Latency, told_apart
-from onnxq.evaluation.scoring import Scores
-from onnxq.evaluation.verify import COMPARED_SAMPLES, Verification
+from onnxq.evaluation.metrics import Scores
+from onnxq.evaluation.verification import COMPARED_SAMPLES, Judge, Verification
 from onnxq.planning.plan import Plan
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.measuring import times_tell

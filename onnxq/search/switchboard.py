@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.recipe import Recipe
 from onnxq.data.inputs import Sample
-from onnxq.evaluation.trust import Pair, influence_by_sample, noise_by_sample
-from onnxq.evaluation.views import View
+from onnxq.evaluation.comparison import View
+from onnxq.evaluation.sqnr import Pair, influence_by_sample, noise_by_sample
 from onnxq.passes.quantize.switch_codes import Switches
 from onnxq.planning.plan import Plan
 from onnxq.search.trials import Trials

@@ -20,8 +20,8 @@ from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Selection, counting_as_one, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.evaluation.agreement import agreement_of
-from onnxq.evaluation.answered import Answered
-from onnxq.evaluation.trust import Pair, Trust, noise_by_sample, trust
+from onnxq.evaluation.reference import Answered
+from onnxq.evaluation.sqnr import Pair, Trust, noise_by_sample, trust
 from onnxq.failures import tolerated
 from onnxq.ir import Graph, scopes
 from onnxq.planning.plan import Plan

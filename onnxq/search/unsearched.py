@@ -8,8 +8,7 @@ from dataclasses import replace
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
 from onnxq.config.scheme import Spec
-from onnxq.evaluation.aims import aim_of, enough_of
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import Goal, aim_of, enough_of
 from onnxq.failures import tolerated
 from onnxq.ir import nodes
 from onnxq.numerics.formats import format_named

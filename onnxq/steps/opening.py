@@ -16,8 +16,8 @@ from onnxq.data.dataset import split
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.errors import OutputError, check_type
-from onnxq.evaluation.doubts import LOOKED_AT, distinct, heard
 from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.warnings import LOOKED_AT, distinct, heard
 from onnxq.ir import Graph, as_graph
 from onnxq.planning.plan import DECODING, Demotion
 from onnxq.preparing.named_passes import Step, as_passes

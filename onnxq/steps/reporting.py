@@ -21,11 +21,10 @@ from onnxq.data.dataset import (
     shared_files,
 )
 from onnxq.errors import DataError
-from onnxq.evaluation.doubts import hidden
-from onnxq.evaluation.gate import Judged
-from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
+from onnxq.evaluation.goal import MINIMUM_SQNR, Goal, Judged
 from onnxq.evaluation.layers import Layers, compare_layers
-from onnxq.evaluation.verify import COMPARED_SAMPLES, loads_in_onnxruntime
+from onnxq.evaluation.verification import COMPARED_SAMPLES, loads_in_onnxruntime
+from onnxq.evaluation.warnings import hidden
 from onnxq.failures import tolerated
 from onnxq.ir import load, metadata_bytes
 from onnxq.lowering import Emit

@@ -17,12 +17,10 @@ from onnxq.calibration.ranges import Extremes, MinMax, RangeMethod
 from onnxq.calibration.resume import Collection
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
-from onnxq.evaluation.aims import plenty_of
-from onnxq.evaluation.doubts import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, unseen
-from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.judge import Judge
-from onnxq.evaluation.units import units
-from onnxq.evaluation.views import Views
+from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.goal import Goal, plenty_of
+from onnxq.evaluation.verification import Judge
+from onnxq.evaluation.warnings import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, units, unseen
 from onnxq.failures import note_failure, tolerated
 from onnxq.ir import Graph, as_graph, load, read_model, save
 from onnxq.ir.intake import refuse_overwriting

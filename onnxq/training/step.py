@@ -7,12 +7,11 @@ from pathlib import Path
 
 from onnxq.algorithms.migration import Migration
 from onnxq.data.samples import evenly
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.judge import Judge
 from onnxq.evaluation.reference import Reference, run_beside
-from onnxq.evaluation.trust import noise_by_sample
-from onnxq.evaluation.verify import COMPARED_SAMPLES
-from onnxq.evaluation.views import Views
+from onnxq.evaluation.sqnr import noise_by_sample
+from onnxq.evaluation.verification import COMPARED_SAMPLES, Judge
 from onnxq.search.choosing import Chosen
 from onnxq.search.refining import Gain
 from onnxq.steps.budget import Budget

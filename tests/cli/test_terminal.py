@@ -11,8 +11,7 @@ from onnxq.cli import terminal
 from onnxq.commands.optimization import Optimized, Size
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Scheme
-from onnxq.evaluation.gate import Judged
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import Goal, Judged
 from onnxq.ir import Graph
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery

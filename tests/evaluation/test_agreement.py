@@ -20,8 +20,8 @@ from onnxq.calibration.chain import samples_of
 from onnxq.calibration.data import Data
 from onnxq.errors import CandidateError, DataError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.reference import Reference
-from onnxq.evaluation.views import Views
 from onnxq.runtime.engine import LoadedModel
 from onnxq.runtime.local import OnnxRuntime
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from onnxq.evaluation.aims import aim_of, enough_of, plenty_of
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import Goal, aim_of, enough_of, plenty_of
 from onnxq.evaluation.metrics import Metric
 
 

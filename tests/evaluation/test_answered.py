@@ -6,8 +6,8 @@ import pytest
 
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import open_samples
-from onnxq.evaluation import answered as answered_module
-from onnxq.evaluation.answered import Answered
+from onnxq.evaluation import reference as reference_module
+from onnxq.evaluation.reference import Answered
 from onnxq.runtime.sessions import open_session
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
@@ -46,7 +46,7 @@ def test_samples_keep_the_files_that_they_share(tmp_path: Path) -> None:
 
 def test_of_models_with_large_outputs_fewer_samples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ten classes in float32.
-    monkeypatch.setattr(answered_module, "_HELD", 4 * 40)
+    monkeypatch.setattr(reference_module, "_HELD_BYTES", 4 * 40)
     found = Answered.of(MODEL, MODEL, SAMPLES)
     assert len(found.samples) == len(found.expected) == len(found.numbers) == 4
     assert np.array_equal(found.samples[-1]["image"], SAMPLES[-1]["image"])

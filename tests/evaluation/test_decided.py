@@ -7,7 +7,7 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.evaluation.decided import Decided, matched, paired
+from onnxq.evaluation.outputs import Decided, matched, paired
 from onnxq.ir import read_model
 from onnxq.onnx_api import infer_shapes
 

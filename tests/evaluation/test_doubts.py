@@ -13,7 +13,7 @@ from observations import wanted
 from onnxq.calibration.observing import observe
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluation.doubts import LOOKED_AT, distinct, doubts, heard, masked
+from onnxq.evaluation.warnings import LOOKED_AT, distinct, doubts, heard, masked
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from evaluation.wrong_engine import Wrong
-from onnxq.evaluation.first_difference import FirstDifference
+from onnxq.evaluation.portability import FirstDifference
 from onnxq.runtime.local import OnnxRuntime
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from onnxq.calibration.provenance import sample_digest
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.gate import Judged, fault, lost_score, shortfall, worst_output
-from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.scoring import Scores
+from onnxq.evaluation.goal import Goal, Judged, fault, lost_score, shortfall, worst_output
+from onnxq.evaluation.metrics import Scores
 
 
 def output(sqnr: float | None = 30.0, differing: int = 0, **changes: bool) -> OutputAgreement:

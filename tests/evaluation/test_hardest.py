@@ -9,7 +9,7 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.evaluation.hardest import hardest
+from onnxq.evaluation.verification import hardest
 
 COUNT = 6
 

@@ -9,8 +9,8 @@ import pytest
 from conftest import Build
 
 from onnxq.evaluation.agreement import OutputAgreement, agreement_of
-from onnxq.evaluation.doubts import hidden
-from onnxq.evaluation.joined import Part, joins, parts_of
+from onnxq.evaluation.outputs import Part, joins, parts_of
+from onnxq.evaluation.warnings import hidden
 from onnxq.ir import Graph, read_model
 from onnxq.onnx_api import infer_shapes
 

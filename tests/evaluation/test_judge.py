@@ -17,10 +17,10 @@ from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Input
 from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
-from onnxq.evaluation import verify
-from onnxq.evaluation.judge import Judge
+from onnxq.evaluation import verification as verify
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
+from onnxq.evaluation.verification import Judge
 from onnxq.system.deadline import Deadline
 
 SAMPLES = [{"x": np.random.default_rng(place).standard_normal((1, 4)).astype(np.float32)} for place in range(8)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.evaluation.labels import decibels_of_labels, share_at, telling
+from onnxq.evaluation.bounds import decibels_of_labels, share_at, telling
 from onnxq.runtime.sessions import open_session, run
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -14,8 +14,8 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import EngineError
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.latency import Latency, measure_latencies, measure_latency, median_interval, told_apart
-from onnxq.evaluation.views import Views
 from onnxq.runtime.engine import Engine, LoadedModel
 
 

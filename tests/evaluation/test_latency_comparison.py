@@ -15,9 +15,8 @@ from onnx import ModelProto
 
 from onnxq.calibration.data import Data
 from onnxq.errors import DataError
-from onnxq.evaluation import latency_comparison
-from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.latency_comparison import Bench, bench
+from onnxq.evaluation import latency
+from onnxq.evaluation.latency import Bench, Latency, bench
 from onnxq.runtime.table import open_engine
 
 
@@ -92,6 +91,6 @@ def test_the_processor_is_named_where_the_system_tells(
     text: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(latency_comparison, "_PROCESSORS", tmp_path / "cpuinfo")
-    monkeypatch.setattr(latency_comparison.platform, "processor", lambda: "known")
-    assert latency_comparison._processor() == name
+    monkeypatch.setattr(latency, "_PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(latency.platform, "processor", lambda: "known")
+    assert latency._processor() == name

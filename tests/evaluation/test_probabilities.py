@@ -16,7 +16,7 @@ from onnxq.evaluation.probabilities import (
     unseen_noise,
     unsure_rows,
 )
-from onnxq.evaluation.trust import trust
+from onnxq.evaluation.sqnr import trust
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -12,9 +12,10 @@ from onnx import ModelProto
 
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluation import reference, views
+from onnxq.evaluation import comparison as views
+from onnxq.evaluation import reference
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.reference import Answer, Answers, Reference
-from onnxq.evaluation.views import Views
 
 SAMPLES = [{"x": np.full((1, 4), value, np.float32)} for value in range(3)]
 
@@ -85,7 +86,7 @@ def test_runs_are_timed_where_they_were_made(model: Path) -> None:
     first = Reference(model, Views.whole(model), answers).answer(SAMPLES[0])
     assert Reference(model, Views.whole(model), answers).answer(SAMPLES[0]).seconds == first.seconds > 0
     assert first.nbytes == 2 * 3 * 4
-    assert first.nbytes <= reference._HELD
+    assert first.nbytes <= reference._KEPT_BYTES
 
 
 def test_an_answer_lies_in_memory_of_its_own(model: Path) -> None:

@@ -15,9 +15,8 @@ from conftest import Build
 from onnxq.data.dataset import Origin
 from onnxq.errors import DataError
 from onnxq.evaluation.bounds import risk_of_look
-from onnxq.evaluation.metrics import Metric, Top1
-from onnxq.evaluation.scoring import Scorer, Scores
-from onnxq.evaluation.views import Views
+from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.metrics import Metric, Scorer, Scores, Top1
 
 Files = tuple[Path, Path]
 LABELS = np.arange(40) % 4
@@ -128,7 +127,7 @@ def test_bounds_of_answers_that_turn_over_together_hold(
         names = np.repeat(np.arange(count), generator.integers(4, 33, count))
         chances = generator.beta(lost * (1 / alike - 1), (1 - lost) * (1 / alike - 1), count)
         turned = [{"y": np.array([int(one)])} for one in generator.random(len(names)) < chances[names]]
-        monkeypatch.setattr("onnxq.evaluation.scoring._answers", lambda *_, turned=turned: tuple(turned))
+        monkeypatch.setattr("onnxq.evaluation.metrics._run_each", lambda *_, turned=turned: tuple(turned))
         right = tuple({"y": np.array([0])} for _ in names)
         whole = Metric("top1", Top1(np.zeros(len(names), np.int64)))
         for together, own in held.items():

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from onnxq.evaluation.bounds import RISK, lower_bound, of_files
-from onnxq.evaluation.joined import Part
-from onnxq.evaluation.tally import DetailedTally
-from onnxq.evaluation.trust import trust
+from onnxq.evaluation.outputs import Part
+from onnxq.evaluation.sqnr import DetailedTally, trust
 from onnxq.numerics.numerics import signal_to_noise
 
 

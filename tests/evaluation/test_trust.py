@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.evaluation.agreement import agreement_of
-from onnxq.evaluation.trust import influence_by_sample, noise_by_sample, trust
+from onnxq.evaluation.sqnr import influence_by_sample, noise_by_sample, trust
 
 # The benchmark prints the whole table of what is tried here on fewer draws.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))

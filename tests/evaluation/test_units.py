@@ -9,7 +9,7 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.evaluation.units import units
+from onnxq.evaluation.warnings import units
 from onnxq.ir import load, read_model, save
 from onnxq.preparing.preparation import prepare
 

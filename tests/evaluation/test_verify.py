@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from evaluation.wrong_engine import Wrong
 from onnxq.errors import ModelError
-from onnxq.evaluation.verify import Kernels, Timer, count_kernels, verify
+from onnxq.evaluation.verification import Kernels, Timer, count_kernels, verify
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.turns import Turn
 

@@ -17,9 +17,9 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import CandidateError, ModelError
 from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
-from onnxq.evaluation.views import Views
 from onnxq.failures import is_fatal
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError

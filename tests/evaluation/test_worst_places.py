@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.data.dataset import Selection
 from onnxq.evaluation.agreement import agreement_of
-from onnxq.evaluation.worst_places import Place, WorstPlace, furthest, traced, worst_places
+from onnxq.evaluation.sqnr import Place, WorstPlace, furthest, traced, worst_places
 
 
 @pytest.mark.parametrize(

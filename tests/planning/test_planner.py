@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.errors import SchemeError
-from onnxq.evaluation.verify import count_kernels
+from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
 from onnxq.planning import planner
 from onnxq.planning.plan import EXCLUDED, Decision, Demotion

@@ -10,7 +10,7 @@ import pytest
 from convolutions import between_convolutions
 
 from onnxq.config.scheme import Mode
-from onnxq.evaluation.verify import count_kernels
+from onnxq.evaluation.verification import count_kernels
 from onnxq.ops import OPERATORS, Role
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT

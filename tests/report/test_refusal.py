@@ -21,7 +21,7 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
-from onnxq.evaluation.verify import Elsewhere
+from onnxq.evaluation.verification import Elsewhere
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
 from onnxq.report import FidelityError, check_fidelity, check_gain

@@ -10,8 +10,8 @@ from reports import REPORT, changed
 
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.scoring import Scores
-from onnxq.evaluation.verify import Elsewhere
+from onnxq.evaluation.metrics import Scores
+from onnxq.evaluation.verification import Elsewhere
 from onnxq.report import FidelityError
 from onnxq.report.suggestions import suggestions
 from onnxq.search.refining import Gain

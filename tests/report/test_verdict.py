@@ -9,7 +9,7 @@ import pytest
 from reports import REPORT, changed
 
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.gate import Judged, Scores
+from onnxq.evaluation.goal import Judged, Scores
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
 LABEL = OutputAgreement("l", None, 0.9375, 0.0, same_shapes=True, finite=True, compared=16)

@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.calibration.evidence import Evidence
 from onnxq.config.presets import PRESETS
-from onnxq.evaluation.judge import Judge
+from onnxq.evaluation.verification import Judge
 from onnxq.ir import load
 from onnxq.runtime.targets import TARGETS
 from onnxq.search.choosing import Chooser, Files

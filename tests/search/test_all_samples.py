@@ -11,9 +11,9 @@ import pytest
 from onnxq.calibration.data import Data
 from onnxq.data.dataset import Selection, split
 from onnxq.evaluation.agreement import compare
+from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.reference import Reference
-from onnxq.evaluation.views import Views
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.steps.budget import Budget

@@ -15,11 +15,9 @@ from onnxq.calibration.data import Data
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.judge import Judge
 from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.metrics import Metric, load_metric
-from onnxq.evaluation.scoring import Scores
-from onnxq.evaluation.verify import Elsewhere, Kernels, Verification
+from onnxq.evaluation.metrics import Metric, Scores, load_metric
+from onnxq.evaluation.verification import Elsewhere, Judge, Kernels, Verification
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import open_session

@@ -21,8 +21,7 @@ from onnxq.calibration.range_table import parse_range
 from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, SchemeError
 from onnxq.evaluation import latency
-from onnxq.evaluation.gate import Judged
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import Goal, Judged
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError

@@ -15,7 +15,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import open_samples
-from onnxq.evaluation.views import View, Views
+from onnxq.evaluation.comparison import View, Views
 from onnxq.ir import load, read_model, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparing.preparation import prepare

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onnxq.errors import DataError, SchemeError
-from onnxq.evaluation.trust import noise_by_sample
+from onnxq.evaluation.sqnr import noise_by_sample
 from onnxq.training.lessons import Batch
 from onnxq.training.losses import CrossEntropy, Distillation, user_loss
 

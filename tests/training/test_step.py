@@ -13,10 +13,9 @@ from runtime.elsewhere import offer_elsewhere
 
 from onnxq.config.presets import PRESETS
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.judge import Judge
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
-from onnxq.evaluation.verify import Verification
+from onnxq.evaluation.verification import Judge, Verification
 from onnxq.pipeline import Quantized
 from onnxq.runtime.sessions import open_session, run
 from onnxq.search.choosing import Chosen

@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from onnxq.commands.dequantization import dequantize
 from onnxq.config.scheme import Mode
-from onnxq.evaluation.verify import count_kernels
+from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import Graph, as_graph
 from onnxq.passes import AddToCodes
 from onnxq.planning.plan import Decision, Plan

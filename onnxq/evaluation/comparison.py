@@ -16,8 +16,7 @@ from onnxq.calibration.runner import read_without_data
 from onnxq.calibration.seeded import SeededSession, draws, put_seeds
 from onnxq.data.inputs import Sample
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
-from onnxq.evaluation.decided import Choice, Chosen, Decided, matched, paired
-from onnxq.evaluation.joined import Part, joins, parts_of
+from onnxq.evaluation.outputs import Choice, Chosen, Decided, Part, joins, matched, paired, parts_of
 from onnxq.ir import Graph, Variable, onnx_dtype, read_model
 from onnxq.ir.elements import domain_named
 from onnxq.ir.external import DataFolder

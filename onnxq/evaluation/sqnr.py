@@ -1,23 +1,134 @@
-"""What is counted and summed of one output while two models are compared, sample by sample: the one measure of all."""
+"""Where an output is furthest from the float model's: on which samples, and at which element of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.data.inputs import is_floating
-from onnxq.evaluation.bounds import RISK, Energies, lower_bound, of_files, spread_of_parts
-from onnxq.evaluation.joined import Part
-from onnxq.evaluation.labels import decibels_of_labels, telling
-from onnxq.evaluation.probabilities import Rows, are_probabilities, expected_noises, unseen_noise, unsure_rows
-from onnxq.evaluation.worst_places import Place, furthest
+from onnxq.data.dataset import origin_of
+from onnxq.data.inputs import SampleSource, is_floating
+from onnxq.evaluation.bounds import (
+    RISK,
+    Energies,
+    decibels_of_labels,
+    influences,
+    lower_bound,
+    of_files,
+    spread_of_parts,
+    telling,
+)
+from onnxq.evaluation.outputs import Part
+from onnxq.evaluation.probabilities import (
+    Rows,
+    are_probabilities,
+    energies_of_logarithms,
+    expected_noises,
+    unseen_noise,
+    unsure_rows,
+)
 from onnxq.failures import tolerated
 from onnxq.numerics.numerics import signal_to_noise
 from onnxq.runtime.sessions import Array
 from onnxq.system.remembering import remembered_of_array
+
+# Samples that are told of each output.
+_WORST = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """An element of an output on one sample.
+
+    Attributes:
+        index: along each axis; before these, of an element of a sequence, its place there.
+        reference: value of the float model.
+        candidate: value of the quantized one.
+    """
+
+    index: tuple[int, ...]
+    reference: float
+    candidate: float
+
+    @property
+    def error(self) -> float:
+        """How far the values are apart; infinite where only the float model's is finite."""
+        error = abs(self.candidate - self.reference)
+        return error if math.isfinite(error) else math.inf
+
+
+@dataclass(frozen=True)
+class WorstPlace:
+    """A sample on which an output is among the least faithful, and where it has its largest error.
+
+    Attributes:
+        sample: its index among those that were given; of some that are compared by themselves, among these.
+        sqnr: SQNR in decibels of the output on it alone.
+        place: the element with the largest error.
+        file: the file or folder that holds the sample; empty where it came from memory.
+    """
+
+    sample: int
+    sqnr: float
+    place: Place
+    file: str = ""
+
+
+def furthest(expected: Array, found: Array, within: tuple[int, ...] = ()) -> Place | None:
+    """Return the element of the largest error, or None where there is none.
+
+    Args:
+        expected: of the float model, in float64; what is not finite there does not count.
+        found: of the quantized model, of the same shape.
+        within: places in the sequences that hold the arrays.
+
+    >>> furthest(np.array([[1.0, 2.0]]), np.array([[1.5, 4.0]]))
+    Place(index=(0, 1), reference=2.0, candidate=4.0)
+    """
+    with np.errstate(invalid="ignore"):
+        errors = np.asarray(np.abs(found - expected))
+    errors[np.isnan(errors)] = math.inf
+    errors[~np.isfinite(expected)] = 0.0
+    if not errors.any():
+        return None
+    index = np.unravel_index(int(errors.argmax()), errors.shape)
+    return Place((*within, *map(int, index)), float(expected[index]), float(found[index]))
+
+
+def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Sequence[Place]]) -> tuple[WorstPlace, ...]:
+    """Return the samples of the lowest SQNR with their places of the largest error, the lowest first.
+
+    Args:
+        energies: of signal and noise, by sample.
+        places: of the largest error in each array of a sample, by sample; none where there is no error.
+    """
+    found = [
+        WorstPlace(sample, signal_to_noise(*energies[sample]), max(held, key=lambda place: place.error))
+        for sample, held in enumerate(places)
+        if held
+    ]
+    return tuple(sorted(found, key=lambda one: (math.isfinite(one.place.error), one.sqnr))[:_WORST])
+
+
+def traced(worst: Sequence[WorstPlace], samples: SampleSource, compared: Sequence[int]) -> tuple[WorstPlace, ...]:
+    """Return worst places with the numbers of their samples among those that were given, and their files.
+
+    Args:
+        worst: with numbers among those that were compared.
+        samples: all that could have been.
+        compared: which of them were.
+    """
+    origins = (origin_of(samples, compared[one.sample]) for one in worst)
+    return tuple(
+        replace(one, sample=origin.place, file=origin.file) for one, origin in zip(worst, origins, strict=True)
+    )
+
+
+# What is counted and summed of one output while two models are compared, sample by sample: the one measure of all.
 
 _FLOAT32 = np.dtype(np.float32)
 # Less signal is summed in float64, as squares of its errors may be too small for float32.
@@ -249,3 +360,136 @@ def _signal(expected: Array) -> float:
 def widened(array: Array) -> Array:
     """Return float16 and bfloat16 as float32, in which energies do not overflow; anything else as it is."""
     return array.astype(_FLOAT32) if array.dtype.itemsize < _FLOAT32.itemsize else array
+
+
+# How faithful a model can be trusted to be on samples it has not seen, judged by what it did on a few.
+
+# Silent outputs that are not equal must not make the ratio infinite.
+_LOWEST_SQNR = -300.0
+
+Pair = tuple[Sequence[Any], Sequence[Any]]
+"""The reference's outputs for a sample, and the candidate's."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a few samples say of all others.
+
+    Attributes:
+        sqnr: SQNR in decibels that the worst output can be trusted to have; -inf when an output is not finite.
+        noise: expected noise-to-signal ratio at the worst output, for comparing plans and not for trusting one.
+    """
+
+    sqnr: float
+    noise: float
+
+
+def trust(pairs: Sequence[Pair], files: Sequence[str] = ()) -> Trust:
+    """Judge a candidate by what it and the reference gave for a few samples.
+
+    What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples, as in a verdict; see
+    `Tally.bound`. All that was made of one sample counts once, and so do the samples of one file, see `of_files`.
+
+    Several outputs need no allowance: the least of their bounds is wrong only where that of the output is wrong which
+    is worst in truth (intersection-union test; Berger, Technometrics 1982).
+
+    Args:
+        pairs: for each sample, the outputs of both models.
+        files: of each sample, see `shared_files`; nothing where each counts by itself.
+    """
+    outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
+    return Trust(min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0))
+
+
+def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
+    """Return what each sample adds to the noise-to-signal ratio of each output, for telling which candidate is better.
+
+    Probabilities are compared by their logarithms, about the mean of each row: these are what entered the Softmax.
+    Behind it most errors vanish, and the few answers that turn over decide, which is luck. What labels or sequences
+    tell, that is judged all together, counts for all samples alike.
+
+    Args:
+        pairs: for each sample, the outputs of both models.
+
+    Returns:
+        float64 of shape (samples, outputs), NaN or infinite where an output is not finite.
+    """
+    columns = [_noises(_output(pairs, place)) for place in range(len(pairs[0][0]))]
+    return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
+
+
+def influence_by_sample(pairs: Sequence[Pair], files: Sequence[str] = ()) -> NDArray[np.float64]:
+    """Return how much what can be trusted depends on the noise of each sample at each output; see `influences`.
+
+    Args:
+        pairs: for each sample, the outputs of both models.
+        files: of each sample, see `trust`.
+
+    Returns:
+        float64 of shape (samples, outputs); ones for what labels or sequences tell.
+    """
+    columns = [_influences(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
+    return np.stack(columns, 1) if columns else np.ones((len(pairs), 0))
+
+
+def _influences(pairs: Sequence[tuple[Any, Any]], files: Sequence[str]) -> NDArray[np.float64]:
+    wide = _floats(pairs)
+    if wide is None:
+        return np.ones(len(pairs))
+    return influences(_compared(wide), [spread_of_parts(*pair) for pair in wide], files)
+
+
+def _compared(wide: Sequence[tuple[Array, Array]]) -> list[Energies]:
+    """Return the energies of each sample, of probabilities those of their logarithms."""
+    probable = all(are_probabilities(one) for one, _ in wide)
+    return [energies_of_logarithms(*pair) for pair in wide] if probable else _in_range(wide)
+
+
+def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
+    wide = _floats(pairs)
+    if wide is None:
+        return np.full(len(pairs), _trust(pairs).noise / len(pairs))
+    seen = _compared(wide)
+    signal, noises = total(seen)[0], np.array([noise for _, noise in seen])
+    if signal == 0:
+        return np.where(noises > 0, np.inf, 0.0)
+    return np.asarray(noises / signal)
+
+
+def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> Trust:
+    tally = Tally()
+    for pair in pairs:
+        tally.add_sample(*pair)
+    if tally.is_float:
+        return Trust(tally.bound(files=files), tally.noise)
+    # A single label is right or wrong, so labels are judged all together.
+    sqnr = tally.labels(files)
+    return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
+
+
+def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:
+    return [(one[place], other[place]) for one, other in pairs]
+
+
+def _floats(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Array, Array]] | None:
+    """Return the pairs of an output in a type in which energies can be told, or None where it is no float."""
+    arrays = all(isinstance(one, np.ndarray) and isinstance(other, np.ndarray) for one, other in pairs)
+    if not arrays or not all(is_floating(one.dtype) and one.shape == other.shape for one, other in pairs):
+        return None
+    return [(widened(one), widened(other)) for one, other in pairs]
+
+
+def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[Energies]:
+    """Return the energies of each sample, in another unit where they would be too large or too small for floats."""
+    seen = [energies_of(one, other) for one, other in pairs]
+    if 0 < sum(map(sum, seen)) < math.inf:
+        return seen
+    return [energies_of(one, other) for one, other in _finite(pairs)]
+
+
+def _finite(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
+    """Return the pairs where the reference is finite, in its largest value's units, so that energies are in range."""
+    usable = [np.isfinite(one) for one, _ in pairs]
+    kept = [(one[where], other[where]) for (one, other), where in zip(pairs, usable, strict=True)]
+    unit = max((float(np.abs(one).max(initial=0.0)) for one, _ in kept), default=0.0) or 1.0
+    return [(one.astype(np.float64) / unit, other.astype(np.float64) / unit) for one, other in kept]

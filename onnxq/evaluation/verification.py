@@ -1,27 +1,76 @@
-"""Look at what a written model really does: which kernels run, and how long they take beside the float model's."""
+"""Which samples a model is least faithful on."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 
-from onnxq.data.inputs import SampleSource
-from onnxq.data.samples import evenly
+from onnxq.data.dataset import Selection, even_places
+from onnxq.data.inputs import Sample, SampleSource, is_floating
+from onnxq.data.samples import evenly, leaves_out
 from onnxq.errors import ModelError
-from onnxq.evaluation.agreement import Agreement, compare
-from onnxq.evaluation.bounds import RISK
+from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare
+from onnxq.evaluation.bounds import RISK, risk_of_look
+from onnxq.evaluation.comparison import View, Views
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
-from onnxq.evaluation.reference import Reference
-from onnxq.evaluation.views import View, Views
+from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
+from onnxq.evaluation.reference import Reference, run_beside
 from onnxq.ir.large_models import is_large
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import open_session
+from onnxq.system.deadline import NEVER, Deadline
 from onnxq.system.publish import staging
+
+
+def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: int) -> list[int]:
+    """Return the places of the samples that add most noise to the output that has most for its signal.
+
+    Args:
+        reference: file of the float model.
+        candidate: file of a model with the same inputs and outputs.
+        samples: the data, of which one at a time is held.
+        most: how many places to return at most; samples without noise are none of them.
+
+    Returns:
+        Rising places.
+    """
+    views = Views.of(reference, candidate)
+    one, other = Reference(reference, views), views.open(candidate)
+    rows = []
+    for expected, found in run_beside(one, other, samples):
+        agreement = agreement_of(views.names, [(expected, found)])
+        rows.append([_energies(*each) for each in zip(expected, found, agreement.outputs, strict=True)])
+    if not rows or not views.names:
+        return []
+    energies = np.array(rows)
+    signals, noises = energies[..., 0], energies[..., 1]
+    shares = noises / np.maximum(signals.sum(0), np.finfo(np.float64).tiny)
+    of_worst = shares[:, int(np.argmax(shares.sum(0)))]
+    noisiest = np.argsort(-of_worst, kind="stable")[:most]
+    return sorted(int(place) for place in noisiest if of_worst[place] > 0)
+
+
+def _energies(expected: Any, found: Any, output: OutputAgreement) -> tuple[float, float]:
+    """Return the energies of the signal and of the noise; of labels how many there are, and how many differ."""
+    if not (output.same_shapes and output.finite):
+        return 1.0, math.inf
+    if not isinstance(expected, np.ndarray) or not is_floating(expected.dtype):
+        return float(output.compared), float(output.differing)
+    usable = np.isfinite(expected)
+    signal, error = expected[usable].astype(np.float64), found[usable].astype(np.float64)
+    error -= signal
+    return float(np.vdot(signal, signal)), float(np.vdot(error, error))
+
+
+# Look at what a written model really does: which kernels run, and how long they take beside the float model's.
 
 __all__ = ["Kernels", "Latency", "Verification", "count_kernels", "measure_latency", "verify"]
 
@@ -303,3 +352,88 @@ def _op_types(optimized: Path) -> Counter[str]:
             pending.extend(attribute.g for attribute in node.attribute if attribute.HasField("g"))
             pending.extend(body for attribute in node.attribute for body in attribute.graphs)
     return found
+
+
+# By what built models are judged: samples, a metric, and the time to spend on their speed.
+
+# A look at a model's speed, and two of twice the time where it is slower, take half of the time that is left.
+_LOOKING = 1 / 10
+# A model that is tried when the time is up is timed as well: an untimed one could be slower. So many seconds give the
+# rounds that an interval needs; where less time was asked for, three times that do.
+_LEAST_PATIENCE = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """What judges the models that are built.
+
+    Attributes:
+        reference: file of the float model.
+        samples: those that models are judged by.
+        seconds: time to spend on comparing latency; 0 leaves it out.
+        scorer: of the metric, where there is one.
+        deadline: comparing latency takes half of what is left until then, or what a look needs if that is more.
+        engine: what models are for, where that is not onnxruntime in this process.
+        timer: what times models; None makes what they are for do so.
+        prepared: file of the prepared float model.
+    """
+
+    reference: Path
+    samples: SampleSource
+    seconds: float
+    scorer: Scorer | None = None
+    deadline: Deadline = NEVER
+    engine: Engine | None = None
+    timer: Engine | None = None
+    prepared: Path | None = None
+
+    @classmethod
+    def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
+        """Ask the metric about the float model first, so that whatever is wrong with it is told before a search.
+
+        Args:
+            reference: file of the float model.
+            samples: those that models are judged by; where the others that they were selected from choose, the metric
+                knows all of them, in whose order its labels are.
+            seconds: time to spend on comparing latency.
+            metric: tells instead of decibels.
+
+        Raises:
+            DataError: a run fails, or the metric does.
+        """
+        if metric is None:
+            return cls(reference, samples, seconds)
+        whole: SampleSource = samples
+        judging: tuple[int, ...] = ()
+        if metric.knows_samples and isinstance(samples, Selection):
+            whole, judging = samples.samples, tuple(samples.places)
+        metric = of_first_samples(metric) if leaves_out(whole) else metric
+        return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, judging))
+
+    def verified(self, candidate: Path, look: int, known: Latency | None = None) -> Verification:
+        """Run a model beside the float model; see `verify`.
+
+        Args:
+            candidate: file of the model.
+            look: how many models these samples have judged, with this one.
+            known: what is known of its times; more is measured where that is not plain.
+        """
+        patience = max(self.deadline.left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
+        timer = Timer(min(self.seconds, patience), self.timer, patience, known)
+        given = self.reference, candidate, self.samples
+        risk = risk_of_look(look)
+        return verify(*given, timer=timer, risk=risk, engine=self.engine, prepared=self.prepared)
+
+    def scores(self, candidate: Path, look: int) -> Scores | None:
+        """Return what the metric says of a model, where there is one; see `verified`."""
+        return self.scorer.scores(candidate, risk_of_look(look)) if self.scorer is not None else None
+
+    @property
+    def scored(self) -> int:
+        """How many runs of a model the metric takes; 0 where there is none."""
+        return len(self.scorer.samples) if self.scorer is not None else 0
+
+    def hardest(self, candidate: Path, most: int) -> SampleSource:
+        """Return the samples that a model is least faithful to, at most so many."""
+        judging = Selection(self.samples, even_places(len(self.samples), COMPARED_SAMPLES))
+        return Selection(judging, hardest(self.reference, candidate, judging, most))
