@@ -41,7 +41,7 @@ from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 Floats: TypeAlias = NDArray[np.float64]
 Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], tuple[Floats, Floats]]

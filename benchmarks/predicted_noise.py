@@ -32,7 +32,7 @@ from onnxq.search.noises import likely_shares, measure_noises, worst
 from onnxq.search.switchboard import Switchboard
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 SAMPLES = 16
 

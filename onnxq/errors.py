@@ -1,16 +1,21 @@
-"""The few errors that onnxq raises on purpose; each message is one sentence a user can act on."""
+"""Errors that a user can act on, in one sentence each, and failures of optional parts that a run survives."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=StrEnum)
-_LONGEST = 600
+_LONGEST_MESSAGE = 600
+_LOG = logging.getLogger(__name__)
 
 
 class OnnxqError(Exception):
@@ -61,45 +66,45 @@ class OutputError(OnnxqError):
 
 def _one_line(message: str) -> str:
     line = "".join(letter if letter.isprintable() else " " for letter in message)
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    half = _LONGEST_MESSAGE // 2
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the candidate closest to ``name``, or an empty string.
 
-    >>> nearest("int9", ["int8", "uint8"])
+    >>> did_you_mean("int9", ["int8", "uint8"])
     "; did you mean 'int8'?"
     """
-    # What is no text at all is told by its sentence.
     found = difflib.get_close_matches(str(name), list(candidates), n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence that tells of a name that is none of those there are.
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence that refuses an unknown name.
 
-    >>> unknown("preset", "int9", ["int8", "mxfp4"])
+    >>> unknown_name("preset", "int9", ["int8", "mxfp4"])
     "preset 'int9' is not one of int8, mxfp4; did you mean 'int8'?"
     """
     names = list(known)
-    return f"{what} {name!r} is not one of {', '.join(names)}{nearest(name, names)}"
+    return f"{what} {name!r} is not one of {', '.join(names)}{did_you_mean(name, names)}"
 
 
 def check_name(what: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that is none of those there are.
+    """Refuse an unknown name.
 
     Raises:
-        SchemeError: it is none; the message suggests the nearest one.
+        SchemeError: the name is unknown; the message suggests the nearest one.
     """
     if name not in known:
-        raise SchemeError(unknown(what, name, known))
+        raise SchemeError(unknown_name(what, name, known))
 
 
-def choice_of(kind: type[Choice], what: str, given: object) -> Choice:
-    """Return the choice that is given, or that a text names.
+def parse_choice(kind: type[Choice], what: str, given: object) -> Choice:
+    """Return the member of an enumeration that is given, itself or as text.
 
     Raises:
-        SchemeError: it is none; the message suggests the nearest one.
+        SchemeError: there is no such member; the message suggests the nearest one.
     """
     check_name(what, str(given), [str(one) for one in kind])
     return kind(str(given))
@@ -130,9 +135,92 @@ def check_path(value: object, what: str) -> None:
     check_type(value, (str, os.PathLike), what, "a path")
 
 
-def take_plain_numbers(record: object, *names: str) -> None:
-    """Put Python's own numbers in place of numpy's in the fields of a record that is being made."""
+def convert_numpy_numbers(record: object, *names: str) -> None:
+    """Convert numpy numbers in fields of a frozen record under construction to Python numbers."""
     for name in names:
         value = getattr(record, name)
         if isinstance(value, Real) and not isinstance(value, (int, float)):
             object.__setattr__(record, name, int(value) if isinstance(value, Integral) else float(value))
+
+
+# Failures: an optional part of a run fails and is left out; the report lists it.
+
+# These may be about a model that onnxq built. All other errors of onnxq are about what the user gave.
+_OF_CANDIDATES = (CandidateError, EngineError, LoadError, RunError)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A part of a run that failed and was left out.
+
+    Attributes:
+        part: what failed, such as ``accuracy method 'bias'``.
+        reason: the class and the text of the error.
+    """
+
+    part: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.part} failed and was left out: {self.reason}"
+
+
+_collected: ContextVar[list[Failure] | None] = ContextVar("failures", default=None)
+
+
+@contextmanager
+def collect_failures() -> Iterator[list[Failure]]:
+    """Collect the failures of a run.
+
+    Yields:
+        The list that `tolerate` adds to. It grows while the run goes on.
+    """
+    found: list[Failure] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
+@contextmanager
+def tolerate(part: str) -> Iterator[None]:
+    """Collect the error of a block and go on after it.
+
+    Errors that are fatal (`is_fatal`) are raised as usual, and so are all errors outside of `collect_failures`.
+
+    Args:
+        part: what is left out, for the report.
+
+    >>> with collect_failures() as failures:
+    ...     with tolerate("accuracy method 'bias'"):
+    ...         [].pop()
+    >>> print(failures[0])
+    accuracy method 'bias' failed and was left out: IndexError: pop from empty list
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_fatal(error) or not note_failure(part, error):
+            raise
+
+
+def note_failure(part: str, error: Exception) -> bool:
+    """Collect the error of a part that was left out.
+
+    Returns:
+        False outside of `collect_failures`, where nothing is collected.
+    """
+    failures = _collected.get()
+    if failures is None:
+        return False
+    failure = Failure(part, f"{type(error).__name__}: {error}")
+    _LOG.debug("%s", failure, exc_info=error)
+    if failure not in failures:
+        failures.append(failure)
+    return True
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether an error ends the run: the user has to correct something, or memory ran out."""
+    return isinstance(error, MemoryError) or (isinstance(error, OnnxqError) and not isinstance(error, _OF_CANDIDATES))

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from onnxq.calibration.data import Data, SamplesLike
 from onnxq.config.scheme import Scheme
-from onnxq.errors import OnnxqError, SchemeError
+from onnxq.errors import OnnxqError, SchemeError, collect_failures, note_failure, tolerate
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
-from onnxq.failures import collected_failures, note_failure, tolerated
 from onnxq.ir import Graph
 from onnxq.planning.plan import Plan
 from onnxq.preparing.named_passes import Step
@@ -43,9 +42,9 @@ from onnxq.steps.steps import (
     tried,
 )
 from onnxq.steps.wanted import Wanted
-from onnxq.system.deadline import Deadline
 from onnxq.system.isolation import allow_another_try, earlier_crashes
 from onnxq.system.publish import staging
+from onnxq.system.resources import Deadline
 
 if TYPE_CHECKING:
     from onnxq.report.explanation import Explanation
@@ -186,7 +185,7 @@ def carried_out(
     engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
     # What is taken as it is, without a search, is wanted whatever it gains.
     searched = budget.effort is not None and wanted.replay is None
-    with engine or nullcontext(), staging(output) as folder, collected_failures() as failures:
+    with engine or nullcontext(), staging(output) as folder, collect_failures() as failures:
         if goal.prefers_size:
             from onnxq.search.coarser import COARSER_OPSET
 
@@ -267,12 +266,12 @@ def _first_that_keeps_up(
     if len(crashes) < _MOST_CRASHES:
         allow_another_try()
     if not crashes:
-        with tolerated("the search"):
+        with tolerate("the search"):
             done = attempt()
             if done.is_slowed_by_forms:
                 done = again(replace(wanted, keeps_forms=True))
     if done is None and len(crashes) < _MOST_CRASHES:
-        with tolerated("storing the weights of the prepared model"):
+        with tolerate("storing the weights of the prepared model"):
             done = again(wanted.stored(_FAILED))
     if done is not None and done.keeps_up:
         return done

@@ -16,7 +16,7 @@ from onnxq.config.scheme import ENTRY_POINTS, packaged_encoder
 from onnxq.ir import Node
 from onnxq.numerics.numerics import Parameters, QTensor
 from onnxq.planning.plan import Weight
-from onnxq.system import extensions
+from onnxq.system import plugins
 
 NEAREST, CANCELLING = ENCODERS["minmax"], ENCODERS["compensated"]
 
@@ -69,7 +69,7 @@ REGISTERED = {one.name: name for name, one in tuple(globals().items()) if isinst
 def installed_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pretend that a package is installed that registers the encoders above, and some that are none."""
     entries = EntryPoints(EntryPoint(name, f"{__name__}:{target}", ENTRY_POINTS) for name, target in REGISTERED.items())
-    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: entries.select(**wanted))
     # What is installed is looked up once in a process.
     packaged_encoder.cache_clear()
     yield

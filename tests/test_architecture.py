@@ -18,7 +18,6 @@ PACKAGE = ROOT / "onnxq"
 ORDER = (
     "version",
     "errors",
-    "failures",
     "system",
     "numerics",
     "ir",

@@ -148,7 +148,7 @@ def package_of(document: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def installed(**wanted: str) -> EntryPoints:
         return EntryPoints(one for one in entries if hasattr(package, one.attr)).select(**wanted)
 
-    monkeypatch.setattr("onnxq.system.extensions.entry_points", installed)
+    monkeypatch.setattr("onnxq.system.plugins.entry_points", installed)
     packaged_encoder.cache_clear()
     return package
 

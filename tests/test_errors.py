@@ -34,9 +34,9 @@ def test_every_error_is_an_onnxq_error(name: str) -> None:
 
 
 def test_the_nearest_name_is_suggested_only_when_there_is_one() -> None:
-    assert errors.nearest("minmx", ["minmax", "mse"]) == "; did you mean 'minmax'?"
-    assert errors.nearest("zzz", ["minmax", "mse"]) == ""
-    assert errors.nearest("x", []) == ""
+    assert errors.did_you_mean("minmx", ["minmax", "mse"]) == "; did you mean 'minmax'?"
+    assert errors.did_you_mean("zzz", ["minmax", "mse"]) == ""
+    assert errors.did_you_mean("x", []) == ""
 
 
 def test_a_message_with_names_made_to_hurt_is_one_printable_line_of_bounded_length() -> None:

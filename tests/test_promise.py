@@ -19,10 +19,9 @@ from onnx import ModelProto
 
 from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, quantize
 from onnxq.config.scheme import Mode
-from onnxq.errors import ModelError, RunError, SchemeError
+from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
-from onnxq.failures import collected_failures, tolerated
 from onnxq.ir import Tensor
 from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.report import FidelityError, Report
@@ -49,13 +48,13 @@ def fail(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("error", [SchemeError("the user's"), ModelError("the user's"), MemoryError()])
 def test_what_the_user_has_to_mend_is_raised(error: Exception) -> None:
-    with collected_failures() as failures, pytest.raises(type(error)), tolerated("a part"):
+    with collect_failures() as failures, pytest.raises(type(error)), tolerate("a part"):
         raise error
     assert failures == []
 
 
 def test_outside_of_a_run_errors_are_raised() -> None:
-    with pytest.raises(ZeroDivisionError), tolerated("a part"):
+    with pytest.raises(ZeroDivisionError), tolerate("a part"):
         fail()
 
 

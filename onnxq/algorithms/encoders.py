@@ -28,7 +28,7 @@ from onnxq.numerics.scale_search import chosen_parameters
 from onnxq.numerics.scales import block_range
 from onnxq.numerics.spec import Method, Spec
 from onnxq.planning.plan import Plan, Weight
-from onnxq.system.extensions import blamed
+from onnxq.system.plugins import wrap_plugin_errors
 
 Array = npt.NDArray[Any]
 
@@ -216,7 +216,11 @@ def encode_array(values: Array, spec: Spec, *, channel_axis: int, reduction_axis
 
 def _blamed(encoder: Encoder, weight: Weight) -> AbstractContextManager[None]:
     """Tell what goes wrong inside as a failure of an encoder, unless it is ours."""
-    return nullcontext() if encoder.name in ENCODERS else blamed(f"encoder {encoder.name!r} for {_named(weight)}")
+    return (
+        nullcontext()
+        if encoder.name in ENCODERS
+        else wrap_plugin_errors(f"encoder {encoder.name!r} for {_named(weight)}")
+    )
 
 
 def _named(weight: Weight) -> str:

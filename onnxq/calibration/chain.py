@@ -15,7 +15,7 @@ from onnxq.calibration.data import Data, SamplesLike
 from onnxq.data.dataset import Origin, origin_of
 from onnxq.data.inputs import Input, Sample, SampleSource, is_floating, model_inputs
 from onnxq.data.samples import Samples, leaves_out, open_samples
-from onnxq.errors import DataError, SchemeError, nearest
+from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton
 from onnxq.runtime.sessions import Array, open_session, run
@@ -33,9 +33,8 @@ def with_optional(inputs: Sequence[Input], chain: Chain) -> tuple[Input, ...]:
     names = [entry.name for entry in inputs]
     for target in chain.values():
         if target not in names:
-            raise SchemeError(
-                f"Chain ends in {target!r}, expected an input of the model{nearest(target, names) or ': ' + str(names)}"
-            )
+            known = did_you_mean(target, names) or f": {names}"
+            raise SchemeError(f"Chain ends in {target!r}, expected an input of the model{known}")
     if chain and set(names) <= set(chain.values()):
         raise SchemeError("Every input is chained, expected one that samples feed; leave a chain out")
     return tuple(replace(entry, optional=entry.name in chain.values()) for entry in inputs)
@@ -74,7 +73,7 @@ class ChainedSamples:
         for source in chain:
             if source not in outputs:
                 raise SchemeError(
-                    f"Chain begins with {source!r}, expected an output of the model{nearest(source, outputs)}"
+                    f"Chain begins with {source!r}, expected an output of the model{did_you_mean(source, outputs)}"
                 )
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         self._inputs = model_inputs(proto)

@@ -13,7 +13,7 @@ from onnxq.calibration.storage import load_statistics
 from onnxq.data.dataset import RandomAccess, is_random_access
 from onnxq.data.images import ImageOptions, images_named
 from onnxq.data.sources import Source, source_for, source_named
-from onnxq.errors import DataError, SchemeError, check_type, take_plain_numbers
+from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers
 
 SamplesLike: TypeAlias = str | Path | Iterable[Any] | RandomAccess
 """Samples: a file or folder, dictionaries from input name to array, or what a source takes; see `open_samples`."""
@@ -54,7 +54,7 @@ class Data:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self, "limit", "batch")
+        convert_numpy_numbers(self, "limit", "batch")
         _check_source(self.calibration)
         if self.validation is not None:
             _check_source(self.validation)

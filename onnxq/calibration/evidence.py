@@ -13,7 +13,7 @@ from onnxq.calibration.provenance import Provenance
 from onnxq.calibration.requests import Request
 from onnxq.calibration.statistic import Statistic
 from onnxq.errors import DataError
-from onnxq.system.html_tables import html_table
+from onnxq.system.records import html_table
 
 Wanted = TypeVar("Wanted", bound=Statistic)
 

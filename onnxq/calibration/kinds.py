@@ -13,8 +13,8 @@ from onnxq.calibration.requests import Request
 from onnxq.calibration.sample_extremes import SampleExtremes
 from onnxq.calibration.statistic import Statistic
 from onnxq.calibration.value_range import Range
-from onnxq.errors import SchemeError, nearest
-from onnxq.system.extensions import registered, registered_names
+from onnxq.errors import SchemeError, did_you_mean
+from onnxq.system.plugins import load_registered, registered_names
 
 ENTRY_POINTS = "onnxq.statistics"
 """Group of entry points; each names a class of its own kind of `Statistic`."""
@@ -39,10 +39,12 @@ def kind_named(name: str) -> type[Statistic]:
     """
     if (ours := KINDS.get(name)) is not None:
         return ours
-    found = registered(ENTRY_POINTS, name, "Statistic")
+    found = load_registered(ENTRY_POINTS, name, "Statistic")
     if found is None:
         known = [*KINDS, *registered_names(ENTRY_POINTS)]
-        raise SchemeError(f"Statistic {name!r} is unknown, expected one of {', '.join(known)}{nearest(name, known)}")
+        raise SchemeError(
+            f"Statistic {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+        )
     if not (isinstance(found, type) and issubclass(found, Statistic) and found.kind == name):
         raise SchemeError(f"Statistic {name!r} is no class of that kind, expected one of onnxq's Statistic")
     return found

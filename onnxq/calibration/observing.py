@@ -13,7 +13,7 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.kinds import KINDS, kind_named
 from onnxq.calibration.requests import Request
 from onnxq.calibration.statistic import Observer, Seen, Statistic
-from onnxq.system.extensions import blamed
+from onnxq.system.plugins import wrap_plugin_errors
 
 
 class Observers:
@@ -72,7 +72,7 @@ class _OfUser:
     """An observer of a kind that a user has added: what goes wrong in it, or is no statistic, is told by its name."""
 
     def __init__(self, kind: type[Statistic], request: Request) -> None:
-        self._blamed = partial(blamed, f"Statistic {request.kind!r} of tensor {request.tensor!r}")
+        self._blamed = partial(wrap_plugin_errors, f"Statistic {request.kind!r} of tensor {request.tensor!r}")
         self._kind = kind
         with self._blamed():
             self._observer = kind.observer(request)

@@ -19,9 +19,9 @@ from onnxq.calibration.histogram_search import HistogramSearch
 from onnxq.calibration.ranges import Extremes, Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
 from onnxq.calibration.squared_error import Grid, MeanSquaredError, expected_errors
 from onnxq.calibration.value_range import Range
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, did_you_mean
 from onnxq.numerics.spec import Spec
-from onnxq.system.extensions import blamed, registered, registered_names
+from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 
 ENTRY_POINTS = "onnxq.ranges"
 """Group of entry points; each names a class or function that makes a `RangeMethod`."""
@@ -110,10 +110,12 @@ def parse_range(text: str) -> RangeMethod:
     Percentile(percent=99.9)
     """
     name, separator, numbers = text.strip().partition(":")
-    make = RANGES.get(name) or registered(ENTRY_POINTS, name, "Range method")
+    make = RANGES.get(name) or load_registered(ENTRY_POINTS, name, "Range method")
     if make is None:
         known = [*RANGES, *registered_names(ENTRY_POINTS)]
-        raise SchemeError(f"Range method {name!r} is unknown, expected one of {', '.join(known)}{nearest(name, known)}")
+        raise SchemeError(
+            f"Range method {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+        )
     options = _options(make)
     if separator and name in RANGES and not options:
         raise SchemeError(f"Range method {name!r} takes no number, found {numbers!r}; write {name!r} alone")
@@ -121,7 +123,7 @@ def parse_range(text: str) -> RangeMethod:
     whole = bool(options) and (options[0].default is None or isinstance(options[0].default, int))
     try:
         given = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
-        with blamed(f"Range method {text!r}") if name not in RANGES and not options else nullcontext():
+        with wrap_plugin_errors(f"Range method {text!r}") if name not in RANGES and not options else nullcontext():
             return make(*given)
     except (TypeError, ValueError) as error:
         wanted = ", ".join(option.name for option in options) or "its options"
@@ -142,7 +144,7 @@ def range_by(method: RangeMethod, seen: TensorEvidence, spec: Spec) -> tuple[flo
         name = range_text(method) or getattr(method, "__name__", repr(method))
         return f"Range method {name!r} for tensor {seen.tensor!r}"
 
-    with blamed(what):
+    with wrap_plugin_errors(what):
         low, high = map(float, method(seen, spec))
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ValueError(f"it found {low:g} to {high:g}, expected two finite numbers, the lower first")
@@ -167,7 +169,7 @@ def _packaged() -> Iterator[tuple[str, object]]:
     """Yield what installed packages register and can be loaded, by name."""
     for name in registered_names(ENTRY_POINTS):
         with suppress(SchemeError):
-            yield name, registered(ENTRY_POINTS, name, "Range method")
+            yield name, load_registered(ENTRY_POINTS, name, "Range method")
 
 
 def _number_text(number: float) -> str:

@@ -14,7 +14,7 @@ from onnxq.calibration.histogram import Bins, Histogram
 from onnxq.calibration.sample_extremes import SampleExtremes
 from onnxq.calibration.sentinels import data_range, sentinels
 from onnxq.calibration.value_range import Range
-from onnxq.errors import DataError, SchemeError, check_type, take_plain_numbers
+from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers
 from onnxq.numerics.spec import Spec
 
 
@@ -79,7 +79,7 @@ class Percentile:
     percent: float = 99.99
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self, "percent")
+        convert_numpy_numbers(self, "percent")
         check_type(self.percent, (int, float), "the percentile", "a number such as 99.99")
         if not 0 < self.percent <= 100:
             raise SchemeError(f"Percentile is {self.percent}, expected above 0 and at most 100, such as 99.99")
@@ -151,7 +151,7 @@ class Fixed:
     high: float
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self, "low", "high")
+        convert_numpy_numbers(self, "low", "high")
         for end in (self.low, self.high):
             check_type(end, (int, float), "an end of a fixed range", "a number")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):

@@ -36,8 +36,8 @@ from onnxq.data.inputs import SampleSource, sample_bytes
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, SchemeError
 from onnxq.runtime.sessions import runtime_version
-from onnxq.system.cores import available_cores
-from onnxq.system.option_values import size_of
+from onnxq.system.records import parse_size
+from onnxq.system.resources import available_cores
 
 Notice = Callable[[str], None]
 
@@ -85,7 +85,7 @@ class Collection:
         if not isinstance(self.memory, str):
             return self.memory
         try:
-            return size_of(self.memory)
+            return parse_size(self.memory)
         except ValueError as reason:
             raise SchemeError(f"the memory for calibration is wrong: {reason}") from None
 

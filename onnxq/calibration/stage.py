@@ -12,7 +12,7 @@ import onnx
 
 from onnxq.calibration.runner import read_without_data
 from onnxq.calibration.segments import Segment, segments
-from onnxq.errors import DataError, ModelError, nearest
+from onnxq.errors import DataError, ModelError, did_you_mean
 from onnxq.ir.large_models import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run
 
@@ -89,7 +89,7 @@ class Stage:
             if name not in self.weights:
                 raise DataError(
                     f"Weight {name!r} is not free in the stage, expected one of "
-                    f"{', '.join(self.weights) or 'none'}{nearest(name, self.weights)}"
+                    f"{', '.join(self.weights) or 'none'}{did_you_mean(name, self.weights)}"
                 )
         if self._session is None:
             self._session = open_session(
@@ -146,7 +146,7 @@ def stages(
     for name in free:
         if name not in stored:
             raise ModelError(
-                f"Weight {name!r} is not in the main graph, expected an initializer's name{nearest(name, stored)}"
+                f"Weight {name!r} is not in the main graph, expected an initializer's name{did_you_mean(name, stored)}"
             )
     fed = {value.name for value in proto.graph.input} - stored
     given = {*cuts, *observed, *(value.name for value in proto.graph.output)} - fed

@@ -22,7 +22,7 @@ from onnxq.calibration.requests import Request
 from onnxq.calibration.statistic import Arrays, Statistic
 from onnxq.data.arrays import StoredArray, npz_arrays
 from onnxq.errors import DataError, check_path
-from onnxq.ir.replacing import replacing
+from onnxq.system.publish import replace_file
 
 _FORMAT = "onnxq statistics 7"
 # Histograms are mostly small numbers, which the fastest level already packs well.
@@ -37,7 +37,7 @@ def save_statistics(statistics: Evidence, path: str | Path) -> None:
         OutputError: The file cannot be written; nothing is left behind.
     """
     path = Path(path)
-    with replacing(path, "file of statistics") as fresh:
+    with replace_file(path, "file of statistics") as fresh:
         with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
             _write(statistics, archive)
         _synchronize(fresh)

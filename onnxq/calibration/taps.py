@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from onnxq.errors import ModelError, nearest
+from onnxq.errors import ModelError, did_you_mean
 
 _OVERRIDABLE = 4
 
@@ -89,7 +89,7 @@ def tap_outputs(model: onnx.ModelProto, names: Iterable[str]) -> list[onnx.Value
         if name not in produced and name not in known:
             raise ModelError(
                 f"Tensor {name!r} is not in the main graph, expected the output of a node, an input or an initializer"
-                f"{nearest(name, produced | set(known))}"
+                f"{did_you_mean(name, produced | set(known))}"
             )
     if any(name not in known for name in wanted):
         known = _inferred_types(model) | known

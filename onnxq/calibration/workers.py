@@ -22,7 +22,7 @@ from onnxq.calibration.requests import Request
 from onnxq.calibration.shards import TAPS_BYTES, Tapped, forget_sessions, observe_parts, observe_shard
 from onnxq.calibration.work import Pace, Shard, Work
 from onnxq.errors import DataError, SchemeError, check_type
-from onnxq.system.cores import available_cores
+from onnxq.system.resources import available_cores
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

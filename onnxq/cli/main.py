@@ -70,7 +70,7 @@ def main() -> None:
 
 def _show_failures() -> None:
     """Print the traceback of each part that fails and is left out."""
-    log = logging.getLogger("onnxq.failures")
+    log = logging.getLogger("onnxq.errors")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.DEBUG)
 

@@ -53,9 +53,8 @@ def optimize(
     """
     from onnxq.cli import terminal
     from onnxq.commands import optimization
-    from onnxq.ir.replacing import write_text
     from onnxq.preparing.rewriting import Verify
-    from onnxq.system.publish import check_output, data_file
+    from onnxq.system.publish import check_output, data_file, write_text
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")
     if report is not None:

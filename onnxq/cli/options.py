@@ -26,7 +26,7 @@ from onnxq.cli.groups import (
     option,
     with_options,
 )
-from onnxq.system.option_values import size_of
+from onnxq.system.records import parse_size
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -304,6 +304,6 @@ def _parse_memory(context: click.Context, parameter: click.Parameter, text: str 
     if text is None:
         return None
     try:
-        return size_of(text)
+        return parse_size(text)
     except ValueError as reason:
         raise click.BadParameter(str(reason)) from None

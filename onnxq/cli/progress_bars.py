@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from onnxq.system.deadline import Deadline
-from onnxq.system.progress import Progress as Told
-from onnxq.system.progress import silent
+from onnxq.system.resources import Deadline, silent
+from onnxq.system.resources import Progress as Told
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -70,9 +70,8 @@ def run(
     """
     from onnxq.cli import terminal
     from onnxq.data.images import ImageOptions
-    from onnxq.ir.replacing import write_text
     from onnxq.preparing import rewriting
-    from onnxq.system.publish import check_output, data_file
+    from onnxq.system.publish import check_output, data_file, write_text
 
     if not passes:
         raise click.UsageError("give at least one --pass; --list shows what there is")

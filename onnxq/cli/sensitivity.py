@@ -60,8 +60,7 @@ def sensitivity(
     from onnxq import pipeline
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.ir.replacing import write_text
-    from onnxq.system.publish import check_output
+    from onnxq.system.publish import check_output, write_text
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)

@@ -53,12 +53,12 @@ def web_folder(
     """
     from onnxq.cli import tables
     from onnxq.commands.web_folder import DTYPES, write_web_folder
-    from onnxq.system.records import plain
+    from onnxq.system.records import to_plain
 
     chosen = dtypes or tuple(DTYPES)
     found = list(write_web_folder(folder, calib, dtypes=chosen, target=target, goal=min_sqnr, budget=search))
     if as_json:
-        click.echo(json.dumps(plain(found), indent=2, default=str))
+        click.echo(json.dumps(to_plain(found), indent=2, default=str))
     else:
         tables.print_written(str(folder), found)
     if any(one.refused for one in found):

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxq.errors import DataError, ModelError, SchemeError, nearest
+from onnxq.errors import DataError, ModelError, SchemeError, did_you_mean
 from onnxq.evaluation.latency import NOT_SLOWER, Latency, measure_latency
 from onnxq.ir import (
     Graph,
@@ -236,7 +236,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
 def _check_names(names: Collection[str]) -> None:
     known = canonical_steps()
     if unknown := next((name for name in names if name not in known), None):
-        hint = nearest(unknown, known) or f"; leave out one of {', '.join(known)}"
+        hint = did_you_mean(unknown, known) or f"; leave out one of {', '.join(known)}"
         raise SchemeError(f"no pass or rule that can be left out is named {unknown!r}{hint}")
 
 

@@ -11,10 +11,10 @@ from functools import cache
 
 from onnxq.calibration.range_table import parse_range
 from onnxq.calibration.ranges import RangeMethod
-from onnxq.errors import SchemeError, choice_of, nearest
+from onnxq.errors import SchemeError, did_you_mean, parse_choice
 from onnxq.lowering import Emit
 from onnxq.numerics.spec import Granularity, Method, Rounding, Spec, Storage
-from onnxq.system.extensions import registered, registered_names
+from onnxq.system.plugins import load_registered, registered_names
 
 __all__ = [
     "Granularity",
@@ -70,10 +70,10 @@ def packaged_encoder(method: str) -> object:
     Raises:
         SchemeError: no package has one, or it cannot be loaded.
     """
-    found = registered(ENTRY_POINTS, method, "Encoder")
+    found = load_registered(ENTRY_POINTS, method, "Encoder")
     if found is None:
         known = [*map(str, Method), *registered_names(ENTRY_POINTS)]
-        expected = f"expected one of {', '.join(known)}{nearest(method, known)}"
+        expected = f"expected one of {', '.join(known)}{did_you_mean(method, known)}"
         raise SchemeError(f"method {method!r} is not known, nor an encoder of an installed package, {expected}")
     return found
 
@@ -100,7 +100,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         """Check that the mode is one, that somebody has the methods, and that regular expressions are valid."""
-        object.__setattr__(self, "mode", choice_of(Mode, "mode", self.mode))
+        object.__setattr__(self, "mode", parse_choice(Mode, "mode", self.mode))
         for pattern in (*self.op_types, *self.nodes, *self.tensors):
             if pattern.startswith(_REGEX):
                 _compiled(pattern)
@@ -192,7 +192,7 @@ class Scheme:
                 for pattern in patterns:
                     if not any(matches(pattern, name) for name in names):
                         raise SchemeError(
-                            f"{kind} pattern {pattern!r} matches nothing in the model{nearest(pattern, names)}"
+                            f"{kind} pattern {pattern!r} matches nothing in the model{did_you_mean(pattern, names)}"
                         )
 
 

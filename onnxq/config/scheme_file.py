@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
-from onnxq.errors import SchemeError, check_path, nearest
+from onnxq.errors import SchemeError, check_path, did_you_mean
 from onnxq.lowering import emit_named
 from onnxq.numerics.formats import format_named
 
@@ -133,11 +133,11 @@ def _names(key: str, entry: Mapping[str, object]) -> tuple[str, ...]:
 def _choice(key: str, found: object, choices: Iterable[str]) -> str:
     names = [str(choice) for choice in choices]
     if str(found) not in names:
-        raise SchemeError(f"{key} is one of {', '.join(names)}, found {found!r}{nearest(str(found), names)}")
+        raise SchemeError(f"{key} is one of {', '.join(names)}, found {found!r}{did_you_mean(str(found), names)}")
     return str(found)
 
 
 def _check_keys(what: str, entry: Mapping[str, object], known: set[str]) -> None:
     for key in entry:
         if key not in known:
-            raise SchemeError(f"a {what} has no key {key!r}{nearest(key, known)}")
+            raise SchemeError(f"a {what} has no key {key!r}{did_you_mean(key, known)}")

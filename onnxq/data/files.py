@@ -17,7 +17,7 @@ from onnxq.data.arrays import StoredArray, npy_array, npz_arrays, read_tensor
 from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, read_image
 from onnxq.data.inputs import Input, Sample, Shape, check_signature, required
 from onnxq.data.stores import Location
-from onnxq.errors import DataError, nearest
+from onnxq.errors import DataError, did_you_mean
 
 
 def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
@@ -254,7 +254,7 @@ def _read_arrays(
     for name, path in arrays.items():
         if name not in wanted:
             raise DataError(
-                f"{path} stands for no input of the model, expected {', '.join(wanted)}{nearest(name, wanted)}"
+                f"{path} stands for no input of the model, expected {', '.join(wanted)}{did_you_mean(name, wanted)}"
             )
     return {
         name: npy_array(path).read() if _suffix(path) == ".npy" else read_image(path, wanted[name], images)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxq.data.inputs import Input, is_floating
 from onnxq.data.stores import EnclosedFile, Location
-from onnxq.errors import DataError, nearest
+from onnxq.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -105,7 +105,9 @@ def images_named(name: str) -> ImageOptions:
     """
     if name not in IMAGE_PRESETS:
         known = ", ".join(IMAGE_PRESETS)
-        raise DataError(f"images is {name!r}, expected one of {known}, or ImageOptions{nearest(name, IMAGE_PRESETS)}")
+        raise DataError(
+            f"images is {name!r}, expected one of {known}, or ImageOptions{did_you_mean(name, IMAGE_PRESETS)}"
+        )
     return IMAGE_PRESETS[name]
 
 

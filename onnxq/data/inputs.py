@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.errors import DataError, ModelError, nearest
+from onnxq.errors import DataError, ModelError, did_you_mean
 from onnxq.ir.shape_entries import is_symbol
 
 Dim: TypeAlias = int | str | None
@@ -205,7 +205,7 @@ def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> No
     for name in found:
         if name not in wanted:
             raise DataError(
-                f"{where}: {name!r} is not an input of the model, expected {_names(wanted)}{nearest(name, wanted)}"
+                f"{where}: {name!r} is not an input of the model, expected {_names(wanted)}{did_you_mean(name, wanted)}"
             )
     for entry in required(inputs):
         if entry.name not in found:

@@ -25,7 +25,7 @@ from onnxq.data.inputs import Input, Sample, SampleSource, check_sample, is_floa
 from onnxq.data.sources import Source, does_take, source_for, source_named
 from onnxq.data.stores import Location, check_there, location
 from onnxq.errors import DataError, OutputError
-from onnxq.system.extensions import blamed
+from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
 
 
@@ -254,7 +254,7 @@ class Items:
     def samples(self, position: int) -> list[Sample]:
         """Read an item, which may turn out to be a batch of samples."""
         where = f"{self.where}, row {position}"
-        with blamed(where, DataError):
+        with wrap_plugin_errors(where, DataError):
             row = self.given[self.places[position]]
         found = [row] if self.as_given and is_sample(row) else list(samples_of(row, self.inputs, where))
         for sample in found:
@@ -437,7 +437,7 @@ def rows_of(
     Raises:
         DataError: it cannot be read, or the source, which may be a user's, fails.
     """
-    with blamed(f"{where}: source {type(source).__name__}", DataError):
+    with wrap_plugin_errors(f"{where}: source {type(source).__name__}", DataError):
         return source.rows(given, inputs, images)
 
 
@@ -449,7 +449,7 @@ def from_source(
     Raises:
         DataError: they cannot be read, or the source, which may be a user's, fails.
     """
-    with blamed(f"{where}: source {type(source).__name__}", DataError):
+    with wrap_plugin_errors(f"{where}: source {type(source).__name__}", DataError):
         yield from from_rows(rows, inputs, share, where)
 
 

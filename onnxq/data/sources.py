@@ -19,9 +19,9 @@ from onnxq.data.arrays import ARRAY_LIMIT
 from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, read_image
 from onnxq.data.inputs import Input, is_floating, required
 from onnxq.data.stores import EnclosedFile, Location
-from onnxq.errors import DataError, nearest, unknown
-from onnxq.system.extensions import blamed, registered, registered_names
-from onnxq.system.option_values import value_of
+from onnxq.errors import DataError, did_you_mean, unknown_name
+from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
+from onnxq.system.records import parse_option
 
 
 @runtime_checkable
@@ -465,9 +465,9 @@ def source_named(text: str) -> Source:
     Audio(rate=8000, seconds=0.0)
     """
     name, *given = text.split(":")
-    found = SOURCES.get(name) or registered(ENTRY_POINTS, name, "Source")
+    found = SOURCES.get(name) or load_registered(ENTRY_POINTS, name, "Source")
     if found is None:
-        raise DataError(unknown("source", name, _names()))
+        raise DataError(unknown_name("source", name, _names()))
     kinds = get_type_hints(found)
     options = [option.name for option in fields(found)] if is_dataclass(found) else []
     values = {}
@@ -475,12 +475,14 @@ def source_named(text: str) -> Source:
         option, separator, value = part.partition("=")
         if not separator or option not in options:
             expected = ", ".join(f"{one}=VALUE" for one in options) or "none"
-            raise DataError(f"source {name!r} has no option {part!r}, expected {expected}{nearest(option, options)}")
+            raise DataError(
+                f"source {name!r} has no option {part!r}, expected {expected}{did_you_mean(option, options)}"
+            )
         try:
-            values[option] = value_of(value, kinds[option])
+            values[option] = parse_option(value, kinds[option])
         except ValueError as error:
             raise DataError(f"option {option!r} of source {name!r} is {value!r}, {error}") from error
-    with blamed(f"source {name!r}"):
+    with wrap_plugin_errors(f"source {name!r}"):
         made = found(**values)
         if not isinstance(made, Source):
             raise TypeError(f"it is {made!r}, which has no takes and rows")
@@ -498,7 +500,7 @@ def does_take(source: Source, given: object) -> bool:
     Raises:
         DataError: it fails.
     """
-    with blamed(f"source {type(source).__name__}", DataError):
+    with wrap_plugin_errors(f"source {type(source).__name__}", DataError):
         return bool(source.takes(given))
 
 

@@ -24,7 +24,7 @@ from onnxq.evaluation.sqnr import DetailedTally, WorstPlace, traced, worst_place
 from onnxq.numerics.numerics import signal_to_noise
 from onnxq.runtime.engine import Engine
 from onnxq.system.publish import staging
-from onnxq.system.records import plain
+from onnxq.system.records import to_plain
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Agreement:
         outputs = [asdict(output) for output in self.outputs]
         for output in outputs:
             output |= {name: None for name in ("sqnr", "bound") if not np.isfinite(output[name] or 0.0)}
-            output |= {name: plain(output[name]) for name in ("worst", "parts")}
+            output |= {name: to_plain(output[name]) for name in ("worst", "parts")}
         return {"samples": self.samples, "files": self.files, "outputs": outputs}
 
     @property

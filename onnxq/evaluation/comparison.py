@@ -25,9 +25,8 @@ from onnxq.onnx_api.functions import all_nodes, check_functions
 from onnxq.ops import OPERATORS
 from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.sessions import Session, as_own, open_decoded, open_session, output_names, run, serialized
-from onnxq.system.cores import available_cores, each_at_once, resident_bytes
-from onnxq.system.extensions import blamed
-from onnxq.system.remembering import remembered
+from onnxq.system.plugins import wrap_plugin_errors
+from onnxq.system.resources import available_cores, cached_by_mtime, parallel_map, resident_bytes
 
 # The opset from which on there is a GatherElements.
 _GATHER_ELEMENTS = 11
@@ -86,7 +85,7 @@ class View:
 
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield what is compared of samples, in order."""
-        return each_at_once(self.run, samples, self.views.most) if self.at_once else map(self.run, samples)
+        return parallel_map(self.run, samples, self.views.most) if self.at_once else map(self.run, samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +107,7 @@ class EngineView:
 
     def run(self, sample: Sample) -> list[Any]:
         """Return what is compared of one sample; see `View.run`."""
-        with blamed(f"engine {self.engine!r}", EngineError):
+        with wrap_plugin_errors(f"engine {self.engine!r}", EngineError):
             found = dict(zip(self.loaded.outputs, self.loaded.run(_renamed(sample, self.fed)), strict=True))
         return [found[name] for name in self.names]
 
@@ -126,7 +125,7 @@ class _Seen(NamedTuple):
     parts: Mapping[str, tuple[Part, ...]]
 
 
-@remembered
+@cached_by_mtime
 def _seen(reference: Path) -> _Seen:
     model = _inlined(read_without_data(reference))
     parts = parts_of(_graph(model, reference)) if joins(model.graph) else {}
@@ -301,7 +300,7 @@ class Views:
                 proto, names, fed = self._widened(model)
             onnx.load_external_data_for_model(proto, str(model.parent))
             widened.write_bytes(serialized(proto))
-        with blamed(f"engine {engine.name!r}", EngineError):
+        with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             loaded = engine.load(widened)
         if not is_widened:
             with _failing_as_candidate(model != self.reference):

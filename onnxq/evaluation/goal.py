@@ -9,7 +9,7 @@ from functools import cached_property
 
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.inputs import Sample
-from onnxq.errors import SchemeError, check_type, nearest, take_plain_numbers
+from onnxq.errors import SchemeError, check_type, convert_numpy_numbers, did_you_mean
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.bounds import share_at
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
@@ -51,7 +51,7 @@ class Goal:
     prefer: str = PREFERENCES[0]
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self, "min_sqnr", "max_drop")
+        convert_numpy_numbers(self, "min_sqnr", "max_drop")
         check_type(self.min_sqnr, (int, float), "the wanted fidelity", "decibels such as 20")
         check_type(self.metric, (Metric, str, type(None)), "the metric", "a text such as top1:labels.npy, or a Metric")
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
@@ -61,7 +61,7 @@ class Goal:
         if self.prefer not in PREFERENCES:
             raise SchemeError(
                 f"what is preferred is {self.prefer!r}, expected one of {', '.join(PREFERENCES)}"
-                f"{nearest(self.prefer, PREFERENCES)}"
+                f"{did_you_mean(self.prefer, PREFERENCES)}"
             )
         if math.isnan(self.min_sqnr):
             raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")

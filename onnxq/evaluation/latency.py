@@ -23,7 +23,7 @@ from onnxq.runtime.engine import Engine
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.sessions import Array
 from onnxq.runtime.turns import Turn, orders_of
-from onnxq.system.extensions import blamed
+from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
 
 ENOUGH = 4
@@ -176,7 +176,7 @@ def measure_latencies(
             break
         # Nor is one of them always loaded first, or between the others.
         order = orders[number % len(orders)]
-        with blamed(f"engine {engine.name!r}", EngineError):
+        with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
             running = [loaded[index] for index in range(len(models))]
             found = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)

@@ -22,7 +22,7 @@ from onnxq.errors import DataError
 from onnxq.numerics.numerics import signal_to_noise
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.runtime.sessions import Array
-from onnxq.system.records import plain
+from onnxq.system.records import to_plain
 
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
@@ -92,7 +92,7 @@ class Layers:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; an infinite SQNR is the word Infinity."""
-        return dict(plain(self))
+        return dict(to_plain(self))
 
 
 def compare_layers(

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from onnxq.data.arrays import npy_array, npz_arrays
 from onnxq.data.dataset import counting_as_one, shared_files
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.errors import DataError, SchemeError, nearest
+from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
 from onnxq.evaluation.comparison import Views
-from onnxq.system.extensions import imported
+from onnxq.system.plugins import import_plugin
 
 Named: TypeAlias = Mapping[str, Any]
 """Arrays by name of input or output."""
@@ -117,13 +117,13 @@ def load_metric(text: str) -> Metric:
     # A drive letter may stand in front of another colon.
     place, _, name = text.rpartition(":")
     if not place or not name:
-        raise SchemeError(f"metric {text!r} is not written as {_EXPECTED}{nearest(text, [_TOP1])}")
-    module = imported(place, f"metric {text!r}", [_TOP1])
+        raise SchemeError(f"metric {text!r} is not written as {_EXPECTED}{did_you_mean(text, [_TOP1])}")
+    module = import_plugin(place, f"metric {text!r}", [_TOP1])
     function = getattr(module, name, None)
     if not callable(function):
         found = "has none of that name" if function is None else f"has {type(function).__name__} {name!r}"
         callables = [each for each, value in vars(module).items() if callable(value)]
-        raise SchemeError(f"metric {text!r} needs a function, but {place} {found}{nearest(name, callables)}")
+        raise SchemeError(f"metric {text!r} needs a function, but {place} {found}{did_you_mean(name, callables)}")
     return Metric(text, function)
 
 
@@ -189,7 +189,7 @@ def _labels(text: str) -> NDArray[np.integer[Any]]:
                 raise DataError(f"{path} holds {', '.join(arrays)}; say which are the labels as top1:{path}:KEY")
             key = next(iter(arrays))
         if key not in arrays:
-            raise DataError(f"{path} has no array {key!r}{nearest(key, arrays)}")
+            raise DataError(f"{path} has no array {key!r}{did_you_mean(key, arrays)}")
         stored = arrays[key]
     elif path.suffix == ".npy" and path == Path(text):
         stored = npy_array(path)

@@ -26,7 +26,7 @@ from onnxq.onnx_api import skeleton
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.sessions import Array, open_session, run, serialized
-from onnxq.system.extensions import blamed
+from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
 
 
@@ -98,7 +98,7 @@ class FirstDifference:
         return self.seen[name]
 
     def _value(self, engine: Engine, path: Path, name: str) -> Array:
-        with blamed(f"engine {engine.name!r}", EngineError):
+        with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             loaded = engine.load(path)
             try:
                 values: Array = np.asarray(loaded.run(self.sample)[loaded.outputs.index(name)])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.evaluation.bounds import Energies
 from onnxq.runtime.sessions import Array
-from onnxq.system.remembering import remembered_of_array
+from onnxq.system.resources import cached_by_array
 
 # Errors of so many rows are tried on each that is as sure: of its own alone, whether it turns over is luck.
 _ALIKE = 32
@@ -71,7 +71,7 @@ class _Unsure(NamedTuple):
         return rows if self.places is None else rows[self.places]
 
 
-@remembered_of_array
+@cached_by_array
 def are_probabilities(array: Array) -> bool:
     """Whether the last axis holds probabilities of two or more outcomes."""
     if array.ndim < 2 or array.shape[-1] < 2 or not array.size:
@@ -155,7 +155,7 @@ def energies_of_logarithms(one: Array, other: Array) -> Energies:
     return _signal_of_logarithms(one), float(np.vdot(error, error))
 
 
-@remembered_of_array
+@cached_by_array
 def _signal_of_logarithms(probabilities: Array) -> float:
     logarithms = np.log(_no_less(probabilities))
     logarithms -= logarithms.mean(-1, keepdims=True)
@@ -166,7 +166,7 @@ def _no_less(probabilities: Array) -> Array:
     return np.maximum(probabilities, _LEAST, dtype=probabilities.dtype)
 
 
-@remembered_of_array
+@cached_by_array
 def _unsure(array: Array) -> _Unsure:
     rows = _rows(array)
     margins = _margins(rows)

@@ -22,7 +22,7 @@ from onnxq.data.inputs import Sample, SampleSource
 from onnxq.evaluation.comparison import RUN_MEMORY, EngineView, View, Views
 from onnxq.ir.large_models import is_large
 from onnxq.runtime.sessions import Array
-from onnxq.system.cores import each_at_once
+from onnxq.system.resources import parallel_map
 
 # Bytes of outputs that are kept of all float models.
 _KEPT_BYTES = 1 << 26
@@ -112,7 +112,7 @@ class Reference:
         if not self.views.most:
             yield from map(self.answer, islice(samples, 1))
         if self.at_once and self.views.most != 1:
-            yield from each_at_once(self.answer, samples, self.views.most)
+            yield from parallel_map(self.answer, samples, self.views.most)
         else:
             yield from map(self.answer, samples)
 
@@ -154,13 +154,13 @@ def held_bytes(outputs: Iterable[Any]) -> int:
 def run_beside(
     one: Reference, other: View | EngineView, samples: Iterable[Sample]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-    """Yield what a float model and one made from it give for samples, in order; see `each_at_once`."""
+    """Yield what a float model and one made from it give for samples, in order; see `parallel_map`."""
 
     def both(sample: Sample) -> tuple[Sequence[Any], Sequence[Any]]:
         answer = one.answer(sample)
         return answer.outputs, other.run({**sample, **answer.choices})
 
-    return each_at_once(both, samples, one.views.most) if one.at_once and other.at_once else map(both, samples)
+    return parallel_map(both, samples, one.views.most) if one.at_once and other.at_once else map(both, samples)
 
 
 # Samples that models are compared on, and what the float model gives for each.

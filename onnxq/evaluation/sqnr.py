@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.data.dataset import origin_of
 from onnxq.data.inputs import SampleSource, is_floating
+from onnxq.errors import tolerate
 from onnxq.evaluation.bounds import (
     RISK,
     Energies,
@@ -31,10 +32,9 @@ from onnxq.evaluation.probabilities import (
     unseen_noise,
     unsure_rows,
 )
-from onnxq.failures import tolerated
 from onnxq.numerics.numerics import signal_to_noise
 from onnxq.runtime.sessions import Array
-from onnxq.system.remembering import remembered_of_array
+from onnxq.system.resources import cached_by_array
 
 # Samples that are told of each output.
 _WORST = 3
@@ -183,7 +183,7 @@ class Tally:
         unseen = 0.0
         if self._is_probable:
             # Without this term the bound still is one of what was seen.
-            with tolerated("the error of probabilities that were not seen"):
+            with tolerate("the error of probabilities that were not seen"):
                 unseen = unseen_noise(self._rows, halves=self.halves)
         energies = [(signal, noise + unseen * bool(signal)) for signal, noise in expected]
         return lower_bound(of_files(energies, files), risk, self.spreads)
@@ -221,7 +221,7 @@ class Tally:
         """The energies of each sample, the noise of probabilities as the mean over errors that might have been."""
         if not (self._is_probable and self.finite and len(self._rows) == sum(1 for one in self.energies if one[0])):
             return self.energies
-        with tolerated("the error that probabilities might have had"):
+        with tolerate("the error that probabilities might have had"):
             noises = iter(expected_noises(self._rows, halves=self.halves))
             return [(signal, next(noises) if signal else noise) for signal, noise in self.energies]
         return self.energies
@@ -352,7 +352,7 @@ def energies_of(expected: Array, found: Array) -> Energies:
         return _signal(expected), float(np.vdot(error, error))
 
 
-@remembered_of_array
+@cached_by_array
 def _signal(expected: Array) -> float:
     return float(np.vdot(expected, expected))
 

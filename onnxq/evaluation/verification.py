@@ -26,8 +26,8 @@ from onnxq.evaluation.reference import Reference, run_beside
 from onnxq.ir.large_models import is_large
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import open_session
-from onnxq.system.deadline import NEVER, Deadline
 from onnxq.system.publish import staging
+from onnxq.system.resources import NEVER, Deadline
 
 
 def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: int) -> list[int]:

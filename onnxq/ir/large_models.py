@@ -8,7 +8,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.ir.stored_tensors import stored_tensors
-from onnxq.system.remembering import remembered
+from onnxq.system.resources import cached_by_mtime
 
 _LARGE = 1 << 30
 # A model whose weights are external is no larger than this itself.
@@ -30,7 +30,7 @@ def _is_large(model: onnx.ModelProto | bytes | Path) -> bool:
     return sum(lengths) > _LARGE
 
 
-_is_large_file = remembered(_is_large)
+_is_large_file = cached_by_mtime(_is_large)
 
 
 def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from onnxq.errors import SchemeError, check_type, choice_of
+from onnxq.errors import SchemeError, check_type, parse_choice
 from onnxq.numerics.formats import Format, format_named
 from onnxq.numerics.scale_formats import scale_format_named
 
@@ -101,7 +101,7 @@ class Spec:
         """Check the names, and that no two choices contradict each other."""
         scale_format_named(self.scale)
         for name, kind in (("scale_rounding", Rounding), ("storage", Storage)):
-            object.__setattr__(self, name, choice_of(kind, name.replace("_", " "), getattr(self, name)))
+            object.__setattr__(self, name, parse_choice(kind, name.replace("_", " "), getattr(self, name)))
         check_type(self.method, str, "the method", 'a Method such as "mse", or the name of an encoder')
         object.__setattr__(self, "method", next((one for one in Method if one == self.method), self.method))
         if not isinstance(self.per, (Granularity, tuple)):

@@ -12,7 +12,7 @@ from onnxq.calibration.requests import Request
 from onnxq.config.scheme import Mode, Spec
 from onnxq.lowering import Emit
 from onnxq.numerics.pairs import Pairs
-from onnxq.system.html_tables import html_table
+from onnxq.system.records import html_table
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
 """Modes in which codes are worked on in each run, unlike those that compute as the float model does."""

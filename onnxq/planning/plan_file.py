@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.config.scheme import Granularity, Spec
-from onnxq.errors import SchemeError, check_name, check_path, check_type, nearest
-from onnxq.ir.replacing import write_text
+from onnxq.errors import SchemeError, check_name, check_path, check_type, did_you_mean
 from onnxq.lowering import Emit
 from onnxq.planning.plan import NOTED_METHODS, Activation, Damping, Decision, Plan, Preparation, Scaling
 from onnxq.runtime.targets import target_named
-from onnxq.system.records import Named, RecordError, record, value
+from onnxq.system.publish import write_text
+from onnxq.system.records import Named, RecordError, read_record, read_value
 
 _COMMENT = """\
 # A plan of onnxq: what happens to every node of a model, and which tensors get a scale.
@@ -135,32 +135,32 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
     known += _SECTIONS
     for key in document:
         if key not in known:
-            raise SchemeError(f"a plan has no key {key!r}{nearest(key, known)}")
+            raise SchemeError(f"a plan has no key {key!r}{did_you_mean(key, known)}")
     if "target" not in document:
         raise SchemeError("it has no target, expected the file of a plan; onnxq plan and --plan-out write one")
     tables = {section: _section(document, section) for section in _SECTIONS}
-    specs = {name: record(Spec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
+    specs = {name: read_record(Spec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
     named: Named = {Spec: specs}
     return Plan(
         tuple(
-            record(Decision, f"node {name!r}", {**table, "node": name}, named)
+            read_record(Decision, f"node {name!r}", {**table, "node": name}, named)
             for name, table in tables["nodes"].items()
         ),
         tuple(
-            _checked_range(record(Activation, f"activation {name!r}", {**table, "tensor": name}, named))
+            _checked_range(read_record(Activation, f"activation {name!r}", {**table, "tensor": name}, named))
             for name, table in tables["activations"].items()
         ),
-        value(str, "scheme", document.get("scheme", "")),
-        target_named(value(str, "target", document["target"])).name,
-        value(str, "ranges", document.get("ranges", "")),
-        _methods(value(tuple[str, ...], "accuracy", document.get("accuracy", []))),
-        value(Emit, "emit", document.get("emit", Emit.QDQ)),
-        value(Damping, "damping", document["damping"]) if "damping" in document else None,
-        value(bool, "thorough", document.get("thorough", False)),
-        value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
-        value(tuple[str, ...], "observed", document.get("observed", [])),
-        value(tuple[Scaling, ...], "scaling", document.get("scaling", [])),
-        value(bool, "refitted", document.get("refitted", False)),
+        read_value(str, "scheme", document.get("scheme", "")),
+        target_named(read_value(str, "target", document["target"])).name,
+        read_value(str, "ranges", document.get("ranges", "")),
+        _methods(read_value(tuple[str, ...], "accuracy", document.get("accuracy", []))),
+        read_value(Emit, "emit", document.get("emit", Emit.QDQ)),
+        read_value(Damping, "damping", document["damping"]) if "damping" in document else None,
+        read_value(bool, "thorough", document.get("thorough", False)),
+        read_value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
+        read_value(tuple[str, ...], "observed", document.get("observed", [])),
+        read_value(tuple[Scaling, ...], "scaling", document.get("scaling", [])),
+        read_value(bool, "refitted", document.get("refitted", False)),
     )
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 from onnx import TensorProto
 
 from onnxq.config.scheme import Mode
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, did_you_mean
 from onnxq.ir import Constant, Graph, Node, is_fixed, nodes, onnx_dtype, operator_key, scopes
 from onnxq.lowering import Emit
 from onnxq.numerics.formats import format_named
@@ -85,7 +85,7 @@ def _node_differences(plan: Plan, named: Mapping[str, Node]) -> Iterator[str]:
     for decision in plan.decisions:
         node = named.get(decision.node)
         if node is None:
-            yield f"it has no node {decision.node!r}{nearest(decision.node, named)}"
+            yield f"it has no node {decision.node!r}{did_you_mean(decision.node, named)}"
         elif node.op != decision.op_type:
             yield f"node {decision.node!r} is {node.op}, in the plan {decision.op_type}"
         else:
@@ -93,7 +93,7 @@ def _node_differences(plan: Plan, named: Mapping[str, Node]) -> Iterator[str]:
             yield from _mode_differences(decision, node, target)
     for name, node in named.items():
         if name not in plan.by_node:
-            yield f"its {node.op} {name!r} has no entry under nodes{nearest(name, plan.by_node)}"
+            yield f"its {node.op} {name!r} has no entry under nodes{did_you_mean(name, plan.by_node)}"
 
 
 def _spec_differences(plan: Plan) -> Iterator[str]:
@@ -120,7 +120,8 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
     names = [tensor.name for tensor in node.inputs]
     for weight in decision.weights:
         if not 0 <= weight.index < len(names) or names[weight.index] != weight.tensor:
-            yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{nearest(weight.tensor, names)}"
+            known = did_you_mean(weight.tensor, names)
+            yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{known}"
             continue
         tensor = node.inputs[weight.index]
         if not is_fixed(tensor):
@@ -143,7 +144,7 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
     if decision.bias is not None and not (0 <= decision.bias < len(names) and names[decision.bias]):
         yield f"node {node.name!r} has no input {decision.bias} to be a bias"
     if decision.data and decision.data not in names:
-        yield f"node {node.name!r} does not read {decision.data!r}{nearest(decision.data, names)}"
+        yield f"node {node.name!r} does not read {decision.data!r}{did_you_mean(decision.data, names)}"
     if decision.mean is not None:
         yield from _mean_differences(decision, decision.mean, node)
 
@@ -195,7 +196,7 @@ def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
         known = stored if activation.fixed_range is not None else set()
         for name in (activation.tensor, activation.group):
             if name not in tensors and name not in known:
-                yield f"it has no tensor {name!r} that is fed or computed{nearest(name, tensors)}"
+                yield f"it has no tensor {name!r} that is fed or computed{did_you_mean(name, tensors)}"
     scaled = {activation.tensor for activation in plan.activations}
     for decision in plan.decisions:
         if decision.mode is Mode.STATIC and decision.weights and decision.data not in scaled:
@@ -207,7 +208,7 @@ def _scaling_differences(plan: Plan, graph: Graph) -> Iterator[str]:
     for scaling in plan.scaling:
         tensor = made.get(scaling.tensor)
         if tensor is None:
-            yield f"it has no tensor {scaling.tensor!r} that is computed{nearest(scaling.tensor, made)}"
+            yield f"it has no tensor {scaling.tensor!r} that is computed{did_you_mean(scaling.tensor, made)}"
         elif not tensor.shape or tensor.shape[-1] != len(scaling.factors):
             extents = "of unknown shape" if tensor.shape is None else f"of shape {tensor.shape}"
             yield f"tensor {scaling.tensor!r} is {extents}, found {len(scaling.factors)} factors for its last axis"

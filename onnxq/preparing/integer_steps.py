@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from onnxq.config.scheme import Mode, Scheme
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, did_you_mean
 from onnxq.passes.prepare.convolve_pooled import ConvolvePooled
 from onnxq.passes.prepare.convolve_transposed import ConvolveTransposed
 from onnxq.passes.prepare.join_hard_swishes import JoinHardSwishes
@@ -65,5 +65,7 @@ def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
     known: Mapping[str, Pass] = {type(step).__name__: step for step in _STEPS}
     for name in names:
         if name not in known:
-            raise SchemeError(f"the plan has step {name!r}, expected any of {', '.join(known)}{nearest(name, known)}")
+            raise SchemeError(
+                f"the plan has step {name!r}, expected any of {', '.join(known)}{did_you_mean(name, known)}"
+            )
     return tuple(known[name] for name in names)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeAlias
 
-from onnxq.errors import SchemeError, nearest
+from onnxq.errors import SchemeError, did_you_mean
 from onnxq.rewrite import Pass
-from onnxq.system.extensions import imported, registered, registered_names
-from onnxq.system.option_values import is_writable, text_of, value_of
+from onnxq.system.plugins import import_plugin, load_registered, registered_names
+from onnxq.system.records import format_option, is_option_type, parse_option
 
 ENTRY_POINTS = "onnxq.passes"
 """Group of entry points; each names a subclass of Pass, or a pass."""
@@ -73,9 +73,9 @@ def option_texts(step: type[Pass] | Pass) -> Mapping[str, str]:
     {'largest': '7', 'growth': 'none', 'layouts_only': 'false'}
     """
     if isinstance(step, Pass):
-        return {name: text_of(value) for name, value in step.options().items()}
+        return {name: format_option(value) for name, value in step.options().items()}
     defaults = {option.name: _default(option) for option in fields(step) if option.init}
-    return {name: "" if value is MISSING else text_of(value) for name, value in defaults.items()}
+    return {name: "" if value is MISSING else format_option(value) for name, value in defaults.items()}
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
@@ -105,11 +105,10 @@ def _found(name: str) -> type[Pass] | Pass:
     """Return what has a name: a pass, or a class of passes."""
     from onnxq.passes import PASSES
 
-    found = PASSES.get(name) or (_of_module(name) if ":" in name else registered(ENTRY_POINTS, name, "Pass"))
+    found = PASSES.get(name) or (_of_module(name) if ":" in name else load_registered(ENTRY_POINTS, name, "Pass"))
     if found is None:
-        raise SchemeError(
-            f"pass {name!r} is unknown, expected {_EXPECTED}; onnxq run --list shows all names{nearest(name, _known())}"
-        )
+        known = did_you_mean(name, _known())
+        raise SchemeError(f"pass {name!r} is unknown, expected {_EXPECTED}; onnxq run --list shows all names{known}")
     if not isinstance(found, Pass) and not (isinstance(found, type) and issubclass(found, Pass)):
         raise SchemeError(
             f"pass {name!r} is of type {type(found).__name__}, expected a subclass of onnxq.Pass, or an instance of one"
@@ -122,12 +121,12 @@ def _of_module(name: str) -> Any:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise SchemeError(f"pass {name!r} is not written as {_EXPECTED}")
-    module = imported(place, f"pass {name!r}")
+    module = import_plugin(place, f"pass {name!r}")
     # Packages may load their names when they are first used.
     if not hasattr(module, attribute):
         held = vars(module).items()
         passes = [each for each, value in held if isinstance(value, type) and issubclass(value, Pass)]
-        raise SchemeError(f"pass {name!r} is unknown: {place} holds no {attribute!r}{nearest(attribute, passes)}")
+        raise SchemeError(f"pass {name!r} is unknown: {place} holds no {attribute!r}{did_you_mean(attribute, passes)}")
     return getattr(module, attribute)
 
 
@@ -135,7 +134,7 @@ def _made(step: type[Pass], name: str, given: Mapping[str, str]) -> Pass:
     known = {option.name: option for option in fields(step) if option.init}
     if unknown := next((option for option in given if option not in known), None):
         has = f"its options are {', '.join(known)}" if known else "it has none"
-        raise SchemeError(f"pass {name!r} has no option {unknown!r}{nearest(unknown, known)}; {has}")
+        raise SchemeError(f"pass {name!r} has no option {unknown!r}{did_you_mean(unknown, known)}; {has}")
     if unwritable := _unwritable(step):
         raise SchemeError(
             f"pass {name!r} needs its option {unwritable[0]!r}, which no text can be; make the pass in Python"
@@ -150,10 +149,10 @@ def _made(step: type[Pass], name: str, given: Mapping[str, str]) -> Pass:
 
 
 def _value(text: str, kind: Any, name: str, option: str) -> Any:
-    if not is_writable(kind):
+    if not is_option_type(kind):
         raise SchemeError(f"option {option!r} of pass {name!r} is of a type that no text can be; make it in Python")
     try:
-        return value_of(text, kind)
+        return parse_option(text, kind)
     except ValueError as error:
         raise SchemeError(f"option {option!r} of pass {name!r} is {text!r}, {error}") from error
 
@@ -164,7 +163,7 @@ def _required(step: type[Pass]) -> list[str]:
 
 def _unwritable(step: type[Pass]) -> list[str]:
     """Return the options that a pass needs and that no text can give, such as a plan."""
-    return [name for name in _required(step) if not is_writable(_kinds(step)[name])]
+    return [name for name in _required(step) if not is_option_type(_kinds(step)[name])]
 
 
 def _default(option: Field[Any]) -> object:

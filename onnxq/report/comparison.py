@@ -10,11 +10,11 @@ from markupsafe import Markup
 
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.layers import Layers
-from onnxq.ir.replacing import write_text
 from onnxq.report.charts import layer_chart
 from onnxq.report.figures import counted, decibels
 from onnxq.report.page import environment, resource
 from onnxq.report.verdict import EQUAL, compared, told_equal
+from onnxq.system.publish import write_text
 
 # More rows take long to open, and nobody reads them.
 _MOST_LAYERS = 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.config.scheme import Mode
-from onnxq.errors import DataError, ModelError, nearest
+from onnxq.errors import DataError, ModelError, did_you_mean
 from onnxq.ir import Graph, Node, load, nodes
 from onnxq.ops import Role, operator_of
 from onnxq.planning.plan import Activation, Plan, Weight
@@ -19,7 +19,7 @@ from onnxq.runtime.kernels import Kernel, loaded_kernels
 from onnxq.search.kernel_times import kernels_by_node
 from onnxq.search.regions import NodeTime
 from onnxq.search.search import NodeNoise
-from onnxq.system.records import plain
+from onnxq.system.records import to_plain
 
 _BORDERS = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
@@ -100,7 +100,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return dict(plain(self))
+        return dict(to_plain(self))
 
 
 def explain(model: str | Path, report: Report, node: str) -> Explanation:
@@ -145,7 +145,7 @@ def explain_plan(graph: Graph, plan: Plan, node: str) -> Explanation:
     if decision is None:
         raise ModelError(
             f"the plan has no node {node!r}, expected one of the {len(plan.decisions)} that quantize --dry-run lists"
-            f"{nearest(node, plan.by_node)}"
+            f"{did_you_mean(node, plan.by_node)}"
         )
     here = next((one for _, one in nodes(graph) if one.name == node), None)
     producers = tuple(_walk(here, plan, _producers)) if here is not None else ()

@@ -8,11 +8,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from onnxq.errors import OutputError
-from onnxq.ir.replacing import write_text
 from onnxq.report.charts import Chart, frontier_chart, noise_chart
 from onnxq.report.page import environment
 from onnxq.report.report import Report
 from onnxq.report.views import node_views, noise_along
+from onnxq.system.publish import write_text
 
 _STYLE = """
 .paper{fill:#fff} text{font:12px "Helvetica Neue",Helvetica,Arial,sans-serif;fill:#444} .grid{stroke:#ddd;fill:none}

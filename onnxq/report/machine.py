@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from onnxq.report.figures import size
-from onnxq.system.cores import available_cores
+from onnxq.system.resources import available_cores
 from onnxq.version import VERSION
 
 _LOG = logging.getLogger(__name__)

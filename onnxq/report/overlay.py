@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnxq.config.scheme import Mode
-from onnxq.ir.replacing import write_text
 from onnxq.report.report import Report
 from onnxq.report.views import NodeView, node_views
+from onnxq.system.publish import write_text
 
 COLOURS: Mapping[Mode, str] = {
     Mode.STATIC: "#2b66c4",

@@ -18,7 +18,6 @@ import jinja2
 from markupsafe import Markup
 
 from onnxq.config.scheme import Mode
-from onnxq.ir.replacing import write_text
 from onnxq.planning.delivery import missing
 from onnxq.report.charts import frontier_chart, layer_chart, noise_chart
 from onnxq.report.figures import decibels, duration, milliseconds, size, threads, visible
@@ -27,6 +26,7 @@ from onnxq.report.suggestions import suggestions
 from onnxq.report.verdict import speed, which
 from onnxq.report.views import Link, NodeView, causes, chain, node_rows, node_views, noise_along, shared_words
 from onnxq.search.refining import Gain
+from onnxq.system.publish import write_text
 
 # Characters that end a script element or a line of JavaScript, whatever string they stand in.
 _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u2028\u2029"})

@@ -17,7 +17,7 @@ from onnxq.rewrite import Applied, Pass
 from onnxq.search.refining import Gain
 from onnxq.search.regions import NodeTime, Region
 from onnxq.search.search import NodeNoise, Point
-from onnxq.system.records import record
+from onnxq.system.records import read_record
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class AppliedPass:
     def of(cls, applied: Applied) -> AppliedPass:
         """Tell of a pass, which may hold anything, and its lists be long."""
         told = {"name" if key == "pass" else key: value for key, value in applied.to_dict().items()}
-        return record(cls, "pass", told)
+        return read_record(cls, "pass", told)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from typing import Any
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.latency import Latency
-from onnxq.ir.replacing import write_text
 from onnxq.planning.plan import Plan
 from onnxq.report.figures import decibels, share
 from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
 from onnxq.report.verdict import judges, verdict
-from onnxq.system.html_tables import html_table
-from onnxq.system.records import RecordError, plain, record
+from onnxq.system.publish import write_text
+from onnxq.system.records import RecordError, html_table, read_record, to_plain
 
 VERSION = 1
 """Of the JSON; a report of another version is refused."""
@@ -99,7 +98,7 @@ class Report:
             "worst_sqnr": self.agreement.worst_sqnr,
             "speed": self.latency.speed if self.latency is not None else None,
         }
-        return json.dumps({**plain(summary), **plain(self)}, indent=2)
+        return json.dumps({**to_plain(summary), **to_plain(self)}, indent=2)
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON.
@@ -136,6 +135,6 @@ def load_report(path: str | Path) -> Report:
 def _parsed(path: str | Path, found: Mapping[str, Any]) -> Report:
     fields = {key: value for key, value in found.items() if key not in ("version", *_SUMMARY)}
     try:
-        return record(Report, "the report", fields)
+        return read_record(Report, "the report", fields)
     except RecordError as reason:
         raise DataError(f"report {path}: {reason}") from reason

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from onnx import defs, helper
 
-from onnxq.errors import PassError, nearest
+from onnxq.errors import PassError, did_you_mean
 from onnxq.ir.elements import Node, Tensor
 from onnxq.ir.reading import is_fixed
 from onnxq.rewrite.soundness import Uses
@@ -111,7 +111,7 @@ class Operators:
             known = {schema.name for schema in defs.get_all_schemas()}
             raise PassError(
                 f"rule {self._owner} looks for the operator {op_type!r}, which ONNX does not have"
-                f"{nearest(op_type, known)}"
+                f"{did_you_mean(op_type, known)}"
             )
         return lambda *inputs, name="", shared=False, **attributes: Call(
             op_type, inputs, attributes, name=name, shared=shared

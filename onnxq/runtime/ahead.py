@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxq.errors import EngineError
 from onnxq.runtime.engine import Engine
-from onnxq.system.extensions import blamed
+from onnxq.system.plugins import wrap_plugin_errors
 
 
 class Ahead:
@@ -47,7 +47,7 @@ class Ahead:
 
 
 def _loaded(engine: Engine, model: Path) -> None:
-    with blamed(f"engine {engine.name!r}", EngineError):
+    with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
         engine.load(model).close()
 
 

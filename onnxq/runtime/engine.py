@@ -11,7 +11,7 @@ from onnxq.errors import EngineError
 from onnxq.runtime.kernels import Kernel
 from onnxq.runtime.sessions import Array
 from onnxq.runtime.turns import Turn, timed_by_turns
-from onnxq.system.cores import available_cores
+from onnxq.system.resources import available_cores
 
 
 class LoadedModel(ABC):

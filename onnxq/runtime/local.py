@@ -14,7 +14,7 @@ from onnxq.ir.large_models import is_large
 from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.kernels import Kernel, profile_kernels
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run, runtime_version
-from onnxq.system.cores import available_cores
+from onnxq.system.resources import available_cores
 
 
 class OnnxRuntime(Engine):

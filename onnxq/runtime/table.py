@@ -10,13 +10,13 @@ from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 
-from onnxq.errors import EngineError, unknown
+from onnxq.errors import EngineError, unknown_name
 from onnxq.runtime.child import ChildEngine
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.node import node_engine
 from onnxq.runtime.programs import backend_source, python_program
-from onnxq.system.extensions import blamed, registered, registered_names
+from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 
 Opener = Callable[[str], Engine]
 """Starts an engine, told what stands behind the colon of its name; an empty text where nothing does."""
@@ -106,10 +106,10 @@ def open_engine(text: str, threads: int | None = None) -> Engine:
 def starting(text: str, threads: int | None = None) -> Engine:
     """Begin to start an engine, see `open_engine`; whether it does, and its version, is known when it has `started`."""
     name, _, place = text.partition(":")
-    opener = ENGINES.get(name) or registered(ENTRY_POINTS, name, "engine")
+    opener = ENGINES.get(name) or load_registered(ENTRY_POINTS, name, "engine")
     if opener is None:
-        raise EngineError(unknown("engine", name, engine_names()))
-    with blamed(f"engine {text!r}", EngineError):
+        raise EngineError(unknown_name("engine", name, engine_names()))
+    with wrap_plugin_errors(f"engine {text!r}", EngineError):
         engine = opener(place)
         if not isinstance(engine, Engine):
             raise TypeError(f"it is {engine!r}, expected an onnxq.runtime.engine.Engine")

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from onnxq.data.dataset import Selection
-from onnxq.failures import tolerated
+from onnxq.errors import tolerate
 from onnxq.planning.plan import Plan
 from onnxq.search.choosing import Chooser, Chosen
 from onnxq.search.folds import Folds
@@ -40,7 +40,7 @@ def refitted(chooser: Chooser, full: Plan, refined: Refined, found: Chosen) -> t
     more = Selection(judge.samples, range(len(judge.samples)))
     folds = Folds(chooser.trials, chooser.samples)
     reached, better, count = before, False, len(chooser.samples) + len(more)
-    with tolerated("ranges of all samples"):
+    with tolerate("ranges of all samples"):
         basis = refit(folds, full, plan, replace(refined.basis, recipe=found.recipe), more)
         again = chooser.with_evidence(basis.evidence)
         after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND)

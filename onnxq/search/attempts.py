@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 from onnxq.algorithms.recipe import Recipe
+from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import NOT_SLOWER
 from onnxq.evaluation.verification import Verification
-from onnxq.failures import tolerated
 from onnxq.planning.plan import Plan
 from onnxq.search.choosing import SEARCH_RUNS, Chooser, Chosen
 from onnxq.search.effort import OFF, Accuracy
@@ -175,7 +175,7 @@ class _Choice:
     def _searched(self, trials: Trials, aim: float) -> Outcome:
         """Search for a plan; where the search fails, leave out what hurts most of all that the scheme wants."""
         chooser = self.chooser
-        with tolerated("the search for the fastest plan"):
+        with tolerate("the search for the fastest plan"):
             preferred = chooser.smaller(trials, self.recipe, self.effort, aim) if self.goal.prefers_size else chooser
             return preferred.search(replace(trials, bench=preferred.bench), self.recipe, self.effort, aim)
         return chooser.quietest(trials, self.recipe, chooser.bench.plan, aim, self.effort.measurements)

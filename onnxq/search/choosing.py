@@ -29,8 +29,7 @@ from onnxq.search.refining import Gain, Refined, asked_for, refine
 from onnxq.search.search import NodeNoises, Outcome, Planner
 from onnxq.search.trials import Panel, Trials, candidate_key
 from onnxq.search.workbench import Workbench
-from onnxq.system.deadline import NEVER
-from onnxq.system.progress import Progress, silent
+from onnxq.system.resources import NEVER, Progress, silent
 
 # What only searches need is loaded where it is used: many a model is quantized without one.
 if TYPE_CHECKING:

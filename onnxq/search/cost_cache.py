@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError
-from onnxq.ir.replacing import write_text
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.system.cores import available_cores
-from onnxq.system.publish import check_output, locked
+from onnxq.system.publish import check_output, locked, write_text
+from onnxq.system.resources import available_cores
 from onnxq.version import VERSION
 
 _FORMAT = "onnxq costs 1"

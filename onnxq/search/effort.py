@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.algorithms.compensating import GRAM_BYTES
-from onnxq.errors import SchemeError, unknown
+from onnxq.errors import SchemeError, unknown_name
 
 METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
@@ -90,5 +90,5 @@ def accuracy_named(text: str) -> Accuracy:
     wanted = tuple(part.strip() for part in text.split(","))
     for name in wanted:
         if name not in METHODS:
-            raise SchemeError(unknown("accuracy", name, (*ACCURACIES, *METHODS)))
+            raise SchemeError(unknown_name("accuracy", name, (*ACCURACIES, *METHODS)))
     return replace(FULL, methods=tuple(method for method in METHODS if method in wanted))

@@ -20,7 +20,7 @@ from onnxq.data.inputs import SampleSource
 from onnxq.evaluation.bounds import student
 from onnxq.planning.plan import Plan
 from onnxq.search.trials import Trials, noises
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 Groups = tuple[int, ...]
 """Which of the groups of samples something is found on."""

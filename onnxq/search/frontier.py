@@ -32,7 +32,7 @@ from onnxq.search.prices import AS_LONG, SILENT, Assignment, Noise, Prices
 from onnxq.search.profiling import measure_noise, profile_costs
 from onnxq.search.search import Outcome
 from onnxq.search.told import outcome_of
-from onnxq.system.progress import Progress
+from onnxq.system.resources import Progress
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
 _WEIGHTS, _STEP = 48, math.sqrt(2)

@@ -15,7 +15,7 @@ from onnxq.planning.plan import Plan
 from onnxq.search.effort import Accuracy
 from onnxq.search.folds import groups_of
 from onnxq.search.workbench import Workbench
-from onnxq.system.progress import Progress
+from onnxq.system.resources import Progress
 
 
 def observe_groups(

@@ -13,9 +13,8 @@ import numpy as np
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.provenance import file_digest, model_digest, sample_digest
 from onnxq.data.inputs import Sample
-from onnxq.errors import EngineError
+from onnxq.errors import EngineError, tolerate
 from onnxq.evaluation.latency import ENOUGH, Latency, measure_latencies
-from onnxq.failures import tolerated
 from onnxq.ir import scopes
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.engine import Engine
@@ -27,9 +26,8 @@ from onnxq.search.layer_groups import ByKind
 from onnxq.search.noises import Noises, likely_shares, measure_noises
 from onnxq.search.switchboard import Switchboard
 from onnxq.search.trials import Trials
-from onnxq.system.extensions import blamed
-from onnxq.system.progress import Progress, silent
-from onnxq.system.remembering import remembered
+from onnxq.system.plugins import wrap_plugin_errors
+from onnxq.system.resources import Progress, cached_by_mtime, silent
 
 TIMED_SAMPLES = 4
 """On how many samples models are timed."""
@@ -42,7 +40,7 @@ _SWITCHED = 10
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
 _SHORTEST_RUN = 1e-6
-_digest = remembered(file_digest)
+_digest = cached_by_mtime(file_digest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +168,7 @@ class Laboratory:
         """Time models together, or each alone where one of them fails, which then has no speed."""
         timing, found = self.timing, dict[Path, Latency]()
         seconds, engine = len(models) * timing.seconds, timing.engine
-        with tolerated("timing a model that was tried"):
+        with tolerate("timing a model that was tried"):
             given = (self.reference, *models)
             latencies = measure_latencies(
                 given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine
@@ -192,7 +190,7 @@ class Laboratory:
         model = Candidate(bench.prepared, {}) if plan is None else self.trials.candidate(plan, self.recipe)
         timed, engine = self.timing.samples, self.timing.engine
         samples = timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
-        with blamed(f"engine {engine.name!r}", EngineError):
+        with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
         return trace_kernels(kernels, bench.graph, model.coded)
 

@@ -22,7 +22,7 @@ from onnxq.search.search import (
     sizes_of,
     small_nodes,
 )
-from onnxq.system.progress import Progress
+from onnxq.system.resources import Progress
 
 # Into so many parts nodes are divided whose noise was measured in groups: to tell a part further is not worth a model.
 _PARTS = 12

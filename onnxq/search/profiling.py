@@ -16,7 +16,7 @@ from onnxq.search.costs import Costs
 from onnxq.search.kernel_times import UNTIMED
 from onnxq.search.measures import Measures
 from onnxq.search.prices import Noise
-from onnxq.system.progress import Progress
+from onnxq.system.resources import Progress
 
 # Nodes that take less of a run in float are not worth a model that tells what else than static they could be.
 _SEEN = 0.05

@@ -13,13 +13,12 @@ from onnxq.algorithms.noting import tensors_seen
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.range_table import range_text
-from onnxq.failures import tolerated
+from onnxq.errors import tolerate
 from onnxq.numerics.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.effort import Accuracy
 from onnxq.search.folds import Basis, Folds
-from onnxq.system.deadline import NEVER, Deadline
-from onnxq.system.progress import Progress
+from onnxq.system.resources import NEVER, Deadline, Progress
 
 TRAINING = "training"
 """What a gain of training is called, which comes after all methods."""
@@ -164,7 +163,7 @@ def refine(
             break
         were = reached = _decibels(folds, plan, before)
         found = replace(before, left="it failed")
-        with tolerated(f"accuracy method {name!r}"):
+        with tolerate(f"accuracy method {name!r}"):
             tried = CHOOSERS[name](folds, plan, before, replace(accuracy, models=int(min(accuracy.models, affordable))))
             reached, found = _decibels(folds, plan, tried), tried
         left, basis = found.left or "no less noise", replace(found, left="")

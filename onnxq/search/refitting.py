@@ -11,7 +11,7 @@ from onnxq.search.effort import FULL
 from onnxq.search.folds import Basis, Folds
 from onnxq.search.migrating import migrated_again
 from onnxq.search.replaying import with_decided_biases
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 
 def refit(folds: Folds, full: Plan, plan: Plan, basis: Basis, more: Selection) -> Basis:

@@ -23,8 +23,7 @@ from onnxq.search.noises import worst
 from onnxq.search.prices import Noise
 from onnxq.search.profiling import measure_noise, offers_of, profile_costs
 from onnxq.search.switchboard import Source
-from onnxq.system.html_tables import html_table
-from onnxq.system.records import plain
+from onnxq.system.records import html_table, to_plain
 
 ORDERS = ("graph", "noise", "time", "name")
 """How tensors and nodes can be sorted: as they are computed, or the noisiest, the slowest, or the alphabet first."""
@@ -158,7 +157,7 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; an infinite SQNR, of what adds no noise at all, is the word Infinity."""
-        return dict(plain(self))
+        return dict(to_plain(self))
 
 
 def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) -> Sensitivity:

@@ -19,10 +19,10 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Selection, counting_as_one, halves
 from onnxq.data.inputs import SampleSource
+from onnxq.errors import tolerate
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.reference import Answered
 from onnxq.evaluation.sqnr import Pair, Trust, noise_by_sample, trust
-from onnxq.failures import tolerated
 from onnxq.ir import Graph, scopes
 from onnxq.planning.plan import Plan
 from onnxq.preparing.placing import coded_tensors
@@ -177,7 +177,7 @@ class Trials:
 
         A model that cannot be built or run has minus infinity.
         """
-        with tolerated("a model that was tried"):
+        with tolerate("a model that was tried"):
             return self.trust(plan, recipe).sqnr
         return -math.inf
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
 from onnxq.config.scheme import Spec
+from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, aim_of, enough_of
-from onnxq.failures import tolerated
 from onnxq.ir import nodes
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.ratios import decibels
@@ -40,7 +40,7 @@ def unsearched(chooser: Chooser, plan: Plan, recipe: Recipe, goal: Goal, last: A
     """
     gains: tuple[Gain, ...] = ()
     if tables and goal.metric is None and len(chooser.samples) > 1 and chooser.has_time(SEARCH_RUNS):
-        with tolerated("lookup tables of more bits"):
+        with tolerate("lookup tables of more bits"):
             plan, gains = with_finer_tables(chooser.trials, plan, recipe, aim_of(goal.min_sqnr))
     # What is found for one plan costs most, so that with little effort only what is lacking is made up for.
     refined = chooser.refined(plan, recipe, last, enough_of(goal))

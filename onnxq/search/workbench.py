@@ -51,14 +51,13 @@ from onnxq.preparing.placing import Placing
 from onnxq.preparing.preparation import Making, prepare_for_integers, widens
 from onnxq.runtime.sessions import serialized
 from onnxq.runtime.targets import Target
-from onnxq.system.progress import Progress
-from onnxq.system.remembering import remembered
+from onnxq.system.resources import Progress, cached_by_mtime
 from onnxq.version import VERSION
 
 # What preparing computes from more bytes of weights waits in a file to be saved.
 _SPILLED = 1 << 30
 # Each search, each reading of evidence and the report ask for it.
-_digest = remembered(model_digest)
+_digest = cached_by_mtime(model_digest)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.calibration.resume import Collection
-from onnxq.errors import SchemeError, check_type, take_plain_numbers
+from onnxq.errors import SchemeError, check_type, convert_numpy_numbers
 from onnxq.evaluation.goal import Goal
 from onnxq.search.effort import Accuracy, accuracy_named
 from onnxq.search.efforts import EFFORTS, Effort, effort_named
-from onnxq.system.progress import Progress, silent
+from onnxq.system.resources import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Budget:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self, "latency", "seconds", "measurements", "layers", "threads")
+        convert_numpy_numbers(self, "latency", "seconds", "measurements", "layers", "threads")
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
         check_type(self.accuracy, (str, Accuracy), "accuracy", "an effort such as 'fast', or methods")
         check_type(self.latency, (int, float), "the time for latency in seconds", "a number")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal
-from onnxq.failures import tolerated
 from onnxq.preparing.integer_steps import gives_forms, gives_scans
 from onnxq.search.choosing import SEARCH_RUNS
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Evidenced, Prepared, Settled, chooser_of, first_recipe
-from onnxq.system.deadline import NEVER, Deadline
+from onnxq.system.resources import NEVER, Deadline
 
 # What is not even so fast in integers throughout is not searched for what else it could be.
 _HOPELESS = 0.8
@@ -31,7 +31,7 @@ def hopeless_forms(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget,
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if not chooser.measurable or not chooser.has_time(SEARCH_RUNS):
         return False
-    with tolerated("the look at forms for integer kernels"):
+    with tolerate("the look at forms for integer kernels"):
         [speed] = chooser.laboratory(first_recipe(model)).speeds([seen.plan])
         return speed < _HOPELESS
     return False

@@ -12,9 +12,8 @@ import numpy as np
 
 from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.data.inputs import Sample
-from onnxq.errors import DataError
+from onnxq.errors import DataError, is_fatal
 from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
-from onnxq.failures import is_fatal
 from onnxq.preparing.equivalence import Original, find_culprits, original
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.local import OnnxRuntime

@@ -20,12 +20,11 @@ from onnxq.data.dataset import (
     ranges_of,
     shared_files,
 )
-from onnxq.errors import DataError
+from onnxq.errors import DataError, tolerate
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal, Judged
 from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, loads_in_onnxruntime
 from onnxq.evaluation.warnings import hidden
-from onnxq.failures import tolerated
 from onnxq.ir import load, metadata_bytes
 from onnxq.lowering import Emit
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
@@ -67,12 +66,12 @@ def reported(
     layers: Layers | None = None
     ran, joined = dict[str, str](), tuple[str, ...]()
     if looked:
-        with tolerated("the comparison of layers"):
+        with tolerate("the comparison of layers"):
             layers = _layers(model, seen, plan, budget.layers)
-        with tolerated("the look at kernels"):
+        with tolerate("the look at kernels"):
             ran = _ran(staged, plan)
     if goal.metric is None:
-        with tolerated("the look at weak slices"):
+        with tolerate("the look at weak slices"):
             joined = hidden(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
     watch.lap("report")
     return Report(

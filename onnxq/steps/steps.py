@@ -17,11 +17,11 @@ from onnxq.calibration.ranges import Extremes, MinMax, RangeMethod
 from onnxq.calibration.resume import Collection
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
+from onnxq.errors import note_failure, tolerate
 from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.goal import Goal, plenty_of
 from onnxq.evaluation.verification import Judge
 from onnxq.evaluation.warnings import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, units, unseen
-from onnxq.failures import note_failure, tolerated
 from onnxq.ir import Graph, as_graph, load, read_model, save
 from onnxq.ir.intake import refuse_overwriting
 from onnxq.ir.large_models import is_large
@@ -59,8 +59,8 @@ from onnxq.steps.budget import Budget
 from onnxq.steps.opening import Model, Opened, opened, opened_samples, parted, rewritten
 from onnxq.steps.preparation_check import PreparationCheck, harmful_steps
 from onnxq.steps.wanted import Wanted
-from onnxq.system.deadline import NEVER, Deadline
 from onnxq.system.publish import data_file, publish
+from onnxq.system.resources import NEVER, Deadline
 
 # Seconds of a look at the speed of the prepared float model, the part of the time left that it may take, and samples.
 _LOOK_AT_PREPARATION, _PART_FOR_PREPARATION, _RUN_PREPARED = 1.0, 0.02, 2
@@ -289,7 +289,7 @@ def evidenced(
         return Evidenced(bench, plan, evidence, samples, judged, found, opened=known)
     bench = bench.without_idle_bodies(plan, evidence)
     if bench.scheme.range_method != Extremes():
-        with tolerated("the look at mask values"):
+        with tolerate("the look at mask values"):
             found += tuple(masked(evidence, plan.calibrated))
     is_spared = data.validation is None and data.statistics is None and samples is not judged
     return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
@@ -300,10 +300,10 @@ def _doubts(model: Prepared, looked: Sequence[Sample], count: int, goal: Goal) -
     reference, bench = model.files.reference, model.bench
     found = doubts(reference, looked, count)
     if not bench.is_large:
-        with tolerated("the look at unused units"):
+        with tolerate("the look at unused units"):
             found += tuple(units(bench.prepared, bench.graph, list(evenly(looked, DOUBTED_SAMPLES))))
     if goal.metric is None:
-        with tolerated("the look at what is not compared"):
+        with tolerate("the look at what is not compared"):
             found += tuple(unseen(Views.of(reference, bench.prepared)))
     return found
 
@@ -332,7 +332,7 @@ def settled(
     else:
         from onnxq.search.attempts import choose
 
-        with tolerated("the search for factors of channels that cost no time"):
+        with tolerate("the search for factors of channels that cost no time"):
             refined = chooser.affordable(seen.plan, refined, goal)
         given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last
         found = choose(*given, is_stored=model.is_stored)

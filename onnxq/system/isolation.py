@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
 
-from onnxq.system.publish import remove_abandoned, told_of_staging
+from onnxq.system.publish import on_staging, remove_abandoned
 
 _BAD_INPUT = 2
 _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
@@ -70,7 +70,7 @@ def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tu
     child = os.fork()
     if not child:
         os.close(held)
-        told_of_staging.set(_teller(told))
+        on_staging.set(_teller(told))
         _crashes.set(crashes)
         _allow.set(partial(_write, told, b""))
         threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()

@@ -14,36 +14,37 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
+from onnxq.errors import OutputError
+
 try:
     import fcntl
 except ImportError:  # Windows, where nothing is locked and left folders stay.
     fcntl = None  # type: ignore[assignment]
 
-from onnxq.errors import OutputError
 
 _PREFIX = ".onnxq-"
 _LOCK = "lock"
 _PREVIOUS = "previous"
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""Errors by which a system says that nothing more can be written there."""
+"""Error numbers that mean: nothing more can be written there."""
 
 
 class NoRoomError(OutputError):
-    """There is no room for what is staged; whoever stages around it tells of the output that the user knows."""
+    """There is no room for a staged file; an outer `staging` reports the output that the user knows."""
 
 
-told_of_staging: ContextVar[Callable[[Path], None] | None] = ContextVar("told_of_staging", default=None)
-"""Called with the folder that holds each new staging folder, by whoever outlives this process and cleans up."""
+on_staging: ContextVar[Callable[[Path], None] | None] = ContextVar("on_staging", default=None)
+"""Called with the parent of each new staging folder; set by a process that outlives this one and cleans up."""
 
 
 def check_output(output: Path, source: Path | None, read: Iterable[object] = ()) -> None:
-    """Refuse an output that cannot be written, or that is the model itself or anything else that is read.
+    """Refuse an output that cannot be written, or that is the model itself or another file that is read.
 
     Args:
         output: the file.
         source: the model; None where it is in no file.
-        read: what else is given, of which paths of files count.
+        read: other arguments of the user; paths of files among them count.
 
     Raises:
         OutputError: the folder is missing or not writable, the output is no regular file, or is one that is read.
@@ -71,9 +72,9 @@ def check_output(output: Path, source: Path | None, read: Iterable[object] = ())
 
 @contextlib.contextmanager
 def staging(output: Path | None) -> Iterator[Path]:
-    """Yield a folder on the output's file system, or in the temporary folder, that is gone afterwards.
+    """Yield a folder on the output's file system, or else in the temporary folder, and remove it afterwards.
 
-    Folders there that killed processes left behind are removed first.
+    Folders that killed processes left there are removed first.
 
     Raises:
         OutputError: the folder cannot be made, or there is no room for what is written while it is in use.
@@ -110,17 +111,17 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def publish(staged: Path, output: Path) -> None:
-    """Rename a staged model and its external data to the output, so that no two models and data files mix.
+    """Rename a staged model and its external data to the output, so that a model never meets the data of another.
 
-    A model that is replaced together with its data is set aside meanwhile: a process that is killed between the renames
-    leaves no output, and the next run puts the old one back.
+    A model with data that is replaced is set aside meanwhile. If the process is killed between the renames, there is no
+    output, and the next run puts the old one back.
 
     Args:
         staged: the model, in a folder of `staging`.
-        output: where it shall be.
+        output: its final place.
 
     Raises:
-        OutputError: the file system refuses; the output is what it was.
+        OutputError: the file system refuses; the old output stays.
     """
     data = data_file(staged)
     try:
@@ -149,8 +150,8 @@ def stored_bytes(model: Path, data: Iterator[Path] | tuple[Path, ...] = ()) -> i
 def _locked_folder(parent: Path, held: contextlib.ExitStack) -> Path:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        if told := told_of_staging.get():
-            told(parent)
+        if report := on_staging.get():
+            report(parent)
         held.enter_context(locked(folder / _LOCK))
         # Another run may have taken it for abandoned before it was locked.
         if folder.exists():
@@ -171,7 +172,7 @@ def _replace_both(staged: Path, output: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """Return what `_replace_both` set aside to its place, the model last, unless there is a model by now."""
+    """Put back what `_replace_both` set aside, the model last, unless there is a model by now."""
     with contextlib.suppress(FileNotFoundError):
         kept = sorted((folder / _PREVIOUS).iterdir(), key=lambda path: len(path.name), reverse=True)
         if kept and not (folder.parent / kept[-1].name).exists():
@@ -181,10 +182,10 @@ def _put_back(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a folder, or of a file that is made, and yield whether it is held.
+    """Hold the lock of a folder, or of a file that is created, and yield whether it is held.
 
-    It is not where the system or the file system has no locks, or when another process holds it and ``wait`` is not
-    set. It ends with the process, whatever kills that.
+    It is not held if the system has no locks, or if another process holds it and ``wait`` is not set. The lock ends
+    with the process.
     """
     held, descriptor = False, None
     if fcntl is not None:
@@ -202,3 +203,48 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 def _is_own_folder(entry: os.DirEntry[str]) -> bool:
     owned = not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid()
     return owned and entry.is_dir(follow_symlinks=False)
+
+
+# Single files: at any moment they hold the old content or the new one, never a part.
+
+
+@contextlib.contextmanager
+def replace_file(path: Path, what: str) -> Iterator[Path]:
+    """Yield a temporary file for the new content of a file, and rename it once all is written.
+
+    Args:
+        path: the file; a link is followed.
+        what: what it holds, for the message.
+
+    Raises:
+        OutputError: it cannot be written. The old content stays, and nothing is left beside it.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise OutputError(f"{what} {path} cannot be written: it is no file; give another name")
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield fresh
+        fresh.replace(target)
+    except OSError as reason:
+        raise OutputError(
+            f"{what} {path} cannot be written: {reason.strerror}; make room there or give another name"
+        ) from reason
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str, what: str) -> None:
+    """Write a text file in UTF-8, with the same line ends on all systems.
+
+    Args:
+        path: the file, replaced if it exists.
+        text: its content.
+        what: what it is, for the message.
+
+    Raises:
+        OutputError: it cannot be written; the old content stays.
+    """
+    with replace_file(Path(path), what) as fresh:
+        fresh.write_text(text, encoding="utf-8", newline="\n")

@@ -1,99 +1,111 @@
-"""Frozen dataclasses to plain values of TOML and JSON and back, by the types that their fields declare."""
+"""Typed values as plain values (TOML, JSON), as text (options) and as tables (notebooks), and back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from onnxq.errors import OnnxqError, nearest
+from onnxq.errors import OnnxqError, did_you_mean
 
 Record = TypeVar("Record")
 Named = Mapping[type, Mapping[str, Any]]
-"""Values that a file writes once and means by name, by their type."""
+"""By type, values that a file refers to by name."""
 
 _NOTHING: Named = MappingProxyType({})
 _KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
-# JSON has no word for these; the JSON mapping of protocol buffers writes them so too.
+# JSON cannot write these; the JSON mapping of protocol buffers uses the same words.
 _NO_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_PLAIN_TYPES = (bool, int, float, str, NoneType)
+_COLLECTIONS = (tuple, frozenset)
+_SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
+_MOST_TABLE_ROWS = 50
 
 
 class RecordError(OnnxqError):
-    """A table is not what a dataclass is made of; the message names the key, what was expected and what was found."""
+    """A table does not fit a dataclass; the message names the key, what was expected and what was found."""
 
 
-def plain(value: object) -> Any:
-    """Return a value as JSON can hold it: dataclasses as tables, infinities and NaN as words.
+# Dataclasses: plain values and back
 
-    >>> plain((1.5, math.inf))
+
+def to_plain(value: object) -> Any:
+    """Return a value in JSON's types: dataclasses as tables, infinities and NaN as words.
+
+    >>> to_plain((1.5, math.inf))
     [1.5, 'Infinity']
     """
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value.value if isinstance(value, Enum) else value
 
 
-def record(kind: type[Record], what: str, table: Mapping[str, Any], named: Named = _NOTHING) -> Record:
-    """Return the dataclass whose fields a table holds, each of the type that the class declares.
+def read_record(kind: type[Record], what: str, table: Mapping[str, Any], named: Named = _NOTHING) -> Record:
+    """Return a dataclass from a table of its fields, checked against the types that the class declares.
 
     Args:
         kind: the class.
-        what: how errors call the table; empty where they need not say.
-        table: plain values by field; fields that are left out have their usual value.
-        named: values of some types, which the table means by name.
+        what: the table's name in errors.
+        table: plain values by field; fields that are left out have their default.
+        named: values that the table refers to by name.
 
     Raises:
-        RecordError: a key is unknown or lacks, or a value is of another type or refused by the class.
+        RecordError: a key is unknown or missing, or a value is of another type or refused by the class.
     """
     hints = _hints(kind)  # type: ignore[arg-type]
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
-            raise RecordError(f"{what} has no key {key!r}{nearest(key, known)}")
+            raise RecordError(f"{what} has no key {key!r}{did_you_mean(key, known)}")
     for name, field in known.items():
         if name not in table and field.default is field.default_factory is MISSING:
             raise RecordError(f"{what} has no {name}")
     try:
-        return kind(**{name: value(hints[name], name, found, named) for name, found in table.items()})
+        return kind(**{name: read_value(hints[name], name, found, named) for name, found in table.items()})
     except OnnxqError as reason:
         raise RecordError(f"{what}: {reason}") from reason
 
 
-def value(hint: Any, key: str, found: Any, named: Named = _NOTHING) -> Any:
-    """Return what a file holds for ``key`` as the type of a field: plain, a choice, a name, a record or several.
+def read_value(hint: Any, key: str, found: Any, named: Named = _NOTHING) -> Any:
+    """Return a plain value of a file as the declared type: a number, text, choice, record, tuple or mapping.
 
     Raises:
         RecordError: it is of another type.
 
-    >>> value(tuple[float, float], "interval", [1, "Infinity"])
+    >>> read_value(tuple[float, float], "interval", [1, "Infinity"])
     (1.0, inf)
     """
     if get_origin(hint) in (Union, UnionType):
-        return None if found is None and NoneType in get_args(hint) else value(_member(hint, found), key, found, named)
+        if found is None and NoneType in get_args(hint):
+            return None
+        return read_value(_member(hint, found), key, found, named)
     if get_origin(hint) is tuple:
         return _several(get_args(hint), key, found, named)
     if get_origin(hint) is Mapping:
         items = _table(key, found).items()
-        return {name: value(get_args(hint)[1], f"{key} {name!r}", item, named) for name, item in items}
+        return {name: read_value(get_args(hint)[1], f"{key} {name!r}", item, named) for name, item in items}
     if hint in named:
         return named[hint][_choice(key, found, named[hint])]
     if is_dataclass(hint):
-        return record(hint, key, _table(key, found), named)  # type: ignore[arg-type]
+        return read_record(hint, key, _table(key, found), named)  # type: ignore[arg-type]
     if issubclass(hint, Enum):
         return hint(_choice(key, found, [choice.value for choice in hint]))
     if hint is float and isinstance(found, str):
         found = _NO_NUMBERS.get(found, found)
-    # In Python true is a whole number and a whole number is a number; in a file only the latter is meant.
+    # In Python, True is an int and an int may stand for a float. A file may use only the second.
     if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool) is not (hint is bool):
         raise RecordError(f"{key} is {_KINDS[hint]}, found {found!r}")
     return hint(found)
@@ -105,7 +117,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 
 def _member(union: Any, found: object) -> Any:
-    """Return the member of a union that a value is meant as: only tuples are lists."""
+    """Return the member of a union that fits a value: lists are meant for tuples."""
     members = [member for member in get_args(union) if member is not NoneType]
     return next((m for m in members if (get_origin(m) is tuple) is isinstance(found, list)), members[0])
 
@@ -115,7 +127,7 @@ def _several(items: tuple[Any, ...], key: str, found: Any, named: Named) -> tupl
         count = "" if items[-1] is Ellipsis else f"{len(items)} "
         raise RecordError(f"{key} is a list of {count}values, found {found!r}")
     hints = items if items[-1] is not Ellipsis else items[:1] * len(found)
-    return tuple(value(hint, key, item, named) for hint, item in zip(hints, found, strict=True))
+    return tuple(read_value(hint, key, item, named) for hint, item in zip(hints, found, strict=True))
 
 
 def _table(key: str, found: object) -> Mapping[str, Any]:
@@ -127,5 +139,124 @@ def _table(key: str, found: object) -> Mapping[str, Any]:
 def _choice(key: str, found: object, choices: Any) -> str:
     names = list(choices)
     if found not in names:
-        raise RecordError(f"{key} is one of {', '.join(names)}, found {found!r}{nearest(str(found), names)}")
+        raise RecordError(f"{key} is one of {', '.join(names)}, found {found!r}{did_you_mean(str(found), names)}")
     return str(found)
+
+
+# Options: text to a value of a declared type, and back
+
+
+def is_option_type(kind: Any) -> bool:
+    """Return whether `parse_option` can read values of a type.
+
+    >>> is_option_type(int | None), is_option_type(tuple[str, ...]), is_option_type(dict[str, int])
+    (True, True, False)
+    """
+    inner = get_args(kind)
+    if _is_union(kind):
+        return any(is_option_type(one) for one in inner)
+    if get_origin(kind) in _COLLECTIONS:
+        return is_option_type(inner[0])
+    return kind in _PLAIN_TYPES or _is_enum(kind) or get_origin(kind) is Literal
+
+
+def parse_option(text: str, kind: Any) -> Any:
+    """Return the value of an option of a declared type.
+
+    Args:
+        text: commas separate the values of a tuple or frozenset; ``none`` is None where the type allows that.
+        kind: a type that `is_option_type` accepts.
+
+    Raises:
+        ValueError: the text is no value of the type; the message says what is expected.
+
+    >>> parse_option("1e-3", float), parse_option("none", int | None), parse_option("Add,Mul", tuple[str, ...])
+    (0.001, None, ('Add', 'Mul'))
+    """
+    inner = get_args(kind)
+    if _is_union(kind):
+        return _first_that_fits(text, kind)
+    if get_origin(kind) in _COLLECTIONS:
+        return get_origin(kind)(parse_option(part.strip(), inner[0]) for part in text.split(",") if part.strip())
+    if kind is NoneType:
+        return _among(text.lower(), {"none": None})
+    if kind is bool:
+        return _among(text.lower(), _TRUTHS)
+    if _is_enum(kind):
+        return _among(text, {str(one.value): one for one in kind} | {one.name: one for one in kind})
+    if get_origin(kind) is Literal:
+        return _among(text, {str(one): one for one in inner})
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"expected {kind.__name__}") from None
+
+
+def parse_size(text: str) -> int:
+    """Return a size in bytes.
+
+    Raises:
+        ValueError: the text is no size; the message says what is expected.
+
+    >>> parse_size("4GB"), parse_size("1.5 MiB")
+    (4000000000, 1572864)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"expected a size such as 4GB or 512MiB, found {text!r}")
+    return int(float(found[1]) * _SIZE_UNITS[(found[2] or "").lower()])
+
+
+def format_option(value: object) -> str:
+    """Return a value as `parse_option` reads it, or else as Python shows it.
+
+    >>> format_option(("Add", "Mul")), format_option(None), format_option(True), format_option(0.5)
+    ('Add,Mul', 'none', 'true', '0.5')
+    """
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, _COLLECTIONS):
+        return ",".join(format_option(one) for one in value)
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _first_that_fits(text: str, kind: Any) -> Any:
+    # Any text is a str, so other types come first.
+    for one in sorted(get_args(kind), key=lambda one: (one is str, one is not NoneType)):
+        try:
+            return parse_option(text, one)
+        except (TypeError, ValueError):
+            continue
+    raise ValueError(f"expected {kind}")
+
+
+def _among(text: str, known: dict[str, Any]) -> Any:
+    if text not in known:
+        raise ValueError(f"expected one of {', '.join(known)}")
+    return known[text]
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+# Tables in notebooks
+
+
+def html_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return an HTML table of at most 50 rows. If there are more, the last row counts those left out.
+
+    >>> html_table("a < b", ["name"], [["<x>"]])
+    '<table><caption>a &lt; b</caption><tr><th>name</th></tr><tr><td>&lt;x&gt;</td></tr></table>'
+    """
+    from html import escape
+
+    left = len(rows) - _MOST_TABLE_ROWS
+    shown = [*rows[:_MOST_TABLE_ROWS], *([[f"and {left} more"]] if left > 0 else [])]
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in shown)
+    return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{lines}</table>"

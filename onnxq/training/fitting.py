@@ -19,7 +19,7 @@ from onnxq.ir import Graph
 from onnxq.numerics.ratios import decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.refining import TRAINING, Gain
-from onnxq.system.progress import Progress
+from onnxq.system.resources import Progress
 from onnxq.training.checkpoints import Checkpoint, key_of
 from onnxq.training.learning import learn
 from onnxq.training.lessons import Lessons, read_lessons, stackable

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxq.system.progress import Progress
+from onnxq.system.resources import Progress
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.losses import Learner, Task
 from onnxq.training.rates import copied, falling, first_share, order_of, parameter_groups, step, usual_batch

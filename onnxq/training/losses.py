@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxq.errors import DataError, SchemeError, nearest
+from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.probabilities import are_probabilities
-from onnxq.system.extensions import imported
+from onnxq.system.plugins import import_plugin
 from onnxq.training.blocks import Block
 from onnxq.training.lessons import Batch, Lessons
 from onnxq.training.module import FakeQuantized
@@ -150,12 +150,12 @@ def user_loss(text: str) -> Loss:
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise SchemeError(f"loss {text!r} is not written as {_FORM}")
-    module = imported(place, f"loss {text!r}")
+    module = import_plugin(place, f"loss {text!r}")
     function = getattr(module, name, None)
     if not callable(function):
         callables = [each for each, value in vars(module).items() if callable(value)]
         raise SchemeError(
-            f"loss {text!r} needs a function, but {place} has none of that name{nearest(name, callables)}"
+            f"loss {text!r} needs a function, but {place} has none of that name{did_you_mean(name, callables)}"
         )
 
     def loss(outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:

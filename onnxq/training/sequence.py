@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxq.calibration.spool import Activations
 from onnxq.errors import DataError
-from onnxq.system.progress import Progress, silent
+from onnxq.system.resources import Progress, silent
 from onnxq.training.blocks import Block, Flow, blocks
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.learning import learn

@@ -34,7 +34,7 @@ from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 from tests.conftest import Build
 
 LAYERS = (Layer("a", 1, "b0"), Layer("c", 1, "b1"), Layer("y", -1, "b2"))

@@ -17,7 +17,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
 from onnxq.runtime.targets import TARGETS
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 from tests.conftest import Build
 
 GENERATOR = np.random.default_rng(5)

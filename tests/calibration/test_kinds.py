@@ -16,7 +16,7 @@ from onnxq.calibration.requests import Request
 from onnxq.calibration.statistic import Seen, Statistic
 from onnxq.calibration.storage import load_statistics, save_statistics
 from onnxq.errors import SchemeError
-from onnxq.system import extensions
+from onnxq.system import plugins
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"{__name__}:{target}", ENTRY_POINTS)
         for name, target in (("zeros", "Zeros"), ("other", "Other"), ("twice", "Zeros"), ("broken", "Nothing"))
     )
-    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -34,7 +34,7 @@ from onnxq.errors import DataError, SchemeError
 from onnxq.numerics.formats import FORMATS, format_named
 from onnxq.numerics.numerics import parameters_from_range, quantize
 from onnxq.numerics.spec import Spec
-from onnxq.system import extensions
+from onnxq.system import plugins
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"{__name__}:{target}", ENTRY_POINTS)
         for name, target in (("half", "Half"), ("doubled", "doubled"), ("broken", "Nothing"))
     )
-    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 @pytest.mark.usefixtures("installed")

@@ -20,7 +20,7 @@ from onnxq.calibration.storage import load_statistics, merged_files, save_statis
 from onnxq.calibration.workers import Processes
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, OutputError, SchemeError
-from onnxq.system.cores import available_cores
+from onnxq.system.resources import available_cores
 
 
 @pytest.mark.parametrize(

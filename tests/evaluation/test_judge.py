@@ -21,7 +21,7 @@ from onnxq.evaluation import verification as verify
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.evaluation.verification import Judge
-from onnxq.system.deadline import Deadline
+from onnxq.system.resources import Deadline
 
 SAMPLES = [{"x": np.random.default_rng(place).standard_normal((1, 4)).astype(np.float32)} for place in range(8)]
 

@@ -27,7 +27,7 @@ from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.workbench import open_workbench
 from onnxq.steps.budget import Budget
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 
 def saved(samples: Samples, folder: Path) -> Path:

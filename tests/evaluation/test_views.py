@@ -15,12 +15,11 @@ from onnx import ModelProto
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
-from onnxq.errors import CandidateError, ModelError
+from onnxq.errors import CandidateError, ModelError, is_fatal
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
-from onnxq.failures import is_fatal
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime.local import OnnxRuntime

@@ -38,7 +38,7 @@ from onnxq.preparing.preparation import prepare
 from onnxq.rewrite import Pass, Pipeline
 from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import Workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 ZOO: Mapping[str, Callable[[], ModelProto]] = dict(zoo())
 SEEDS = (0, 1)

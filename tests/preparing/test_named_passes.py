@@ -10,7 +10,7 @@ import pytest
 from onnxq.errors import SchemeError
 from onnxq.passes import PASSES, FoldConstants, NameNodes, UpgradeOpset
 from onnxq.preparing.named_passes import ENTRY_POINTS, as_passes, option_texts, pass_named, passes_by_name
-from onnxq.system import extensions
+from onnxq.system import plugins
 
 MINE = """
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that a package is installed that registers a pass, a pass that is made already, and what is none."""
     found = {"Name": "onnxq.passes:NameNodes", "Odd": "math:sqrt", "Gone": "no_such_module:Pass"}
     entries = EntryPoints(EntryPoint(name, target, ENTRY_POINTS) for name, target in found.items())
-    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: entries.select(**wanted))
 
 
 @pytest.mark.parametrize("name", PASSES)

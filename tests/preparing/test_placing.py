@@ -18,7 +18,7 @@ from onnxq.lowering import Emit
 from onnxq.preparing.placing import Placing, coded_tensors
 from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 TARGET = target_named("onnxruntime-cpu")
 

@@ -39,7 +39,7 @@ class Elsewhere(OnnxRuntime):
 def offer_elsewhere(monkeypatch: pytest.MonkeyPatch, *, profiles: bool = True) -> None:
     """Let the engine be found by its name, with nothing asked of it yet."""
     offered = {"elsewhere": Elsewhere}
-    monkeypatch.setattr(table, "registered", lambda group, name, what: offered.get(name))
+    monkeypatch.setattr(table, "load_registered", lambda group, name, what: offered.get(name))
     monkeypatch.setattr(Elsewhere, "profiles", profiles)
     monkeypatch.setattr(Elsewhere, "asked", [])
 

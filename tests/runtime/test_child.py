@@ -20,7 +20,7 @@ from onnxq.errors import EngineError, ModelError
 from onnxq.runtime.child import ChildEngine
 from onnxq.runtime.kernels import Kernel
 from onnxq.runtime.programs import Program, python_program
-from onnxq.system.cores import available_cores
+from onnxq.system.resources import available_cores
 
 from .fake_engine import SOURCE, fake_engine
 

@@ -50,7 +50,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_a_stranger_writes_an_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = {"evaluator": Evaluator}
-    monkeypatch.setattr(table, "registered", lambda group, name, what: offered.get(name))
+    monkeypatch.setattr(table, "load_registered", lambda group, name, what: offered.get(name))
     sample = {"x": np.zeros(4, np.float32)}
     with open_engine("evaluator:!") as engine:
         assert engine.version.endswith("!")

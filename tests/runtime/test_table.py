@@ -113,7 +113,7 @@ def test_an_engine_of_a_package_that_fails_to_start_is_a_sentence(
 ) -> None:
     found: dict[str, Any] = {}
     exec(opener, found)
-    monkeypatch.setattr(table, "registered", lambda *_: found["mine"])
+    monkeypatch.setattr(table, "load_registered", lambda *_: found["mine"])
     with pytest.raises(EngineError, match=message):
         open_engine("mine:here")
 

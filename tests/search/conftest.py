@@ -15,7 +15,7 @@ from onnxq.runtime.targets import TARGETS
 from onnxq.search.choosing import Chooser, Files
 from onnxq.search.trials import Panel
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 

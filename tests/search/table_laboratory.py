@@ -23,7 +23,7 @@ from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.noises import Noises
 from onnxq.search.search import FINEST, Outcome
 from onnxq.search.switchboard import Source
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 NODES = ("c0", "c1", "c2", "c3", "c4", "c5")
 BORDER = 10_000.0

@@ -22,7 +22,7 @@ from onnxq.search.effort import FAST, FULL
 from onnxq.search.folds import LARGE, Basis, Folds
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench, open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]

@@ -20,7 +20,7 @@ from onnxq.search.folds import LARGE, Basis, Folds
 from onnxq.search.rounding import with_compensation
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 TEXT = "(float[8,64] x) => (float[8,48] y) {n = LayerNormalization(x, s, b) a = MatMul(n, w) y = Add(a, c)}"
 LOUD = np.where(np.arange(64) % 32 == 3, 30.0, 1.0).astype(np.float32)

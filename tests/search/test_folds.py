@@ -24,7 +24,7 @@ from onnxq.runtime.targets import TARGETS
 from onnxq.search.folds import ALL, Basis, Finding, Folds, Groups, groups_of
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]

@@ -30,7 +30,7 @@ from onnxq.search.grouping import observe_groups
 from onnxq.search.migrating import migrated_again, with_migration
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench, open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
 COUNT = 21

@@ -15,9 +15,8 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.provenance import file_digest
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.errors import EngineError
+from onnxq.errors import EngineError, collect_failures
 from onnxq.evaluation.latency import Latency
-from onnxq.failures import collected_failures
 from onnxq.ir import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
@@ -28,8 +27,7 @@ from onnxq.search.noises import likely_shares
 from onnxq.search.switchboard import Source
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench
-from onnxq.system.cores import available_cores
-from onnxq.system.progress import silent
+from onnxq.system.resources import available_cores, silent
 
 
 @pytest.fixture
@@ -75,7 +73,7 @@ def test_a_model_that_could_not_be_timed_has_no_speed_and_is_timed_the_next_time
         return [Latency(2.0, 1.0, 1, 6) for _ in models[1:]]
 
     monkeypatch.setattr("onnxq.search.laboratory.measure_latencies", measured)
-    with collected_failures() as failures:
+    with collect_failures() as failures:
         speeds = laboratory.speeds(plans)
     assert math.isnan(speeds[0])
     assert (speeds[1], len(failures)) == (2.0, 1)

@@ -13,7 +13,7 @@ from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
 from onnxq.search.leaving import leave_what_hurts
 from onnxq.search.search import FINER, FINEST, NodeNoise, Outcome
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 # Noise of each node as an integer kernel, and with its weight stored.
 NOISE = {"a": (1.0, 0.1), "b": (100.0, 0.2), "c": (10.0, 8.0), "d": (0.5, 0.1)}

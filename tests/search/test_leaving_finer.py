@@ -11,7 +11,7 @@ from onnxq.config.scheme import Granularity, Mode
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.search.leaving import leave_what_hurts
 from onnxq.search.search import FINEST
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 Demoted = Callable[[Mapping[str, Demotion]], Plan]
 

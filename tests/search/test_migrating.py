@@ -27,7 +27,7 @@ from onnxq.search.folds import ALL, Basis, Folds
 from onnxq.search.migrating import _Channels, with_migration
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench, open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
 

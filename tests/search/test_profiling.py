@@ -18,7 +18,7 @@ from onnxq.search.alternatives import Alternative
 from onnxq.search.costs import Costs
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.profiling import profile_costs
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 from search.timed_models import TARGET, planned
 
 

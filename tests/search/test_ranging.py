@@ -25,7 +25,7 @@ from onnxq.search.folds import Basis, Folds
 from onnxq.search.ranging import noise_share, ranges_by_tensor, with_ranges
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench, open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 UINT8, UINT4 = (Spec(name, symmetric=False) for name in ("uint8", "uint4"))
 MODELS = Path(__file__).parents[2] / "models"

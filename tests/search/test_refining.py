@@ -23,9 +23,7 @@ from onnxq.search.effort import FAST, Accuracy
 from onnxq.search.folds import Basis
 from onnxq.search.refining import Gain, Refined, refine
 from onnxq.steps.budget import Budget
-from onnxq.system import deadline
-from onnxq.system.deadline import Deadline
-from onnxq.system.progress import silent
+from onnxq.system.resources import Deadline, silent
 
 SOME = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
 MODELS = Path(__file__).parents[2] / "models"
@@ -107,8 +105,7 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
         asked.append(accuracy.models)
         return basis
 
-    for module in (refining, deadline):
-        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(refining.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(refining, "_decibels", tried)
     monkeypatch.setattr(refining, "_is_free", lambda plan: True)
     monkeypatch.setattr(choosers, "CHOOSERS", {"ranges": choosing})

@@ -25,7 +25,7 @@ from onnxq.search.refitting import refit
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import open_workbench
 from onnxq.steps.budget import Budget
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
 MODELS = Path(__file__).parents[2] / "models"

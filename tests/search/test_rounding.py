@@ -38,7 +38,7 @@ from onnxq.search.switchboard import Switchboard
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench, open_workbench
 from onnxq.steps.budget import Budget
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 

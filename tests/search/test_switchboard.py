@@ -21,7 +21,7 @@ from onnxq.search.noises import measure_noises, worst
 from onnxq.search.switchboard import Source, Switchboard
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET = target_named("onnxruntime-cpu")

@@ -23,7 +23,7 @@ from onnxq.runtime.targets import TARGETS
 from onnxq.search.candidate_files import Candidates
 from onnxq.search.trials import Hard, Trials, noises
 from onnxq.search.workbench import Workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:8]]

@@ -20,7 +20,7 @@ from onnxq.search.laboratory import Laboratory, Timing
 from onnxq.search.trials import Trials
 from onnxq.search.untimed import Untimed
 from onnxq.search.workbench import open_workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"

@@ -19,8 +19,15 @@ from onnxq.calibration.requests import Request
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Spec
 from onnxq.data.inputs import Sample
-from onnxq.errors import CandidateError, DataError, ModelError, OnnxqError, PassError, SchemeError
-from onnxq.failures import collected_failures
+from onnxq.errors import (
+    CandidateError,
+    DataError,
+    ModelError,
+    OnnxqError,
+    PassError,
+    SchemeError,
+    collect_failures,
+)
 from onnxq.ir import constants, load, read_model, save
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Demotion
@@ -29,7 +36,7 @@ from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
 from onnxq.search.trials import Trials
 from onnxq.search.workbench import Workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:8]]
@@ -112,7 +119,7 @@ def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_l
         with pytest.raises(CandidateError, match="which nothing produces"):
             build(*given)
     trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES[:1], evidence)
-    with collected_failures() as failures:
+    with collect_failures() as failures:
         assert trials.sqnr(plan, Recipe()) == -math.inf
     assert [one.part for one in failures] == ["a model that was tried"]
 

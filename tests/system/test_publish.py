@@ -16,11 +16,13 @@ from onnxq.system.publish import (
     NoRoomError,
     check_output,
     data_file,
+    on_staging,
     publish,
     remove_abandoned,
+    replace_file,
     staging,
     stored_bytes,
-    told_of_staging,
+    write_text,
 )
 
 
@@ -144,7 +146,7 @@ def test_sizes_count_external_data_that_exists(tmp_path: Path) -> None:
     assert stored_bytes(tmp_path / "model.onnx", (tmp_path / "data", tmp_path / "missing")) == 17
 
 
-# --- no room ------------------------------------------------------------------------------------------------------
+# No room
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -256,9 +258,65 @@ def test_a_rename_that_fails_leaves_the_old_pair(tmp_path: Path, monkeypatch: py
 
 def test_whoever_outlives_the_process_is_told_of_staging(tmp_path: Path) -> None:
     told: list[Path] = []
-    token = told_of_staging.set(told.append)
+    token = on_staging.set(told.append)
     try:
         with staging(tmp_path / "model.onnx"):
             assert told == [tmp_path]
     finally:
-        told_of_staging.reset(token)
+        on_staging.reset(token)
+
+
+# Single files that are replaced as a whole
+
+
+def test_a_text_takes_the_place_of_another_and_is_alone_there(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    write_text(path, "first\nsecond ä\n", "report")
+    assert path.read_bytes() == "first\nsecond ä\n".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def write() -> None:
+        with replace_file(path, "report") as fresh:
+            fresh.write_text("half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutputError, match=r"^report .*report\.json cannot be written: No space left on device; make"):
+        write()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_interrupted_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+
+    def write() -> None:
+        with replace_file(path, "report") as fresh:
+            fresh.write_text("half of it")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.json").symlink_to("there/report.json")
+    write_text(tmp_path / "link.json", "new", "report")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "there" / "report.json").read_text() == "new"
+
+
+@pytest.mark.parametrize("taken", ["folder", "/dev/null"])
+def test_folders_and_devices_are_not_replaced(taken: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match=r"^page .* cannot be written: it is no file; give another name"):
+        write_text(tmp_path / taken, "new", "page")
+    assert (tmp_path / taken).exists()
+    assert not (tmp_path / taken).is_file()

@@ -11,7 +11,7 @@ from conftest import Build
 
 from onnxq.algorithms.codes import Codes
 from onnxq.errors import ModelError, SchemeError
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 from onnxq.training.fitting import Fitted, fitted
 from onnxq.training.module import FakeQuantized
 from onnxq.training.settings import Standing, Training

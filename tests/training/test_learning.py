@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 from onnxq.training import learning
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.learning import learn

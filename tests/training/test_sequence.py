@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 from onnxq.training.checkpoints import Checkpoint
 from onnxq.training.lessons import Lessons, read_lessons
 from onnxq.training.losses import Distillation, Task

@@ -54,7 +54,7 @@ def test_what_is_not_there_is_told(text: str, message: str) -> None:
 def test_a_package_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("lines", f"{__name__}:Lines", "onnxq.sources")
     monkeypatch.setattr(
-        "onnxq.system.extensions.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group)
+        "onnxq.system.plugins.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group)
     )
     (tmp_path / "a.lines").write_text("0 1\n2 3\n")
     samples = open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 2))])
@@ -80,7 +80,7 @@ def test_a_source_of_a_package_that_fails_is_told(
 ) -> None:
     entry = EntryPoint("lines", f"{__name__}:Lines", "onnxq.sources")
     monkeypatch.setattr(
-        "onnxq.system.extensions.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group)
+        "onnxq.system.plugins.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group)
     )
     monkeypatch.setattr(Lines, method, given)
     (tmp_path / "a.lines").write_text("0 1\n2 3\n")
@@ -93,7 +93,7 @@ def test_a_source_that_fails_when_it_is_asked_for_any_samples_is_told(
 ) -> None:
     entry = EntryPoint("lines", f"{__name__}:Lines", "onnxq.sources")
     monkeypatch.setattr(
-        "onnxq.system.extensions.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group)
+        "onnxq.system.plugins.entry_points", lambda **wanted: [entry] * (wanted["group"] == entry.group)
     )
     monkeypatch.setattr(Lines, "takes", lambda *given: 1 / 0)
     with pytest.raises(DataError, match=r"source Lines failed: ZeroDivisionError: .*; correct it, or do without it"):

@@ -29,7 +29,7 @@ from onnxq.rewrite import Changes
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import Workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 TWO_READERS = "g (float[4] x) => (float[4] y, float[4] z) { [p] t = Neg(x) [a] y = Abs(t) [b] z = Neg(t) }"
 

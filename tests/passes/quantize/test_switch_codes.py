@@ -22,7 +22,7 @@ from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import Workbench
-from onnxq.system.progress import silent
+from onnxq.system.resources import silent
 
 CONVOLUTIONS = model(
     """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {

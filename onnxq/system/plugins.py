@@ -1,4 +1,4 @@
-"""What users add: objects that installed packages register as entry points, and those of a module or a file."""
+"""Plugins of users: objects that installed packages register as entry points, and objects of a module or a file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from onnxq.errors import OnnxqError, SchemeError, nearest
+from onnxq.errors import OnnxqError, SchemeError, did_you_mean
 
 
 def registered_names(group: str) -> list[str]:
-    """Return the names that installed packages offer in a group of entry points."""
+    """Return the names that installed packages register in a group of entry points."""
     return [entry.name for entry in entry_points(group=group)]
 
 
-def registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
-    """Return what an installed package offers under a name; None where none does.
+def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
+    """Return what an installed package registers under a name, or None if no package does.
+
+    Args:
+        group: of entry points.
+        name: of the entry point.
+        what: begins the sentence of an error, as in "Range method".
 
     Raises:
-        SchemeError: It is there and cannot be loaded, or is None; `what` begins the sentence, as in "Range method".
+        SchemeError: it cannot be loaded, or is None.
     """
     for entry in entry_points(group=group, name=name):
         try:
@@ -44,14 +49,14 @@ def registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
 
 
 @contextmanager
-def blamed(what: str | Callable[[], str], kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
-    """Tell what goes wrong inside as a failure of what a user has added.
+def wrap_plugin_errors(what: str | Callable[[], str], kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
+    """Raise errors of a plugin's code as an error that names the plugin.
 
     Args:
-        what: begins the sentence and names it, as in "source 'raw'"; a function is called when something goes wrong.
-        kind: of the error.
+        what: names the plugin, as in "source 'raw'"; a function is called only after an error.
+        kind: class of the error to raise.
 
-    >>> with blamed("source 'raw'"):
+    >>> with wrap_plugin_errors("source 'raw'"):
     ...     {}["rows"]
     Traceback (most recent call last):
     onnxq.errors.SchemeError: source 'raw' failed: KeyError: 'rows'; correct it, or do without it
@@ -61,12 +66,12 @@ def blamed(what: str | Callable[[], str], kind: type[OnnxqError] = SchemeError) 
     except OnnxqError:
         raise
     except Exception as error:
-        told = what if isinstance(what, str) else what()
-        raise kind(f"{told} failed: {type(error).__name__}: {error}; correct it, or do without it") from error
+        name = what if isinstance(what, str) else what()
+        raise kind(f"{name} failed: {type(error).__name__}: {error}; correct it, or do without it") from error
 
 
-def imported(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:
-    """Return the module that a user names, which is imported: code that the user asks to run.
+def import_plugin(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:
+    """Import the module that a user names, which runs its code.
 
     Args:
         place: the name of a module, or the path of a ``.py`` file.
@@ -74,21 +79,21 @@ def imported(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:
         known: names that the user may have meant instead of a module.
 
     Raises:
-        SchemeError: there is no such module or file, or it fails while it is imported.
+        SchemeError: there is no such module or file, or its import fails.
     """
     if place.endswith(".py"):
         return _module_of_file(Path(place), what)
     try:
         return importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        hint = nearest(place, known)
+        hint = did_you_mean(place, known)
         raise SchemeError(f"{what} cannot be imported: {type(error).__name__}: {error}{hint}") from error
 
 
 def _module_of_file(path: Path, what: str) -> ModuleType:
     if not path.is_file():
         raise SchemeError(f"{what} cannot be imported: there is no file {path}")
-    # The name is one that no module has.
+    # No installed module has a name with spaces.
     module = ModuleType(f"onnxq extension {path}")
     module.__file__ = str(path)
     # Dataclasses look their module up while it is still being run.

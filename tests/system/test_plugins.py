@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import DataError, SchemeError
-from onnxq.system import extensions as module
-from onnxq.system.extensions import blamed, imported, registered, registered_names
+from onnxq.system import plugins as module
+from onnxq.system.plugins import import_plugin, load_registered, registered_names, wrap_plugin_errors
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +26,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_registered_is_found_by_group_and_name() -> None:
     assert registered_names("group") == ["root", "gone", "lost", "bad"]
-    found = registered("group", "root", "Method")
+    found = load_registered("group", "root", "Method")
     assert found is not None
     assert found(9) == 3
 
 
 def test_another_group_or_name_is_none() -> None:
     assert registered_names("other") == []
-    assert registered("group", "roots", "Method") is None
-    assert registered("other", "root", "Method") is None
+    assert load_registered("group", "roots", "Method") is None
+    assert load_registered("other", "root", "Method") is None
 
 
 @pytest.mark.parametrize(
@@ -46,35 +46,35 @@ def test_another_group_or_name_is_none() -> None:
 )
 def test_what_cannot_be_loaded_is_one_sentence(name: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
-        registered("group", name, "Method")
+        load_registered("group", name, "Method")
 
 
 def test_a_package_that_fails_while_it_is_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "bad_module.py").write_text("thing = None\n1 / 0\n")
     with pytest.raises(SchemeError, match="Method 'bad' of bad_module:thing cannot be loaded: ZeroDivisionError: div"):
-        registered("group", "bad", "Method")
+        load_registered("group", "bad", "Method")
     (tmp_path / "bad_module.py").write_text("thing = None\n")
     with pytest.raises(SchemeError, match="Method 'bad' of bad_module:thing is None there; correct its package"):
-        registered("group", "bad", "Method")
+        load_registered("group", "bad", "Method")
 
 
 def test_what_fails_is_blamed_by_name_and_what_is_told_already_stays() -> None:
     told = "source 'mine' failed: ValueError: no rows; correct it, or do without it"
-    with pytest.raises(DataError, match=told), blamed("source 'mine'", DataError):
+    with pytest.raises(DataError, match=told), wrap_plugin_errors("source 'mine'", DataError):
         raise ValueError("no rows")
-    with pytest.raises(DataError, match=r"^no samples$"), blamed("source 'mine'"):
+    with pytest.raises(DataError, match=r"^no samples$"), wrap_plugin_errors("source 'mine'"):
         raise DataError("no samples")
 
 
 def test_a_module_is_imported_by_its_name() -> None:
-    assert imported("math", "pass 'math:sqrt'").sqrt(9) == 3
+    assert import_plugin("math", "pass 'math:sqrt'").sqrt(9) == 3
 
 
 def test_a_file_is_run_and_leaves_nothing_behind(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from dataclasses import dataclass\n@dataclass\nclass Mine:\n    size: int = 3\n")
-    assert imported(str(file), "pass 'mine.py:Mine'").Mine().size == 3
+    assert import_plugin(str(file), "pass 'mine.py:Mine'").Mine().size == 3
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -92,10 +92,10 @@ def test_a_file_that_cannot_be_run_is_one_sentence(tmp_path: Path, code: str | N
     if code is not None:
         file.write_text(code)
     with pytest.raises(SchemeError, match=message):
-        imported(str(file), "pass 'X'")
+        import_plugin(str(file), "pass 'X'")
     assert not [name for name in sys.modules if str(file) in name]
 
 
 def test_a_module_that_is_not_there_is_one_sentence_with_the_nearest_name() -> None:
     with pytest.raises(SchemeError, match=r"metric 'X' cannot be imported: ModuleNotFoundError: .*did you mean 'top1'"):
-        imported("topp1", "metric 'X'", ["top1"])
+        import_plugin("topp1", "metric 'X'", ["top1"])
