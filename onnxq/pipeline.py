@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onnxq.calibration.data import Data, SamplesLike
 from onnxq.config.scheme import Scheme
-from onnxq.errors import OnnxqError, SchemeError, collect_failures, note_failure, tolerate
+from onnxq.errors import SchemeError, collect_failures, note_failure, tolerate
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import Graph
 from onnxq.planning.plan import Plan
@@ -42,7 +42,7 @@ from onnxq.steps.steps import (
     tried,
 )
 from onnxq.steps.wanted import Wanted
-from onnxq.system.isolation import allow_another_try, earlier_crashes
+from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
 from onnxq.system.publish import staging
 from onnxq.system.resources import Deadline
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from onnxq.search.sensitivity import Sensitivity
 
 _LOG = logging.getLogger(__name__)
-# The first crash leaves out the search, and the second the prepared graph.
+# After the first crash nothing is searched, and after the second the graph stays as it was given.
 _MOST_CRASHES = 2
 _FAILED = "the search for something faster failed"
 _SLOWER = "what the search found, and stored weights of the prepared model, were slower than the float model"
@@ -186,6 +186,13 @@ def carried_out(
     # What is taken as it is, without a search, is wanted whatever it gains.
     searched = budget.effort is not None and wanted.replay is None
     with engine or nullcontext(), staging(output) as folder, collect_failures() as failures:
+        crashes = earlier_crashes()
+        for crash in crashes:
+            note_failure("what was tried before", crash)
+        if searched and len(crashes) < _MOST_CRASHES:
+            allow_another_try()
+        elif crashes:
+            wanted = wanted.as_given
         if goal.prefers_size:
             from onnxq.search.coarser import COARSER_OPSET
 
@@ -193,10 +200,10 @@ def carried_out(
         ready = prepared(model, wanted, folder, output, budget, engine)
         samples = samples_of(ready, data, goal, budget)
         left_out = dict(ready.left_out)
-        wanted = replace(wanted, without=frozenset(left_out))
+        wanted = replace(wanted, without=wanted.without | left_out.keys())
         if harmful := steps_to_leave_out(ready, model, wanted, samples, budget, deadline):
             left_out |= harmful
-            wanted = replace(wanted, without=frozenset(left_out))
+            wanted = replace(wanted, without=wanted.without | left_out.keys())
             ready = prepared(model, wanted, folder, output, budget, engine, ready.costs)
         watch.lap("prepare")
 
@@ -242,6 +249,8 @@ def carried_out(
         for failure in failed:
             _LOG.warning("%s", failure)
         _LOG.info("%s", report.verdict)
+        # A crash after this must not put a simpler model in the place of the verified one.
+        forbid_another_try()
         return Quantized(published(done.ready), report)
 
 
@@ -261,15 +270,14 @@ def _first_that_keeps_up(
     """
     done: _Attempt | None = None
     crashes = earlier_crashes()
-    for crash in crashes:
-        note_failure("what was tried before", crash)
-    if len(crashes) < _MOST_CRASHES:
-        allow_another_try()
     if not crashes:
         with tolerate("the search"):
             done = attempt()
             if done.is_slowed_by_forms:
                 done = again(replace(wanted, keeps_forms=True))
+    if done is not None and done.found is None:
+        # Its form was hopeless, and keeping the given form failed.
+        done = None
     if done is None and len(crashes) < _MOST_CRASHES:
         with tolerate("storing the weights of the prepared model"):
             done = again(wanted.stored(_FAILED))
@@ -277,9 +285,13 @@ def _first_that_keeps_up(
         return done
     try:
         last = again(wanted.stored(_FAILED if done is None else _SLOWER).as_given)
-    except OnnxqError as error:
+    except Exception as error:
         # A model that is slower than float is refused for that.
-        if done is None or not note_failure("storing the weights of the model as it was given", error):
+        if (
+            done is None
+            or isinstance(error, MemoryError)
+            or not note_failure("storing the weights of the model as it was given", error)
+        ):
             raise
         return done
     return last if done is None else last.with_search_of(done)

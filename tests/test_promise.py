@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,8 +17,9 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, quantize
-from onnxq.config.scheme import Mode
+from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, pipeline, quantize
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode, Rule
 from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
@@ -27,6 +28,8 @@ from onnxq.passes.prepare.fold_shapes import FoldShapes
 from onnxq.report import FidelityError, Report
 from onnxq.search import attempts, choosers
 from onnxq.search.trials import Trials
+from onnxq.steps.steps import Prepared, Settled
+from onnxq.steps.wanted import Wanted
 
 Quick = Callable[..., Report]
 
@@ -194,15 +197,93 @@ def test_a_model_that_misses_its_goal_is_refused_for_that_alone(
         quantize(perceptron, samples_for(perceptron, 16), goal=Goal(200), budget=Budget(search="off"))
 
 
+def test_an_attempt_that_fails_leaves_the_one_before_alone(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, folders = pipeline.settled, []
+
+    def spoil_the_second(ready: Prepared, *given: Any, **options: Any) -> Settled:
+        folders.append(ready.bench.prepared.parent)
+        found = known(ready, *given, **options)
+        if len(folders) == 2:
+            ready.files.staged.write_bytes(b"of the attempt that fails")
+            raise RunError("verification fails")
+        return found
+
+    monkeypatch.setattr(pipeline, "settled", spoil_the_second)
+    monkeypatch.setattr(pipeline, "slowed_by_forms", lambda *_: True)
+    report = quick(latency=0)
+    assert len(set(folders)) == 2
+    assert report.run.failures == ("the search failed and was left out: RunError: verification fails",)
+    onnx.checker.check_model(tmp_path / "q.onnx")
+
+
+@pytest.mark.parametrize("error", [IndexError("a fault of ours"), RunError("it does not run")])
+def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    known = pipeline.prepared
+
+    def prepare(model: Any, wanted: Wanted, *given: Any) -> Prepared:
+        if wanted.without:
+            raise error
+        return known(model, wanted, *given)
+
+    monkeypatch.setattr(pipeline, "prepared", prepare)
+    monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 2.0, 1, 10, 6, (0.49, 0.51)))
+    with pytest.raises(FidelityError, match=r"runs 0\.50x as fast"):
+        quick()
+
+
+def test_hopeless_forms_that_cannot_be_kept_end_in_stored_weights(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = pipeline.prepared
+
+    def prepare(model: Any, wanted: Wanted, *given: Any) -> Prepared:
+        if wanted.keeps_forms and not wanted.stored_because:
+            raise IndexError("a fault of ours")
+        return known(model, wanted, *given)
+
+    hopeless = [True, False]
+    monkeypatch.setattr(pipeline, "prepared", prepare)
+    monkeypatch.setattr(pipeline, "hopeless_forms", lambda *_: hopeless.pop(0))
+    report = quick()
+    assert report.plan.count(Mode.STORAGE) == 2
+    assert report.run.failures == ("the search failed and was left out: IndexError: a fault of ours",)
+    # The canonical form was kept.
+    assert not report.plan.preparation.without
+
+
+def test_a_pattern_that_matches_nothing_is_not_mended_by_leaving_out_steps(
+    build: Callable[..., ModelProto], samples_for: Callable[..., list[Any]]
+) -> None:
+    model = build(
+        "(float[N,4] x) => (float[N,4] y) { a = MatMul(x, w) b = Identity(a) y = Relu(b) }", w=np.eye(4, dtype="f4")
+    )
+    for node in model.graph.node:
+        node.name = node.op_type
+    scheme = replace(PRESETS["int8"], rules=(Rule(Mode.FLOAT, nodes=("Identity",)), *PRESETS["int8"].rules))
+    with pytest.raises(SchemeError, match="pattern 'Identity' matches nothing"):
+        quantize(model, samples_for(model, 4), scheme=scheme)
+
+
 _CRASHING = """
 import os
 from onnxq.system.isolation import run_isolated
 
 def program():
+    from onnxq import pipeline
     from onnxq.cli.main import main
     from onnxq.search import attempts
-    choose = attempts.choose
-    attempts.choose = lambda *given, is_stored=False: choose(*given, is_stored=True) if is_stored else os.abort()
+    from onnxq.steps.preparation_check import PreparationCheck
+    choose, published = attempts.choose, pipeline.published
+    def search(*given, is_stored=False):
+        return choose(*given, is_stored=True) if is_stored else os.abort()
+    def publish(*given):
+        published(*given)
+        os.abort()
+    {crash}
     main()
 
 run_isolated(program)
@@ -210,19 +291,39 @@ run_isolated(program)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+@pytest.mark.parametrize(
+    ("crash", "code", "crashes"),
+    [
+        ("attempts.choose = search", 0, 1),
+        ("PreparationCheck.fault = lambda *_: os.abort()", 0, 2),
+        ("pipeline.published = publish", 2, 0),
+    ],
+    ids=["in the search", "of the prepared model", "after publishing"],
+)
 def test_a_crash_of_the_runtime_ends_in_stored_weights(
-    perceptron: ModelProto, samples_for: Callable[..., list[Any]], tmp_path: Path
+    perceptron: ModelProto,
+    samples_for: Callable[..., list[Any]],
+    tmp_path: Path,
+    crash: str,
+    code: int,
+    crashes: int,
 ) -> None:
-    onnx.save(perceptron, tmp_path / "model.onnx")
+    # Something for preparing to do.
+    model = ModelProto.FromString(perceptron.SerializeToString())
+    model.graph.node.insert(0, onnx.helper.make_node("Identity", ["x"], ["same"]))
+    model.graph.node[1].input[0] = "same"
+    onnx.save(model, tmp_path / "model.onnx")
     (tmp_path / "calib").mkdir()
     for number, sample in enumerate(samples_for(perceptron, 8)):
         np.savez(tmp_path / "calib" / f"{number}.npz", **sample)
     given = [str(tmp_path / "model.onnx"), "--calib", str(tmp_path / "calib"), "-o", str(tmp_path / "q.onnx")]
-    command = [sys.executable, "-c", _CRASHING, "quantize", *given, "--json"]
+    command = [sys.executable, "-c", _CRASHING.replace("{crash}", crash), "quantize", *given, "--json"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "onnxq: SIGABRT ended the process" in run.stderr
+    assert run.returncode == code, run.stderr
+    assert run.stderr.count("what is simpler is tried now") == crashes
+    onnx.checker.check_model(tmp_path / "q.onnx")
+    if not crashes:
+        return
     report = json.loads(run.stdout)
     assert report["run"]["failures"][0].startswith("what was tried before failed and was left out: Crash: SIGABRT")
     assert {one["mode"] for one in report["plan"]["decisions"] if one["weights"]} == {"storage"}
-    assert (tmp_path / "q.onnx").exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxq.errors import DataError, ModelError, SchemeError, did_you_mean
+from onnxq.errors import DataError, ModelError, OutputError, SchemeError, did_you_mean
 from onnxq.evaluation.latency import NOT_SLOWER, Latency, measure_latency
 from onnxq.ir import (
     Graph,
@@ -141,7 +141,8 @@ def optimize(
         done = _no_worse(graph, judge, staged, dict.fromkeys(without, "it was asked for"))
         done = replace(done, before=before)
         if done.after.bytes > before.bytes + _FEWEST_BYTES:
-            done = _unchanged(done, graph, staged, known, f"it would have {done.after.bytes} bytes")
+            reason = f"it would have {done.after.bytes} bytes"
+            done = replace(_unchanged(graph, staged, known, dict(done.left_out), reason), before=before)
         if output is None:
             return done
         publish(staged, output)
@@ -194,26 +195,38 @@ class _Judge:
 
 
 def _no_worse(graph: Graph, judge: _Judge, staged: Path, without: dict[str, str]) -> Optimized:
-    """Rewrite and write a copy, without what turns out to change outputs or to make the model slower."""
+    """Rewrite and write a copy, without what fails, changes outputs or makes the model slower."""
 
-    def tried(left_out: Mapping[str, str]) -> Optimized:
-        done = _rewritten(graph, judge.known, staged, {**without, **left_out})
-        return replace(done, latency=judge.latency(staged)) if not judge.fault(done) else done
+    def tried(left_out: Mapping[str, str]) -> tuple[Optimized | None, str]:
+        try:
+            done = _rewritten(graph, judge.known, staged, {**without, **left_out})
+            if fault := judge.fault(done):
+                return done, fault
+            done = replace(done, latency=judge.latency(staged))
+        except Exception as error:
+            if isinstance(error, MemoryError | OutputError):
+                raise
+            return None, f"it fails with {type(error).__name__}: {error}"
+        return done, judge.fault(done)
 
-    first = tried({})
-    if not (reason := judge.fault(first)):
-        return first
-    culprits = find_culprits(
-        tuple(first.counts),
-        lambda names: judge.fault(tried(dict.fromkeys(names, ""))) if names else reason,
-    )
-    done = tried(culprits)
-    return _unchanged(done, graph, staged, judge.known, reason) if (reason := judge.fault(done)) else done
+    done, reason = tried({})
+    if done is not None and not reason:
+        return done
+    names = tuple(done.counts) if done is not None else tuple(name for name in canonical_steps() if name not in without)
+    first = reason
+    culprits = find_culprits(names, lambda left: tried(dict.fromkeys(left, ""))[1] if left else first)
+    if culprits:
+        done, reason = tried(culprits)
+        if done is not None and not reason:
+            return done
+    return _unchanged(graph, staged, judge.known, {**without, **culprits}, reason)
 
 
-def _unchanged(done: Optimized, graph: Graph, staged: Path, known: Original | None, reason: str) -> Optimized:
-    as_it_was = _rewritten(graph, known, staged, {"*": reason})
-    return replace(as_it_was, before=done.before, left_out=(*done.left_out, ("*", reason)))
+def _unchanged(
+    graph: Graph, staged: Path, known: Original | None, left_out: Mapping[str, str], reason: str
+) -> Optimized:
+    done = _rewritten(graph, known, staged, {"*": reason})
+    return replace(done, left_out=(*left_out.items(), ("*", reason)))
 
 
 def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict[str, str]) -> Optimized:

@@ -15,7 +15,7 @@ import numpy as np
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample, is_floating, made_up_samples, model_inputs
 from onnxq.data.samples import open_samples
-from onnxq.errors import DataError
+from onnxq.errors import CandidateError, DataError
 from onnxq.ir import load
 from onnxq.onnx_api import skeleton
 from onnxq.runtime.sessions import Session, open_session, output_names, run
@@ -61,13 +61,14 @@ class Original:
         """Run a candidate as it is written, without optimisations, and return how far its worst output is.
 
         Raises:
-            ModelError: onnxruntime does not load it.
-            DataError: it lacks an output, or does not run the samples.
+            CandidateError: onnxruntime does not load it or run it on a sample, or it lacks an output.
         """
-        session = open_session(candidate, optimize=False)
+        session = open_session(candidate, optimize=False, is_made=True)
         if lost := [name for name in self.names if name not in output_names(session)]:
-            raise DataError(f"output {lost[0]!r} is gone")
-        found = (run(session, sample, self.names, index=index) for index, sample in enumerate(self.samples))
+            raise CandidateError(f"output {lost[0]!r} is gone")
+        found = (
+            run(session, sample, self.names, index=index, made=candidate) for index, sample in enumerate(self.samples)
+        )
         return _worst(self.names, self.expected, found)
 
 

@@ -284,11 +284,13 @@ def check_plan(plan: Plan, graph: Graph) -> None:
 
 
 def reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
-    """Return a file of a model as the user gave it, written to a folder where it was no file."""
+    """Return a file of a model as the user gave it, written once to a folder if it was no file."""
     if source is not None:
         return source
-    save(graph, folder / "reference.onnx")
-    return folder / "reference.onnx"
+    path = folder / "reference.onnx"
+    if not path.exists():
+        save(graph, path)
+    return path
 
 
 def external_bytes(graph: Graph) -> int:

@@ -63,6 +63,7 @@ def open_session(
     profile: Path | None = None,
     external_folder: Path | None = None,
     mapped: bool | None = None,
+    is_made: bool = False,
 ) -> Session:
     """Load a model on the CPU.
 
@@ -77,6 +78,7 @@ def open_session(
         external_folder: where the external data of a model in memory lies.
         mapped: whether external weights stay in their files, mapped into memory, neither packed for the kernels nor
             decoded ahead: runs take longer, and the memory of the process stays small. None asks `is_large`.
+        is_made: whether it was made from a float model that loads.
 
     Returns:
         The session. Its threads do not spin when idle, so that two sessions can be timed beside one another and
@@ -84,6 +86,7 @@ def open_session(
 
     Raises:
         LoadError: onnxruntime refuses the model; the message holds its reason.
+        CandidateError: it refuses a model that was made from another.
         OutputError: there is no room for the optimised copy.
     """
     options = _options(threads, external_folder)
@@ -107,7 +110,7 @@ def open_session(
         # An arena grows by powers of two and keeps what it has.
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
-    return _loaded(model, options, optimized_copy)
+    return _loaded(model, options, optimized_copy, is_made=is_made)
 
 
 def open_decoded(
@@ -133,7 +136,9 @@ def _options(threads: int | None, external_folder: Path | None) -> Any:
     return options
 
 
-def _loaded(model: onnx.ModelProto | bytes | Path, options: Any, optimized_copy: Path | None = None) -> Session:
+def _loaded(
+    model: onnx.ModelProto | bytes | Path, options: Any, optimized_copy: Path | None = None, *, is_made: bool = False
+) -> Session:
     import onnxruntime
 
     source = serialized(model) if isinstance(model, onnx.ModelProto) else model
@@ -148,6 +153,11 @@ def _loaded(model: onnx.ModelProto | bytes | Path, options: Any, optimized_copy:
                 "hold it; make room there"
             ) from error
         where = str(model) if isinstance(model, Path) else "the model"
+        if is_made:
+            raise CandidateError(
+                f"{where} cannot be loaded by onnxruntime: {_reason(error)}; the float model loads, so the fault lies "
+                "in how this model was made from it"
+            ) from error
         raise LoadError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; check the model") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import mkdtemp
 
 import onnx
 
@@ -17,7 +18,7 @@ from onnxq.calibration.ranges import Extremes, MinMax, RangeMethod
 from onnxq.calibration.resume import Collection
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
-from onnxq.errors import note_failure, tolerate
+from onnxq.errors import OutputError, SchemeError, note_failure, tolerate
 from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.goal import Goal, plenty_of
 from onnxq.evaluation.verification import Judge
@@ -64,6 +65,8 @@ from onnxq.system.resources import NEVER, Deadline
 
 # Seconds of a look at the speed of the prepared float model, the part of the time left that it may take, and samples.
 _LOOK_AT_PREPARATION, _PART_FOR_PREPARATION, _RUN_PREPARED = 1.0, 0.02, 2
+# Errors of the user's and of the machine, which leaving out steps may hide and does not mend.
+_NOT_OF_STEPS = (MemoryError, OutputError, SchemeError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,12 +156,14 @@ def prepared(
     engine: Engine | None = None,
     costs: CostCache | None = None,
 ) -> Prepared:
-    """Prepare a model in a working folder, and keep it as it was given beside that.
+    """Prepare a model in a working folder of its own, and keep it as it was given beside that.
+
+    An attempt that fails overwrites nothing of the attempts before.
 
     Args:
         model: a float model.
         wanted: what is to become of it.
-        folder: the working folder.
+        folder: holds the working folders of all attempts.
         output: the file to write; None writes nothing.
         budget: the file of node times, and whether time is measured.
         engine: what runs and times models, where that is not onnxruntime in this process.
@@ -176,6 +181,7 @@ def prepared(
     applied = apply_to_float(graph, passes)
     check_float_model(graph)
     measured = budget.measures and times_tell(target_named(wanted.target), engine)
+    folder = Path(mkdtemp(prefix="attempt", dir=folder))
     staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
     name = str(source) if source else type(model).__name__
@@ -192,6 +198,8 @@ def _opened(
     try:
         return opened(graph, wanted, folder, measured=measured), {}
     except Exception as error:
+        if isinstance(error, _NOT_OF_STEPS):
+            raise
         left_out = _failing_steps(model, wanted, folder, measured=measured) if wanted.replay is None else {}
         # What fails without any of these steps is no fault of theirs.
         if not left_out or not note_failure(f"preparing with {', '.join(left_out)}", error):
@@ -205,7 +213,9 @@ def _failing_steps(model: Model, wanted: Wanted, folder: Path, *, measured: bool
         fewer = replace(wanted, without=wanted.without | without)
         try:
             opened(rewritten(model, wanted.prepare), fewer, folder, measured=measured)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if isinstance(error, MemoryError):
+                raise
             return f"it fails with {type(error).__name__}: {error}"
         return ""
 

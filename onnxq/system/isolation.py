@@ -21,6 +21,9 @@ _ASKED_TO_STOP = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})
 
 _crashes: ContextVar[tuple[Crash, ...]] = ContextVar("crashes", default=())
 _allow: ContextVar[Callable[[], None]] = ContextVar("allow", default=lambda: None)
+_forbid: ContextVar[Callable[[], None]] = ContextVar("forbid", default=lambda: None)
+# Entries in the pipe that are no paths of folders, which are absolute.
+_ANOTHER_TRY, _NO_OTHER_TRY = b"", b"-"
 
 
 class Crash(Exception):  # noqa: N818
@@ -40,12 +43,17 @@ def allow_another_try() -> None:
     _allow.get()()
 
 
+def forbid_another_try() -> None:
+    """Take back `allow_another_try`: a crash from now on ends the run."""
+    _forbid.get()()
+
+
 def run_isolated(program: Callable[[], None]) -> None:
     """Run a program in a child process and exit with its code; a signal that kills it becomes a sentence and code 2.
 
     Call it before anything starts threads. Where processes cannot be forked the program runs here. The child ends with
     its parent, signals that ask the parent to stop are passed on, and what a killed child had staged is removed. A
-    program that has called `allow_another_try` before it crashed runs again.
+    program that has called `allow_another_try` before it crashed, and not `forbid_another_try` since, runs again.
 
     Args:
         program: ends by returning or by SystemExit, and prints its own errors.
@@ -72,7 +80,8 @@ def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tu
         os.close(held)
         on_staging.set(_teller(told))
         _crashes.set(crashes)
-        _allow.set(partial(_write, told, b""))
+        _allow.set(partial(_write, told, _ANOTHER_TRY))
+        _forbid.set(partial(_write, told, _NO_OTHER_TRY))
         threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
         _run_to_the_end(program)
         sys.exit(0)
@@ -83,10 +92,10 @@ def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tu
     with os.fdopen(places, "rb") as lines:
         code = os.waitstatus_to_exitcode(status)
         entries = lines.read().split(b"\0")[:-1] if code < 0 else []
-    for folder in filter(None, entries):
+    tries = [entry for entry in entries if entry in (_ANOTHER_TRY, _NO_OTHER_TRY)]
+    for folder in dict.fromkeys(entry for entry in entries if entry not in tries):
         remove_abandoned(Path(os.fsdecode(folder)))
-    # An entry without a name stands for `allow_another_try`.
-    return code, b"" in entries and not asked_to_stop
+    return code, tries[-1:] == [_ANOTHER_TRY] and not asked_to_stop
 
 
 def _wait_for(child: int) -> tuple[int, bool]:

@@ -81,6 +81,39 @@ def test_a_rule_that_changes_outputs_is_left_out_and_named(
     assert reason.startswith("it changes output 'y' by ")
 
 
+class OtherShape(Wrong):
+    """Makes what does not run."""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        return new.Reshape(found.x, np.int64([3]))
+
+
+def test_a_rule_whose_result_does_not_run_is_left_out_and_named(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rules(without: frozenset[str]) -> RewriteRules:
+        return RewriteRules(() if "OtherShape" in without else (OtherShape(),))
+
+    monkeypatch.setattr(preparation, "_rules", rules)
+    done = optimize(build("(float[N] x) => (float[N] y) { a = Identity(x) b = Neg(a) y = Exp(b) }"), seconds=0)
+    assert [node.op for node in done.graph.nodes] == ["Neg", "Exp"]
+    ((name, reason),) = done.left_out
+    assert name == "OtherShape"
+    assert reason.startswith("it fails with CandidateError: ")
+
+
+def test_a_model_that_cannot_be_prepared_stays_as_it_was(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("onnxq.commands.optimization.prepare_in_place", fail)
+    done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"), seconds=0)
+    assert [node.op for node in done.graph.nodes] == ["Identity", "Neg"]
+    assert done.left_out == (("*", "it fails with ZeroDivisionError: a fault of ours"),)
+
+
 def test_a_result_that_is_slower_is_not_taken(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import CandidateError, DataError
 from onnxq.preparing.equivalence import original
 
 SCALED = "(float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Mul(x, factor) z = Mul(x, other) }"
@@ -100,8 +100,17 @@ def test_a_candidate_that_lacks_an_output_or_does_not_load_is_refused(build: Bui
     model = build("(float[4] x) => (float[4] y) { y = Neg(x) }")
     known = original(saved(model, tmp_path / "a.onnx"))
     model.graph.output[0].name = model.graph.node[0].output[0] = "z"
-    with pytest.raises(DataError, match="output 'y' is gone"):
+    with pytest.raises(CandidateError, match="output 'y' is gone"):
         known.difference(saved(model, tmp_path / "b.onnx"))
     model.graph.node[0].op_type = "NoSuchOperator"
-    with pytest.raises(ModelError, match="cannot be loaded by onnxruntime"):
+    with pytest.raises(CandidateError, match=r"cannot be loaded by onnxruntime: .* the fault lies in how"):
         known.difference(saved(model, tmp_path / "b.onnx"))
+
+
+def test_a_candidate_that_does_not_run_is_blamed_and_not_the_sample(build: Build, tmp_path: Path) -> None:
+    known = original(saved(build("(float[N] x) => (float[M] y) { y = Neg(x) }"), tmp_path / "a.onnx"))
+    other = build("(float[N] x) => (float[M] y) { y = Reshape(x, s) }", s=np.int64([77]))
+    with pytest.raises(
+        CandidateError, match=r"b.onnx cannot run sample 0 .* the fault lies in how this model was made"
+    ):
+        known.difference(saved(other, tmp_path / "b.onnx"))

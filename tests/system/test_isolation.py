@@ -47,6 +47,17 @@ def test_what_is_to_be_done_at_the_end_is_done(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("last", "tries"), [("forbid", 1), ("allow", 2)])
+def test_a_program_that_forbids_it_ends_with_a_crash(last: str, tries: int) -> None:
+    program = (
+        "from onnxq.system import isolation; isolation.allow_another_try(); isolation.forbid_another_try()\n"
+        " print('try', flush=True)\n"
+        f" if not isolation.earlier_crashes(): isolation.{last}_another_try(); os.kill(os.getpid(), signal.SIGABRT)"
+    )
+    run = subprocess.run(isolated(program), capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.count("try")) == (2 if tries == 1 else 0, tries)
+
+
 @pytest.mark.parametrize(
     ("name", "cause"), [("SIGSEGV", "onnxruntime"), ("SIGABRT", "onnxruntime"), ("SIGKILL", "memory")]
 )
