@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fuzzing.generator import seeds_for  # type: ignore[import-not-found, unused-ignore]
 from fuzzing.running import Summary, run_cases, save, text_of  # type: ignore[import-not-found, unused-ignore]
 
-from onnxq.passes import PASSES
+from onnxq.passes import GROUPS, passes_of
 
 
 def main() -> None:
@@ -60,10 +60,9 @@ def report(summary: Summary, seconds: float) -> str:
     lines += ["", "| rule | fault | graphs | seeds |", "|---|---|---|---|"]
     for (rule, kind), found in sorted(summary.faults.items(), key=lambda pair: -len(pair[1])):
         lines.append(f"| {rule} | {kind} | {len(found)} | {', '.join(str(seed) for seed, _ in found[:5])} |")
-    folders: dict[str, list[str]] = {}
-    for name, step in PASSES.items():
-        folders.setdefault(step.__module__.split(".")[2], []).append(f"{name} {summary.fired[name]}")
-    lines += ["", *(f"fired of {folder}: {', '.join(counts)}" for folder, counts in folders.items())]
+    for group in GROUPS:
+        counts = ", ".join(f"{name} {summary.fired[name]}" for name in passes_of(group))
+        lines += ["", f"fired of {group}: {counts}"]
     return "\n".join(lines)
 
 

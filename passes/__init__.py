@@ -1,47 +1,91 @@
-"""Graph-rewriting passes, one a file, in folders by what they are for.
+"""Graph-rewriting passes and rules, by topic; those that write a plan or read codes are in folders of their own.
 
-A module of one of the folders holds one pass or rule, and is all that a new one needs beside its test: `PASSES` finds
-it, and its class is an attribute here.
+The modules beside this one rewrite floats to floats. `quantize` puts a plan into a graph, and `dequantize` leads back.
+`PASSES` finds every public class of them; each is an attribute here. A new rule of the canonical form also gets a place
+in `CANONICAL`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from onnxq.rewrite import Pass
 
-FOLDERS = ("canonical", "prepare", "quantize", "dequantize")
-"""Where passes stand."""
+CANONICAL: Final = (
+    "DivideBySquareRoot",
+    "DropExpands",
+    "DropWheres",
+    "FlattenBatchedWeight",
+    "FoldAffineIntoNormalization",
+    "FoldGemmFactors",
+    "FoldIntoBatchNorm",
+    "FoldIntoNextProduct",
+    "FoldPads",
+    "FoldTransposeIntoWeight",
+    "FuseGelu",
+    "FuseLayerNormalization",
+    "FuseRmsNormalization",
+    "LiftChannelFactors",
+    "MergeCasts",
+    "MergeClamps",
+    "MergeConcats",
+    "MergeReshapes",
+    "MergeScalars",
+    "MergeScalesOfProduct",
+    "MergeSlices",
+    "MergeTransposeBetweenReshapes",
+    "MergeTransposes",
+    "ReplaceCastLike",
+    "ReplaceEinsum",
+    "ReplaceGemmBetweenReshapes",
+    "ReplaceMatMulBetweenReshapes",
+    "ReplaceMatMulOfMatrices",
+    "ResolveAutomaticPadding",
+    "SimplifySplits",
+    "SplitSwishes",
+    "UnifyGeluArgument",
+    "UseAddAndMul",
+    "UseGlobalAveragePool",
+    "UseHardSwish",
+    "UseLeakyRelu",
+)
+"""The rules of the canonical form; of equally large ones that end in one operator, the first here is tried first."""
+
+GROUPS: Final = ("canonical", "prepare", "quantize", "dequantize")
+"""What passes are for."""
 
 
 @cache
-def passes_of(folder: str) -> Mapping[str, type[Pass]]:
-    """Return the passes of one folder by name, in the order of their modules' names."""
-    found: dict[str, type[Pass]] = {}
-    for module in iter_modules([str(Path(__file__).parent / folder)]):
-        loaded = import_module(f"onnxq.passes.{folder}.{module.name}")
-        found.update(
-            (name, value)
-            for name, value in vars(loaded).items()
-            if inspect.isclass(value)
-            and issubclass(value, Pass)
-            and value.__module__ == loaded.__name__
-            and not inspect.isabstract(value)
-            and not name.startswith("_")
-        )
-    return MappingProxyType(found)
+def passes_of(group: str) -> Mapping[str, type[Pass]]:
+    """Return the passes of one of `GROUPS` by name; those of the canonical form in the order of `CANONICAL`."""
+    if group in ("quantize", "dequantize"):
+        return MappingProxyType(dict(_public(f"onnxq.passes.{group}", Path(__file__).parent / group)))
+    floats = dict(_public("onnxq.passes", Path(__file__).parent))
+    if group == "canonical":
+        return MappingProxyType({name: floats[name] for name in CANONICAL})
+    return MappingProxyType({name: step for name, step in floats.items() if name not in CANONICAL})
+
+
+def _public(package: str, folder: Path) -> Iterator[tuple[str, type[Pass]]]:
+    """Yield the passes that the modules of a folder define, with their names."""
+    for module in iter_modules([str(folder)]):
+        loaded = import_module(f"{package}.{module.name}")
+        for name, value in vars(loaded).items():
+            defined = inspect.isclass(value) and issubclass(value, Pass) and value.__module__ == loaded.__name__
+            if defined and not inspect.isabstract(value) and not name.startswith("_"):
+                yield name, value
 
 
 @cache
 def _every() -> Mapping[str, type[Pass]]:
-    return MappingProxyType({name: step for folder in FOLDERS for name, step in passes_of(folder).items()})
+    return MappingProxyType({name: step for group in GROUPS for name, step in passes_of(group).items()})
 
 
 def __getattr__(name: str) -> Any:
@@ -54,4 +98,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return ["FOLDERS", "PASSES", "passes_of", *_every()]
+    return ["CANONICAL", "GROUPS", "PASSES", "passes_of", *_every()]

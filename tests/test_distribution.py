@@ -74,7 +74,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) 
         names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"onnxq"}
-    assert {"onnxq/py.typed", "onnxq/passes/prepare/__init__.py", "onnxq/data/sources.py"} <= set(names)
+    assert {"onnxq/py.typed", "onnxq/passes/quantize/__init__.py", "onnxq/data/sources.py"} <= set(names)
 
 
 def test_the_sdist_holds_what_tests_and_documents_need(built: tuple[Path, Path]) -> None:

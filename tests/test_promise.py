@@ -24,7 +24,7 @@ from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, to
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
-from onnxq.passes.prepare.fold_shapes import FoldShapes
+from onnxq.passes.shapes import FoldShapes
 from onnxq.report import FidelityError, Report
 from onnxq.search import attempts, choosers
 from onnxq.search.trials import Trials

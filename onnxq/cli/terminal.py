@@ -16,7 +16,7 @@ from onnxq.cli.measured import measured
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.goal import Judged
-from onnxq.passes.prepare.fix_initializers import FixInitializers
+from onnxq.passes.constants import FixInitializers
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.preparing.rewriting import Rewritten

@@ -14,17 +14,15 @@ from onnxq.ir.intake import taken_in
 from onnxq.ir.protos import copy_other_fields
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
+from onnxq.passes.cleanup import NameNodes, RemoveUnused
+from onnxq.passes.constants import FoldConstants, LiftConstants
+from onnxq.passes.control_flow import InlineFunctions
 from onnxq.passes.dequantize.dequantize_weights import DequantizeWeights
 from onnxq.passes.dequantize.remove_quantize_dequantize import RemoveQuantizeDequantize
 from onnxq.passes.dequantize.replace_integer_operators import ReplaceIntegerOperators
 from onnxq.passes.dequantize.replace_integer_products import ReplaceIntegerProducts
 from onnxq.passes.dequantize.restore_operators import RestoreOperators
 from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
-from onnxq.passes.prepare.fold_constants import FoldConstants
-from onnxq.passes.prepare.inline_functions import InlineFunctions
-from onnxq.passes.prepare.lift_constants import LiftConstants
-from onnxq.passes.prepare.name_nodes import NameNodes
-from onnxq.passes.prepare.remove_unused import RemoveUnused
 from onnxq.passes.quantize.store_once import StoreOnce
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.rewrite import Pipeline

@@ -24,8 +24,7 @@ from onnxq.ir import (
 )
 from onnxq.ir.intake import taken_in
 from onnxq.ir.large_models import is_large
-from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.strip_metadata import StripMetadata
+from onnxq.passes.cleanup import RemoveUnused, StripMetadata
 from onnxq.passes.quantize.expand_constants import ExpandConstants
 from onnxq.passes.quantize.store_once import StoreOnce
 from onnxq.preparing.equivalence import Difference, Original, find_culprits, original

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.errors import SchemeError, did_you_mean
-from onnxq.passes.prepare.convolve_pooled import ConvolvePooled
-from onnxq.passes.prepare.convolve_transposed import ConvolveTransposed
-from onnxq.passes.prepare.join_hard_swishes import JoinHardSwishes
-from onnxq.passes.prepare.scan_cells import ScanCells
-from onnxq.passes.prepare.split_hard_swishes import SplitHardSwishes
-from onnxq.passes.prepare.split_p_relus import SplitPRelus
-from onnxq.passes.prepare.unfuse_products import UnfuseProducts
+from onnxq.passes.activations import JoinHardSwishes, SplitHardSwishes, SplitPRelus
+from onnxq.passes.control_flow import ScanCells
+from onnxq.passes.convolutions import ConvolvePooled, ConvolveTransposed
+from onnxq.passes.linear import UnfuseProducts
 from onnxq.planning.plan import DECODING
 from onnxq.rewrite import Applied, Pass
 from onnxq.runtime.targets import Target

@@ -11,8 +11,7 @@ from onnxq.algorithms.codes import Codes
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, forget_types, scopes
 from onnxq.lowering import Emit
-from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.share_initializers import ShareInitializers
+from onnxq.passes.cleanup import RemoveUnused, ShareInitializers
 from onnxq.passes.quantize.add_to_codes import AddToCodes
 from onnxq.passes.quantize.decode_weights import DecodeWeights
 from onnxq.passes.quantize.divide_channels import DivideChannels

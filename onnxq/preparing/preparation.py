@@ -17,27 +17,22 @@ from onnxq.ir import Graph, Origins, as_graph, constants, save, scopes
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
-from onnxq.passes.canonical.use_hard_swish import UseHardSwish
-from onnxq.passes.prepare.drop_initial_states import DropInitialStates
-from onnxq.passes.prepare.drop_no_ops import DropNoOps
-from onnxq.passes.prepare.fix_initializers import FixInitializers
-from onnxq.passes.prepare.flush_denormals import FlushDenormals
-from onnxq.passes.prepare.fold_constants import FoldConstants
-from onnxq.passes.prepare.fold_scales_into_products import FoldScalesIntoProducts
-from onnxq.passes.prepare.fold_shapes import FoldShapes
-from onnxq.passes.prepare.fuse_batch_norm import FuseBatchNorm
-from onnxq.passes.prepare.inline_functions import InlineFunctions
-from onnxq.passes.prepare.inline_ifs import InlineIfs
-from onnxq.passes.prepare.lift_constants import LiftConstants
-from onnxq.passes.prepare.lift_invariants import LiftInvariants
-from onnxq.passes.prepare.merge_equal import MergeEqual
-from onnxq.passes.prepare.name_nodes import NameNodes
-from onnxq.passes.prepare.name_tensors import NameTensors
-from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.share_initializers import ShareInitializers
-from onnxq.passes.prepare.sink_transposes import SinkTransposes
-from onnxq.passes.prepare.upgrade_opset import UpgradeOpset
-from onnxq.passes.prepare.widen_floats import WidenFloats
+from onnxq.passes.activations import UseHardSwish
+from onnxq.passes.casts import WidenFloats
+from onnxq.passes.cleanup import (
+    DropNoOps,
+    MergeEqual,
+    NameNodes,
+    NameTensors,
+    RemoveUnused,
+    ShareInitializers,
+    UpgradeOpset,
+)
+from onnxq.passes.constants import FixInitializers, FlushDenormals, FoldConstants, LiftConstants
+from onnxq.passes.control_flow import DropInitialStates, InlineFunctions, InlineIfs, LiftInvariants
+from onnxq.passes.fold_affine import FoldScalesIntoProducts, FuseBatchNorm
+from onnxq.passes.shapes import FoldShapes
+from onnxq.passes.transposes import SinkTransposes
 from onnxq.planning.plan import EXCLUDED, METADATA_KEY, Plan
 from onnxq.rewrite import Applied, Pass, Pipeline, RewriteChanges, RewriteRule, RewriteRules
 from onnxq.runtime.targets import Target

@@ -39,7 +39,7 @@ from onnxq.ir import (
 from onnxq.ir.large_models import is_large
 from onnxq.lowering import Emit
 from onnxq.onnx_api import skeleton
-from onnxq.passes.prepare.widen_floats import half_type
+from onnxq.passes.casts import half_type
 from onnxq.passes.quantize.switch_codes import SwitchCodes, Switches, switches_for
 from onnxq.planning.bodies import leave_idle_bodies
 from onnxq.planning.plan import Demotion, Plan, Preparation

@@ -14,8 +14,8 @@ from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.ir import Graph, as_graph, forget_types, inner_variables, to_model, types_to_declare
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import PASSES
-from onnxq.passes.prepare.remove_unused import RemoveUnused
-from onnxq.passes.prepare.widen_floats import half_type
+from onnxq.passes.casts import half_type
+from onnxq.passes.cleanup import RemoveUnused
 from onnxq.passes.quantize.expand_constants import ExpandConstants
 from onnxq.passes.quantize.store_once import StoreOnce
 from onnxq.preparing.integer_steps import integer_steps

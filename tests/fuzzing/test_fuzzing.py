@@ -13,7 +13,7 @@ from fuzzing.generator import kind_of, made, seeds_for
 from fuzzing.idioms import IDIOMS
 from fuzzing.rewriting import SINGLE
 from fuzzing.running import Summary, run_cases, text_of
-from onnxq.passes.canonical.merge_scalars import MergeScalars
+from onnxq.passes.arithmetic import MergeScalars
 
 GRAPHS = 500
 

@@ -21,6 +21,7 @@ from onnxq.ir import Graph, as_graph, load, save, to_model
 from onnxq.lowering import Emit
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
+    CANONICAL,
     PASSES,
     DecodeWeights,
     IsolateProducts,
@@ -32,10 +33,11 @@ from onnxq.passes import (
     ReplaceIntegerProducts,
     ReplaceWithContrib,
     StoreWeights,
+    passes_of,
 )
 from onnxq.planning.plan import Plan
 from onnxq.preparing.preparation import prepare
-from onnxq.rewrite import Pass, Pipeline
+from onnxq.rewrite import Pass, Pipeline, RewriteRule
 from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import Workbench
 from onnxq.system.resources import silent
@@ -159,17 +161,23 @@ def test_is_a_frozen_dataclass_with_a_docstring_of_its_own(step: type[Pass]) -> 
     assert all(field.name in step.__doc__ for field in fields(step))
 
 
-@pytest.mark.parametrize("step", PASSES.values(), ids=PASSES)
-def test_stands_in_a_module_and_has_a_test_file_of_its_name(step: type[Pass]) -> None:
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", step.__name__).lower()
-    room, module = step.__module__.removeprefix("onnxq.passes.").split(".")
-    assert module == name
-    assert (Path(__file__).parent / room / f"test_{name}.py").is_file()
+def test_every_pass_has_tests_that_name_it() -> None:
+    written = "".join(path.read_text() for path in Path(__file__).parent.rglob("*.py") if path != Path(__file__))
+    assert not [name for name in PASSES if not re.search(rf"\b{name}\b", written)]
 
 
-def test_every_module_of_the_folder_holds_one_exported_pass() -> None:
-    folder = Path(onnxq.passes.__file__).parent
-    modules = {f"onnxq.passes.{path.parent.name}.{path.stem}" for path in folder.glob("*/[!_]*.py")}
-    assert {step.__module__ for step in PASSES.values()} == modules - {"onnxq.passes.quantize.planned"}
-    assert set(PASSES) <= set(dir(onnxq.passes))
+def test_every_public_pass_of_a_module_is_found() -> None:
+    modules = Path(onnxq.passes.__file__).parent.rglob("[!_]*.py")
+    written = {
+        name
+        for path in modules
+        for name in re.findall(r"^class ([A-Z]\w*)\((?:Pass|RewriteRule)\)", path.read_text(), re.M)
+    }
+    assert written == set(PASSES) <= set(dir(onnxq.passes))
     assert all(getattr(onnxq.passes, name) is step for name, step in PASSES.items())
+
+
+def test_the_canonical_form_has_an_order_of_its_own() -> None:
+    assert tuple(passes_of("canonical")) == CANONICAL
+    assert all(issubclass(step, RewriteRule) for step in passes_of("canonical").values())
+    assert [name for name, step in passes_of("prepare").items() if issubclass(step, RewriteRule)] == ["SplitPRelus"]

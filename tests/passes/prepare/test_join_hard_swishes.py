@@ -30,7 +30,7 @@ def test_other_products_are_left(slope: float, factor: str) -> None:
 
 
 def test_a_model_that_cannot_be_converted_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.passes.prepare.join_hard_swishes._OPSET", 99)
+    monkeypatch.setattr("onnxq.passes.activations._OPSET", 99)
     graph = named_graph(model(TEXT % (1 / 6, "s"), opset=11))
     (left,) = JoinHardSwishes().apply(graph).left
     assert "99" in left[1]

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxq.ir import Graph, as_graph, constants, onnx_dtype, scopes, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import WidenFloats
-from onnxq.passes.prepare.widen_floats import half_type
+from onnxq.passes.casts import half_type
 
 HALF = np.float16
 ROUNDED = 2e-3

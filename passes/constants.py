@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from types import MappingProxyType
+from typing import Any, Final, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxq.ir import (
+    ArrayPayload,
     Constant,
     Graph,
     Node,
+    Payload,
     Tensor,
     Variable,
     become_constant,
     constants,
     is_fixed,
+    nodes,
+    onnx_dtype,
     remove_nodes,
     scopes,
 )
+from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constants import VIEWS, Step, evaluate_all, is_small
 
@@ -321,3 +328,141 @@ def _is_codes(tensor: Tensor | None) -> TypeGuard[Constant]:
 def _is_words(tensor: Constant) -> bool:
     """Whether the tensor is words of codes; float models have no such integers."""
     return tensor.dtype == np.uint32 and tensor.nbytes >= _SMALLEST_CODES
+
+
+# Turn Constant nodes into initializers, where every pass looks for weights.
+
+_PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
+    {
+        "value_float": np.float32,
+        "value_floats": np.float32,
+        "value_int": np.int64,
+        "value_ints": np.int64,
+        "value_string": object,
+        "value_strings": object,
+    }
+)
+
+
+class LiftConstants(Pass):
+    """Turn each Constant node into an initializer of the graph it stands in, bodies of control flow included.
+
+    Leaves constants that are outputs of their graph, and sparse values.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Lift; ``changed`` holds the names of the tensors."""
+        changed, left = [], []
+        for scope in scopes(graph):
+            outputs = set(scope.outputs)
+            lifted = []
+            for node in scope.nodes:
+                if node.op != "Constant" or node.domain:
+                    continue
+                tensor, payload = node.outputs[0], _payload(node)
+                if tensor in outputs:
+                    left.append((tensor.name, "is an output of its graph"))
+                elif payload is None:
+                    left.append((tensor.name, "holds sparse values"))
+                else:
+                    lifted.append((node, tensor, payload))
+            remove_nodes(scope, [node for node, _, _ in lifted])
+            for _, tensor, payload in lifted:
+                become_constant(tensor, payload)
+                scope.initializers.append(tensor)
+                changed.append(tensor.name)
+        return Changes(tuple(changed), tuple(left))
+
+
+def _payload(node: Node) -> Payload | None:
+    value = node.attrs.get("value")
+    if isinstance(value, Constant):
+        return value.payload
+    for key, dtype in _PLAIN_TYPES.items():
+        if key in node.attrs:
+            return ArrayPayload(np.asarray(node.attrs[key], dtype))
+    return None
+
+
+# Make initializers constants that are listed as inputs by nobody's intent.
+
+# Since this version of the file format an initializer need not be an input, and one that is can be fed.
+_IR_OF_PLAIN_INITIALIZERS = 4
+
+
+class FixInitializers(Pass):
+    """Take initializers off the list of inputs where the graph lists every one of them.
+
+    Before version 4 of the file format that had to be so, and nobody could feed them; exporters went on with it for
+    years, and runtimes neither fold nor multiply as codes what a caller may feed. Leaves a graph that lists only some,
+    a single one, or no weights of layers: there a person chose what can be fed.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Fix; ``changed`` holds the names of the initializers."""
+        listed = [tensor for tensor in graph.initializers if tensor.input_source is not None]
+        is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
+        is_habit = len(listed) == len(graph.initializers) > 1 and any(_holds_weights(node) for node in graph.nodes)
+        if not is_old and not is_habit:
+            return Changes(left=tuple((tensor.name, "is listed as an input, as others are not") for tensor in listed))
+        for tensor in listed:
+            tensor.input_source = None
+        return Changes(tuple(tensor.name for tensor in listed))
+
+
+def _holds_weights(node: Node) -> bool:
+    operator = operator_of(node)
+    return operator is not None and any(
+        place < len(node.inputs) and isinstance(node.inputs[place], Constant) for place in operator.weights
+    )
+
+
+# Weights without numbers that processors are slow to multiply by.
+
+_PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
+# Beside a number so large, denormals are lost in the rounding of any sum.
+_HIDES_DENORMALS: Final = 2.0**-100
+# Of a float32 the bits of the exponent, which are zero in denormals and in zero, and those but for the sign.
+_EXPONENT, _UNSIGNED = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
+
+
+class FlushDenormals(Pass):
+    """Set the elements of float32 weights to zero that are denormal, below 1.2e-38.
+
+    Training with weight decay leaves such weights behind. No sum shows them, but processors take many times as long to
+    multiply by one. Leaves constants that are no weights of products, such as what keeps a divisor from zero, and
+    weights that hold nothing much larger.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Flush; ``changed`` holds the names of the weights."""
+        weights: dict[Constant, None] = {}
+        for _, node in nodes(graph):
+            operator = operator_of(node)
+            if operator is not None and operator.role in _PRODUCTS:
+                read = (node.inputs[index] for index in operator.weights if index < len(node.inputs))
+                weights.update(dict.fromkeys(tensor for tensor in read if is_fixed(tensor)))
+        floats = (tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT)
+        changed = [tensor for tensor in floats if _has_denormals(tensor) and _largest(tensor) >= _HIDES_DENORMALS]
+        for tensor in changed:
+            values = np.ascontiguousarray(tensor.values)
+            tensor.values = np.where(_are_denormal(values.view(np.uint32)), np.float32(0), values)
+        return Changes(tuple(tensor.name for tensor in changed))
+
+
+def _has_denormals(tensor: Constant) -> bool:
+    """Whether any element is denormal, read in pieces."""
+    return any(bool(_are_denormal(np.frombuffer(piece, np.uint32)).any()) for piece in tensor.payload.chunks())
+
+
+def _largest(tensor: Constant) -> float:
+    """Return the largest finite magnitude, read in pieces."""
+    pieces = (np.abs(np.frombuffer(piece, np.float32)) for piece in tensor.payload.chunks())
+    return max((float(piece.max(initial=0.0, where=np.isfinite(piece))) for piece in pieces), default=0.0)
+
+
+def _are_denormal(bits: NDArray[np.uint32]) -> NDArray[Any]:
+    small: NDArray[Any] = (bits & _EXPONENT) == 0
+    if small.any():
+        small &= (bits & _UNSIGNED) != 0
+    return small

@@ -1,0 +1,433 @@
+"""Drop nodes that return their input: Identity, and Dropout at inference."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import ChainMap, Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import TensorProto
+
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    OpaqueAttribute,
+    Tensor,
+    Variable,
+    is_fixed,
+    joined_origins,
+    onnx_dtype,
+    optional,
+    origins_by_name,
+    place_constants,
+    put_back_origins,
+    remove_nodes,
+    remove_unused,
+    replace_uses,
+    scopes,
+    strip_metadata,
+)
+from onnxq.onnx_api import upgrade_opset
+from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
+from onnxq.rewrite.patterns import COMMUTATIVE
+from onnxq.rewrite.shape_targets import broadcast
+
+# Before, a Dropout was in training mode unless it said otherwise.
+_INFERS = 7
+
+
+class DropNoOps(Pass):
+    """Let the consumers of an Identity or Dropout read its input, constants included.
+
+    What makes its input makes an output of a graph under the name of that. Leaves a node between an input, a constant
+    or another output and an output of its graph, a Dropout whose mask is used, and one in training mode.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Drop; ``changed`` holds the names of the nodes."""
+        changed: list[str] = []
+        left: list[tuple[str, str]] = []
+        for scope in scopes(graph):
+            dropped = []
+            own = set(scope.nodes)
+            for node in scope.nodes:
+                if node.op not in ("Identity", "Dropout") or node.domain:
+                    continue
+                source, made = node.inputs[0], node.outputs[0]
+                if made.returned_by and not (set(made.returned_by) == {scope} and _can_be_returned(source, own)):
+                    left.append((node.name, "its output is an output of the graph"))
+                elif obstacle := _dropout_obstacle(node, graph.opset):
+                    left.append((node.name, obstacle))
+                else:
+                    if made.returned_by:
+                        source.dtype, source.shape, source.source = made.dtype, made.shape, made.source
+                    replace_uses(made, source, graph_outputs=True)
+                    dropped.append(node)
+            remove_nodes(scope, dropped)
+            changed.extend(node.name for node in dropped)
+        return Changes(tuple(changed), tuple(left))
+
+
+def _can_be_returned(tensor: Tensor, own: set[Node]) -> bool:
+    """Whether a node of the same graph makes it, so that it may do so under the name of the output."""
+    return isinstance(tensor, Variable) and bool(tensor.inputs) and tensor.inputs[0] in own and not tensor.returned_by
+
+
+def _dropout_obstacle(node: Node, opset: int) -> str:
+    if node.op != "Dropout":
+        return ""
+    if opset < _INFERS and not node.attrs.get("is_test", 0):
+        return "it is in training mode"
+    if len(node.outputs) > 1 and (node.outputs[1].outputs or node.outputs[1].returned_by):
+        return "its mask is used"
+    training = optional(node, 2)
+    if training is not None and not (is_fixed(training) and not training.values.any()):
+        return "it may run in training mode"
+    return ""
+
+
+# Where with a condition that is always the same.
+
+
+class DropWheres(RewriteRule):
+    """A Where whose condition is constant, and the same everywhere, is the operand that it takes."""
+
+    def pattern(self, op: Operators) -> Call:
+        """Return a Where of a constant condition."""
+        return op.Where(op.constant("condition"), op.any("x"), op.any("y"))
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        values = found.condition.values
+        if not values.size or (values.any() and not values.all()):
+            return "its condition differs from entry to entry"
+        shapes = [_named(tensor) for tensor in (found.condition, found.x, found.y)]
+        if None in shapes:
+            return "the shape of an operand is not known"
+        made, taken = broadcast(shapes), _named(_taken(found))
+        return "" if made == taken and None not in made else "what it takes has another shape than what it makes"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Take the operand."""
+        return _taken(found)
+
+
+def _taken(found: Match) -> Any:
+    return found.x if found.condition.values.all() else found.y
+
+
+def _named(tensor: Any) -> Any:
+    """Return the shape of a tensor; what is unknown of it has a name of its own."""
+    if tensor.shape is None:
+        return None
+    return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
+
+
+# Remove nodes and initializers that no output depends on.
+
+
+class RemoveUnused(Pass):
+    """Remove what no output of the model needs, such as the float weight behind its codes.
+
+    Leaves graph inputs, initializers that a caller may override, and those that a quantization annotation names.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Remove; ``changed`` holds the names of the nodes and initializers."""
+        before = [(item, _name(item)) for item in _items(graph)]
+        for scope in scopes(graph):
+            annotations = scope.source.quantization_annotation if scope.source is not None else ()
+            named = {entry.value for one in annotations for entry in one.quant_parameter_tensor_names}
+            for tensor in scope.initializers:
+                tensor.kept = tensor.kept and tensor.name in named
+        remove_unused(graph)
+        after = set(_items(graph))
+        return Changes(tuple(name for item, name in before if item not in after))
+
+
+def _items(graph: Graph) -> Iterator[Node | Constant]:
+    for scope in scopes(graph):
+        yield from scope.nodes
+        yield from scope.initializers
+
+
+def _name(item: Node | Constant) -> str:
+    """Return the name, or for a node without one its operator and first output."""
+    return item.name or f"{item.op}_{item.outputs[0].name if item.outputs else ''}"
+
+
+# Compute equal things once.
+
+# What two calls of may differ in, and what runtimes match by node: one for each reader.
+_KEPT = frozenset(
+    {
+        "Bernoulli",
+        "DequantizeLinear",
+        "Dropout",
+        "DynamicQuantizeLinear",
+        "Multinomial",
+        "QuantizeLinear",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
+
+
+class MergeEqual(Pass):
+    """Let all read the first of several nodes of equal operator, attributes and inputs, in bodies what is around them.
+
+    Constants count as equal when they are the same tensor, as they are once `ShareInitializers` has been applied.
+    Leaves random numbers, quantization, operators with bodies or of other domains, and nodes that make two outputs of
+    a graph, which have a name each.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Merge; ``changed`` holds the names of the nodes that went."""
+        return Changes(tuple(_merge(graph, ChainMap())))
+
+
+def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[str]:
+    """Merge the nodes of one graph and its bodies, given what stands before it in the graphs around."""
+    gone, names = [], []
+    for node in scope.nodes:
+        for body in node.bodies():
+            names.extend(_merge(body, first.new_child()))
+        key = _key(node)
+        if key is None:
+            continue
+        kept, home = first.setdefault(key, (node, scope))
+        if kept is node or not _can_merge(node, kept, same_graph=home is scope):
+            continue
+        for old, new in zip(node.outputs, kept.outputs, strict=True):
+            if old.returned_by:
+                new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
+            replace_uses(old, new, graph_outputs=True)
+        kept.origins = joined_origins((kept, node))
+        gone.append(node)
+        names.append(node.name)
+    remove_nodes(scope, gone)
+    return names
+
+
+def _can_merge(node: Node, kept: Node, *, same_graph: bool) -> bool:
+    """Whether no output of a graph loses its name, and none is made by a node of another graph."""
+    return all(
+        not old.returned_by or (same_graph and not new.returned_by)
+        for old, new in zip(node.outputs, kept.outputs, strict=True)
+    )
+
+
+def _key(node: Node) -> Hashable:
+    """Return what is equal for nodes that compute the same; None where that cannot be said."""
+    if node.domain or node.op in _KEPT or node.bodies() or not node.outputs:
+        return None
+    attributes = [(name, _content(value)) for name, value in sorted(node.attrs.items())]
+    if any(content is None for _, content in attributes):
+        return None
+    inputs: list[Any] = [tensor if tensor.name else None for tensor in node.inputs]
+    if node.op in COMMUTATIVE and len(inputs) == 2:
+        inputs.sort(key=id)
+    return node.op, tuple(attributes), tuple(inputs), tuple(bool(tensor.name) for tensor in node.outputs)
+
+
+def _content(value: Any) -> Hashable:
+    """Return what makes two values of an attribute equal: types, signs of zeros and payloads of NaN count."""
+    if isinstance(value, bool | int | float | str | bytes):
+        return type(value).__name__, repr(value)
+    if isinstance(value, list | tuple):
+        parts = tuple(_content(part) for part in value)
+        return None if None in parts else parts
+    if isinstance(value, Constant):
+        digest = hashlib.blake2b(digest_size=20)
+        for chunk in value.payload.chunks():
+            digest.update(chunk)
+        text = value.dtype.kind in "OSU"
+        return None if text else (value.payload.onnx_dtype, tuple(value.shape), digest.digest())
+    return value.proto.SerializeToString(deterministic=True) if isinstance(value, OpaqueAttribute) else None
+
+
+# Keep one of several equal initializers.
+
+
+@dataclass(frozen=True)
+class ShareInitializers(Pass):
+    """Let all nodes read the first of several initializers of equal type, shape and bytes.
+
+    One that is shared by several bodies of control flow moves to the innermost graph around them. Leaves initializers
+    that are inputs or outputs of a graph, those that training moves on, and text.
+
+    Attributes:
+        scalars_apart: whether each graph keeps scalars of its own. onnxruntime 1.30 does not load two bodies whose
+            integer kernels give codes with one zero point.
+    """
+
+    scalars_apart: bool = False
+
+    def apply(self, graph: Graph) -> Changes:
+        """Share; ``changed`` holds the names of the initializers that are no longer read."""
+        shared = list(_shareable(graph))
+        # Most large weights are alone in their shape and ends, and their bytes need not be read.
+        kinds = {tensor: _kind(tensor) for tensor, _ in shared}
+        alike = Counter(kinds.values())
+        first: dict[tuple[Hashable, bytes, Graph | None], tuple[Constant, Graph]] = {}
+        moved: set[Constant] = set()
+        names: Names | None = None
+        changed = []
+        for tensor, scope in shared:
+            if alike[kinds[tensor]] == 1:
+                continue
+            among = scope if self.scalars_apart and not tensor.shape else None
+            kept, home = first.setdefault((kinds[tensor], _digest(tensor), among), (tensor, scope))
+            if kept is tensor:
+                continue
+            if home is not scope and kept not in moved:
+                # It is going to be seen from several bodies, where other tensors may bear its name.
+                names = names or Names(graph)
+                kept.name = names.fresh(kept.name)
+                moved.add(kept)
+            replace_uses(tensor, kept)
+            changed.append(tensor.name)
+        return Changes(tuple(changed))
+
+
+def _shareable(graph: Graph) -> Iterator[tuple[Constant, Graph]]:
+    for scope, tensors in place_constants(graph).items():
+        fixed = {tensor.name for tensor in (*scope.inputs, *scope.outputs)}
+        for tensor in tensors:
+            if tensor.name not in fixed and tensor.input_source is None and _is_read_number(tensor):
+                yield tensor, scope
+
+
+def _is_read_number(tensor: Constant) -> bool:
+    """Whether sharing can make a difference: text has no bytes, and what nothing reads was stored so on purpose.
+
+    The statistics of a BatchNormalization in training are written where they lie.
+    """
+    moves = any(reader.op == "BatchNormalization" and reader.attrs.get("training_mode") for reader in tensor.outputs)
+    return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING and not moves
+
+
+def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str]:
+    return onnx_dtype(tensor), tuple(tensor.shape), tensor.payload.ends
+
+
+def _digest(tensor: Constant) -> bytes:
+    """Return what stands for the bytes of a constant."""
+    digest = hashlib.blake2b(digest_size=20)
+    for chunk in tensor.payload.chunks():
+        digest.update(chunk)
+    return digest.digest()
+
+
+# Give every node a name that no other node of the model has.
+
+
+class NameNodes(Pass):
+    """Name nodes without a name after their op type and first output; number repeated names.
+
+    Rules select nodes by name and onnxruntime refuses repeated names, so names must be unique over all graphs.
+    The first node that has a name keeps it.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Rename; ``changed`` holds the new names."""
+        renamed = _without_a_name_of_their_own(graph)
+        if not renamed:
+            return Changes()
+        names = Names(graph)
+        for node in renamed:
+            output = next((tensor.name for tensor in node.outputs if tensor.name), "")
+            node.name = names.fresh(node.name or f"{node.op}_{output}")
+        return Changes(tuple(node.name for node in renamed))
+
+
+def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
+    seen = {""}
+    renamed = []
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            if node.name in seen:
+                renamed.append(node)
+            seen.add(node.name)
+    return renamed
+
+
+# Give every tensor a name that no other tensor of the model has.
+
+
+class NameTensors(Pass):
+    """Number the names that tensors of several graphs share, as those of both branches of a merged decoder do.
+
+    Plans and statistics tell tensors apart by name, so names must be unique over all graphs. Tensors of the main graph
+    keep theirs, and so does the first body that has a name; inputs and outputs of bodies are known by their positions.
+    Leaves sparse initializers, which are carried as they were read.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Rename; ``changed`` holds the new names."""
+        shared = _sharing_names(graph) if any(node.attrs and node.bodies() for node in graph.nodes) else []
+        if not shared:
+            return Changes()
+        names = Names(graph)
+        for tensor in shared:
+            tensor.name = names.fresh(tensor.name)
+        return Changes(tuple(tensor.name for tensor in shared))
+
+
+def _sharing_names(graph: Graph) -> list[Tensor]:
+    """Return the tensors of bodies that are called like one of a graph before theirs."""
+    placed = place_constants(graph)
+    seen = {tensor.name for scope in placed for tensor, _ in scope.sparse_initializers}
+    shared: list[Tensor] = []
+    for scope, stored in placed.items():
+        made = (tensor for node in scope.nodes for tensor in node.outputs if tensor.name)
+        for tensor in (*scope.inputs, *stored, *made):
+            if tensor.name in seen and scope.parent is not None:
+                shared.append(tensor)
+            seen.add(tensor.name)
+    return shared
+
+
+# Leave out what exporters have written about nodes, tensors and graphs.
+
+
+class StripMetadata(Pass):
+    """Remove metadata and documentation of nodes and inner tensors, and metadata of graphs, in bodies as well.
+
+    Exporters keep there where in the program a node came from, which can be a fifth of a quantized file. Leaves what
+    belongs to the model as a whole, and the documentation of graphs, inputs and outputs.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Strip; ``changed`` holds the names of the nodes and tensors."""
+        return Changes(tuple(strip_metadata(graph)))
+
+
+# Convert a model to a later opset, when the nodes that are to be inserted need it.
+
+
+@dataclass(frozen=True)
+class UpgradeOpset(Pass):
+    """Convert the default domain to ``version`` with onnx's own converter; later models stay as they are.
+
+    Attributes:
+        version: the lowest opset that is wanted.
+    """
+
+    version: int = 13
+
+    def apply(self, graph: Graph) -> Changes:
+        """Convert; ``changed`` says from which opset to which."""
+        before = graph.opset
+        if before >= self.version:
+            return Changes()
+        origins = origins_by_name(graph)
+        graph.adopt(upgrade_opset(graph, self.version))
+        put_back_origins(graph, origins)
+        return Changes((f"opset {before} to {self.version}",))

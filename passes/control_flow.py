@@ -1,0 +1,399 @@
+"""Replace calls of model-local functions by their bodies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import defs
+
+from onnxq.errors import ModelError
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    Variable,
+    is_fixed,
+    joined_origins,
+    nodes,
+    optional,
+    replace_nodes,
+    replace_uses,
+    scopes,
+)
+from onnxq.lowering import Chain
+from onnxq.onnx_api import infer_shapes, inline_functions
+from onnxq.passes.cleanup import UpgradeOpset
+from onnxq.rewrite import Changes, Pass
+from onnxq.runtime.targets import LARGE_WEIGHT
+
+
+class InlineFunctions(Pass):
+    """Inline every model-local function, so that the nodes inside are planned like any other."""
+
+    def apply(self, graph: Graph) -> Changes:
+        """Inline; ``changed`` holds the names of the functions."""
+        functions = tuple(function.name for function in graph.functions)
+        if functions:
+            graph.adopt(inline_functions(graph))
+        return Changes(functions)
+
+
+# Put the branch that an If always takes in its place.
+
+
+class InlineIfs(Pass):
+    """Replace an If whose condition is a constant by the nodes of the branch that it takes.
+
+    What the branch holds gets new names where others have the same. Leaves conditions that a caller may override.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Inline; ``changed`` holds the names of the Ifs."""
+        defined = Counter(part.name for scope in scopes(graph) for part in (*_made(scope), *scope.nodes))
+        names = Names(graph)
+        changed: list[str] = []
+        pending = [graph]
+        while pending:
+            scope = pending.pop()
+            found = {node: branch for node in scope.nodes if (branch := _taken(node)) is not None}
+            moved = {node: _moved(node, branch, scope, names, defined) for node, branch in found.items()}
+            replace_nodes(scope, moved)
+            changed.extend(node.name for node in found)
+            # What was inlined may hold more of them.
+            pending.extend([scope] if found else [body for node in scope.nodes for body in node.bodies()])
+        return Changes(tuple(changed))
+
+
+def _made(scope: Graph) -> list[Tensor]:
+    return [*scope.inputs, *scope.initializers, *(tensor for node in scope.nodes for tensor in node.outputs)]
+
+
+def _taken(node: Node) -> Graph | None:
+    """Return the branch that an If always takes, if there is one."""
+    if node.op != "If" or node.domain or not node.inputs:
+        return None
+    condition = node.inputs[0]
+    if not isinstance(condition, Constant) or condition.input_source is not None or condition.values.size != 1:
+        return None
+    branch = node.attrs.get("then_branch" if condition.values.all() else "else_branch")
+    if not isinstance(branch, Graph) or branch.inputs or len(branch.outputs) != len(node.outputs):
+        return None
+    return branch if all(tensor.name for tensor in branch.outputs) else None
+
+
+def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Counter[str]) -> list[Node]:
+    """Return the nodes of a branch, which now make what the If made, and move its constants."""
+    made, results = list(branch.nodes), list(branch.outputs)
+    for part in (*_made(branch), *made):
+        if defined[part.name] > 1 and part.name:
+            part.name = names.fresh(part.name)
+    scope.initializers.extend(branch.initializers)
+    scope.sparse_initializers.extend(branch.sparse_initializers)
+    for inner in made:
+        for body in inner.bodies():
+            body.parent = scope
+    inside = set(made)
+    branch.outputs, branch.nodes[:] = [], []
+    for old, new in zip(node.outputs, results, strict=True):
+        fresh = isinstance(new, Variable) and bool(new.inputs) and new.inputs[0] in inside and not new.returned_by
+        if old.returned_by and not fresh:
+            # An output of the graph has a name of its own, which no input and no constant can take.
+            twin = Variable(names.fresh(old.name))
+            made.append(Node("Identity", names.fresh(f"{node.name}.Identity"), {}, [new], [twin]))
+            new = twin
+        if old.returned_by:
+            new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
+        replace_uses(old, new, graph_outputs=True)
+    return made
+
+
+# Let the bodies of loops read what never changes from around them instead of handing it on.
+
+
+@dataclass(frozen=True)
+class LiftInvariants(Pass):
+    """Take states out of a Loop or Scan that each iteration hands on as it found them.
+
+    The body reads what the state began with, and so does whatever read the last one: Loops of TensorFlow hand their
+    weights on so, which are computed at run time as long as they are states. Leaves states that a graph returns, and
+    as many as the operator needs at this opset; the model then reads what the last of these began with.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Lift; ``changed`` holds the names of the loops."""
+        changed: list[str] = []
+        for scope in scopes(graph):
+            for node in scope.nodes:
+                states = _states(node)
+                places = [place for place in states if _is_invariant(node, place, states)]
+                lifted = [_lift(node, place, states, scope.opset) for place in reversed(places)]
+                if any(lifted):
+                    changed.append(node.name)
+        return Changes(tuple(changed))
+
+
+def _states(node: Node) -> range:
+    """Return the places of a loop's states among what it and its body are given."""
+    if node.domain or node.op not in ("Loop", "Scan"):
+        return range(0)
+    (body,) = node.bodies()
+    if len(body.inputs) != len(node.inputs):
+        return range(0)  # Scans of opset 8 have the lengths of their sequences besides.
+    if node.op == "Loop":
+        return range(2, len(node.inputs))
+    return range(len(node.inputs) - node.attrs["num_scan_inputs"])
+
+
+def _handed_on(node: Node, place: int, states: range) -> int:
+    """Return where the body returns the state that is given at a place; a Loop's returns its condition first."""
+    return place - states.start + (node.op == "Loop")
+
+
+def _is_invariant(node: Node, place: int, states: range) -> bool:
+    (body,) = node.bodies()
+    state, handed_on = body.inputs[place], body.outputs[_handed_on(node, place, states)]
+    # What a graph returns must be made in it, so a state that is another result as well stays.
+    if len(state.returned_by) > (handed_on is state) or not node.inputs[place].name:
+        return False
+    while handed_on is not state and (maker := _identity(handed_on)) is not None:
+        handed_on = maker.inputs[0]
+    last = _last(node, place, states)
+    return handed_on is state and not (last and last.returned_by)
+
+
+def _identity(tensor: Tensor) -> Node | None:
+    maker = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
+    return maker if maker is not None and maker.op == "Identity" and not maker.domain else None
+
+
+def _last(node: Node, place: int, states: range) -> Tensor | None:
+    """Return what the node gives of a state in the end, where it is named."""
+    index = place - states.start
+    return node.outputs[index] if index < len(node.outputs) and node.outputs[index].name else None
+
+
+def _lift(node: Node, place: int, states: range, opset: int) -> bool:
+    """Take a state out, or where the operator needs it only the reads of its last value; return what changed."""
+    (body,) = node.bodies()
+    first, last = node.inputs[place], _last(node, place, states)
+    read = last is not None and bool(last.outputs)
+    if last is not None:
+        replace_uses(last, first)
+    outputs = len(node.outputs) - (place - states.start < len(node.outputs))
+    schema = defs.get_schema(node.op, opset)
+    if len(node.inputs) <= schema.min_input or outputs < schema.min_output:
+        return read
+    del body.outputs[_handed_on(node, place, states)]
+    replace_uses(body.inputs[place], first)
+    del body.inputs[place]
+    if place - states.start < len(node.outputs):
+        del node.outputs[place - states.start]
+    del node.inputs[place]
+    return True
+
+
+# Leave out initial states of recurrent layers that are zero.
+
+_STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+"""Which inputs are initial states."""
+# What moves or repeats zeros makes zeros.
+_KEEPING_ZEROS = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
+
+
+class DropInitialStates(Pass):
+    """Let LSTM, GRU and RNN begin with the zeros that they begin with by themselves.
+
+    What has computed the zeros, from a batch size that nobody knows, is no longer needed then.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Drop; ``changed`` holds the names of the layers."""
+        changed = []
+        for scope in scopes(graph):
+            for node in scope.nodes:
+                states = [] if node.domain else [index for index in _STATES.get(node.op, ()) if _is_zero(node, index)]
+                for index in states:
+                    node.inputs[index] = Variable("")
+                while states and not node.inputs[-1].name:
+                    node.inputs.pop()
+                if states:
+                    changed.append(node.name)
+        return Changes(tuple(changed))
+
+
+def _is_zero(node: Node, index: int) -> bool:
+    return index < len(node.inputs) and bool(node.inputs[index].name) and _holds_zeros(node.inputs[index])
+
+
+def _holds_zeros(tensor: Any) -> bool:
+    """Whether all entries are zero, however many there are."""
+    while not isinstance(tensor, Constant):
+        producer = tensor.inputs[0] if tensor.inputs else None
+        if producer is None or producer.domain or not producer.inputs:
+            return False
+        if producer.op == "ConstantOfShape":
+            filling = producer.attrs.get("value")
+            return filling is None or (isinstance(filling, Constant) and not filling.values.any())
+        if producer.op not in _KEEPING_ZEROS:
+            return False
+        tensor = producer.inputs[0]
+    return tensor.input_source is None and tensor.dtype.kind == "f" and not tensor.values.any()
+
+
+# Write recurrent cells with large weights as a Scan of products, where a runtime multiplies codes in bodies.
+
+# Split and Squeeze take sizes and axes as inputs since this opset.
+_OPSET = 13
+_GATES = 3
+_USUAL = {"direction", "hidden_size", "linear_before_reset"}
+_REVERSE = {"forward": 0, "reverse": 1}
+
+
+class ScanCells(Pass):
+    """GRU becomes one product of all steps with the weight of what it reads, and a Scan over what follows.
+
+    Each step reads the whole weight of the state. OpenVINO's cell reads floats, also where the model stores codes, and
+    a product in a body the codes themselves, a quarter of the bytes: nsnet2 takes half the time. Weights that stay in
+    the cache of a core gain nothing. Leaves cells of several directions, of other activations, of sequences of unequal
+    lengths, and those that reset the state before it is multiplied.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Rewrite; ``changed`` holds the names of the cells, which the Scans keep."""
+        found = _large_cells(graph)
+        left = {node: problem for node in found if (problem := _obstacle(node))}
+        reasons = tuple((_name(node), problem) for node, problem in left.items())
+        if len(left) == len(found):
+            return Changes(left=reasons)
+        try:
+            UpgradeOpset(_OPSET).apply(graph)
+        except ModelError as error:
+            return Changes(left=(*reasons, *((_name(node), str(error)) for node in found if node not in left)))
+        infer_shapes(graph)
+        names = Names(graph)
+        # The upgrade makes new nodes.
+        cells = {node: scope for node, scope in _large_cells(graph).items() if not _obstacle(node)}
+        changed = tuple(_name(node) for node in cells)
+        replace_nodes(graph, {node: _scan(node, scope, names) for node, scope in cells.items()})
+        return Changes(changed, reasons)
+
+
+def _large_cells(graph: Graph) -> dict[Node, Graph]:
+    return {node: scope for scope, node in nodes(graph) if node.op == "GRU" and not node.domain and _is_large(node)}
+
+
+def _name(node: Node) -> str:
+    """Return the name, or for a node without one its operator and first output."""
+    return node.name or f"{node.op}_{next((tensor.name for tensor in node.outputs if tensor.name), '')}"
+
+
+def _is_large(node: Node) -> bool:
+    weight = node.inputs[2]
+    return is_fixed(weight) and weight.values.size >= LARGE_WEIGHT
+
+
+def _obstacle(node: Node) -> str:
+    """Return why a cell stays, or an empty string."""
+    if not node.attrs.get("linear_before_reset", 0):
+        return "it resets the state before it multiplies it"
+    if set(node.attrs) - _USUAL or node.attrs.get("direction", "forward") not in _REVERSE:
+        return "it has other directions or activations than the usual ones"
+    if optional(node, 4) is not None:
+        return "its sequences have lengths of their own"
+    if not all(is_fixed(tensor) for tensor in (node.inputs[1], *node.inputs[3:4]) if tensor.name):
+        return "its weights are computed at run time"
+    if node.inputs[0].dtype != np.float32:
+        return "it does not compute in float32"
+    state = optional(node, 5)
+    return "the rank of its first state is not known" if state is not None and state.shape is None else ""
+
+
+def _scan(node: Node, scope: Graph, names: Names) -> list[Node]:
+    """Return the nodes that make what a cell makes."""
+    data, weight, recurrent = node.inputs[:3]
+    size = recurrent.shape[-1]
+    made = _Made(node, names)
+    bias = optional(node, 3)
+    biases = np.zeros(2 * _GATES * size, np.float32) if bias is None else bias.values[0]
+    product = made("MatMul", "of_data", data, made.store("of_data.values", np.ascontiguousarray(weight.values[0].T)))
+    given = made("Add", "given", product, made.store("given.values", biases[: _GATES * size]))
+    state = optional(node, 5)
+    first = _zeros(made, data, size) if state is None else made("Squeeze", "first", state, made.numbers(0))
+
+    of_state = made.store("of_state.values", np.ascontiguousarray(recurrent.values[0].T))
+    body = _step(node, names, of_state, biases[_GATES * size :])
+    body.parent, body.opset_imports = scope, scope.opset_imports
+    direction = _REVERSE[node.attrs.get("direction", "forward")]
+    attributes = {"body": body, "num_scan_inputs": 1}
+    attributes.update(scan_input_directions=[direction], scan_output_directions=[direction])
+    last, every = (made.variable(role, np.float32) for role in ("last", "every"))
+    made.append(Node("Scan", node.name, attributes, [first, given], [last, every]))
+    outputs, (all_steps, last_step) = list(node.outputs), (*node.outputs, None, None)[:2]
+    node.outputs.clear()
+    for tensor, source, axis in ((all_steps, every, 1), (last_step, last, 0)):
+        if tensor in outputs and tensor is not None and tensor.name:
+            made("Unsqueeze", "outputs", source, made.numbers(axis), output=tensor)
+    return made.nodes
+
+
+def _step(node: Node, names: Names, recurrent: Constant, bias: npt.NDArray[Any]) -> Graph:
+    """Return the body: a state and what is given at a step become the next state, twice."""
+    size = recurrent.shape[0]
+    made = _Made(node, names)
+    state, given = (made.variable(role, np.float32) for role in ("state", "step"))
+    product = made("MatMul", "of_state", state, recurrent)
+    wanted = made("Add", "wanted", product, made.store("wanted.values", bias))
+    thirds = made.numbers(size, size, size)
+    kept_given, reset_given, new_given = made.split(given, thirds)
+    kept_wanted, reset_wanted, new_wanted = made.split(wanted, thirds)
+    # Gates apart: what follows the products is one kernel then.
+    kept = made("Sigmoid", "kept", made("Add", "kept", kept_given, kept_wanted))
+    reset = made("Sigmoid", "reset", made("Add", "reset", reset_given, reset_wanted))
+    new = made("Tanh", "new", made("Add", "new", new_given, made("Mul", "new", reset, new_wanted)))
+    following = made("Add", "following", made("Mul", "kept", kept, made("Sub", "change", state, new)), new)
+    output = made("Identity", "output", following)
+    # onnxruntime runs no Scan whose body does not say how many axes its outputs have.
+    following.shape, output.shape = [None, size], [None, size]
+    return Graph(made.nodes, [state, given], [following, output], made.named("body"))
+
+
+def _zeros(made: _Made, data: Tensor, size: int) -> Tensor:
+    """Return a state of zeros for each row of a batch."""
+    rows = made("Gather", "rows", made("Shape", "shape", data, dtype=np.int64), made.numbers(1), dtype=np.int64)
+    shape = made("Concat", "state_shape", rows, made.numbers(size), dtype=np.int64, axis=0)
+    return made("Expand", "first", made.store("first.values", np.zeros((1, size), np.float32)), shape)
+
+
+class _Made(Chain):
+    """Nodes that take the place of a cell, named after it; what they make is float32 where nothing else is said."""
+
+    def __init__(self, cell: Node, names: Names) -> None:
+        super().__init__(cell.name, names, joined_origins((cell,)))
+
+    def __call__(
+        self,
+        op: str,
+        role: str,
+        *inputs: Tensor,
+        output: Variable | None = None,
+        dtype: type = np.float32,
+        **attributes: Any,
+    ) -> Variable:
+        made = self.variable(role, dtype) if output is None else output
+        self.append(Node(op, self.named(role), attributes, list(inputs), [made]))
+        return made
+
+    def split(self, data: Tensor, sizes: Constant) -> Sequence[Variable]:
+        parts = [self.variable("part", np.float32) for _ in sizes.values]
+        self.append(Node("Split", self.named("split"), {"axis": -1}, [data, sizes], parts))
+        return parts
+
+    def numbers(self, *values: int) -> Constant:
+        return self.store("numbers", np.array(values, np.int64))

@@ -1,0 +1,820 @@
+"""Fold what scales and shifts channels into the weight and bias in front of it."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    Variable,
+    constant,
+    is_fixed,
+    joined_origins,
+    only_reader,
+    optional,
+    producer,
+    remove_nodes,
+    replace_uses,
+    scopes,
+)
+from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
+from onnxq.rewrite.gelu_parts import is_gelu_before_halving
+from onnxq.rewrite.ranks import rank
+from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, stays_in_range, stored
+
+Array = npt.NDArray[Any]
+Doubles = npt.NDArray[np.float64]
+
+
+class FuseBatchNorm(Pass):
+    """Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
+
+    The same written as Mul, Div, Add or Sub by a constant per channel is folded too. A shift behind a MatMul, which
+    has no bias, becomes one Add. Leaves it when the producer has another consumer or stands in another graph, when a
+    weight is not constant, in training mode, when the constant varies along another axis, when factors or the new
+    weight may leave the range of its type, and when a last bit may decide something. Works in the main graph and in
+    control-flow bodies. Computed in float64 and stored in the weight's type.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Fold; ``changed`` holds the names of the folded nodes, ``left`` those of BatchNormalizations."""
+        names, uses = Names(graph), Uses(graph)
+        changed, left = [], []
+        for scope in scopes(graph):
+            inside = set(scope.nodes)
+            folded: list[Node] = []
+            for node in list(scope.nodes):
+                if node.op not in _AFFINE or node.domain:
+                    continue
+                found = _foldable(node, inside) if graph.opset >= _BROADCASTS else "its operands lie along an axis"
+                if not isinstance(found, str) and uses.decides(node.outputs):
+                    found = "its last bit may decide what reads it"
+                if not isinstance(found, str) and uses.is_like_a_table(found.producer.inputs[1]):
+                    found = f"the weight of {found.producer.name} may be a table that is looked up too"
+                if isinstance(found, str):
+                    if node.op == "BatchNormalization":
+                        left.append((node.name, found))
+                    continue
+                if not _fold_into_producer(found, node, names):
+                    folded.append(node)
+                changed.append(node.name)
+            remove_nodes(scope, folded)
+        return Changes(tuple(changed), tuple(left))
+
+
+# Before, Add and Mul had an axis, and BatchNormalization was in training mode unless it said otherwise.
+_BROADCASTS = 7
+_AFFINE = frozenset({"BatchNormalization", "Mul", "Div", "Add", "Sub"})
+_PRODUCERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+class _Folded(NamedTuple):
+    """A producer with its weight and bias after folding; the bias of a MatMul is what an Add behind it must add."""
+
+    producer: Node
+    weight: Array
+    bias: Array
+
+
+def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
+    """Return what folding the node makes of its producer, or why that cannot be."""
+    source = _data_input(node)
+    if source is None:
+        return "its factor or data is not as expected: exactly one of its inputs is constant"
+    maker = producer(source)
+    if maker is None or maker.op not in _PRODUCERS or maker.domain:
+        return "no Conv, ConvTranspose, Gemm or MatMul stands in front of it"
+    if maker not in inside:
+        return f"{maker.name} stands in the graph around it"
+    if only_reader(source) is None:
+        return f"{maker.name} has another consumer"
+    if obstacle := _producer_obstacle(maker):
+        return obstacle
+    affine = _batch_norm(node, source, maker) if node.op == "BatchNormalization" else _elementwise(node, maker)
+    if isinstance(affine, str):
+        return affine
+    factor, shift = affine
+    channels = _producer_channels(maker)
+    if factor.size not in (1, channels) or shift.size not in (1, channels):
+        return f"it has {max(factor.size, shift.size)} values for {channels} channels"
+    if maker.op == "MatMul" and node.op in ("Add", "Sub"):
+        return "MatMul has no bias to add to"
+    if not stays_in_range(factor, maker.inputs[1].dtype):
+        return "its factors are too far from 1"
+    folded = _folded_into_producer(
+        maker, np.broadcast_to(factor.reshape(-1), channels), np.broadcast_to(shift.reshape(-1), channels)
+    )
+    return f"the weight or bias of {maker.name} would leave the range of its type" if folded is None else folded
+
+
+def _data_input(node: Node) -> Variable | None:
+    if len(node.inputs) != (5 if node.op == "BatchNormalization" else 2):
+        return None
+    if node.op == "BatchNormalization":
+        return node.inputs[0] if isinstance(node.inputs[0], Variable) else None
+    first, second = node.inputs
+    if isinstance(first, Variable) and is_fixed(second):
+        return first
+    if isinstance(second, Variable) and is_fixed(first) and node.op in ("Mul", "Add"):
+        return second
+    return None
+
+
+def _producer_obstacle(producer: Node) -> str:
+    if len(producer.inputs) < 2:
+        return f"{producer.name} has no weight"
+    weight, bias = producer.inputs[1], _bias(producer)
+    if not is_fixed(weight) or not (bias is None or is_fixed(bias)):
+        return f"the weight of {producer.name} is not constant"
+    if weight.dtype.kind != "f":
+        return f"the weight of {producer.name} is not floating point"
+    if len(weight.shape) < 2 or (producer.op == "MatMul" and len(weight.shape) != 2):
+        return f"the weight of {producer.name} has rank {len(weight.shape)}"
+    if producer.op == "Gemm" and (producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0):
+        return f"{producer.name} has alpha or beta"
+    groups = producer.attrs.get("group", 1)
+    if groups < 1 or weight.shape[0] % groups:
+        return f"the groups of {producer.name} do not divide its weight"
+    channels = _producer_channels(producer)
+    # A bias of shape [channels, 1] has a value for each row of a Gemm instead.
+    if bias is not None and (bias.shape[-1:] != (channels,) or int(np.prod(bias.shape)) != channels):
+        return f"the bias of {producer.name} is not one value for each channel"
+    return ""
+
+
+def _bias(producer: Node) -> Any:
+    return optional(producer, 2)
+
+
+def _producer_channels(producer: Node) -> int:
+    shape = producer.inputs[1].shape
+    if producer.op == "Conv":
+        return int(shape[0])
+    if producer.op == "ConvTranspose":
+        return int(shape[1]) * int(producer.attrs.get("group", 1))
+    return int(shape[0 if producer.op == "Gemm" and producer.attrs.get("transB", 0) else 1])
+
+
+def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, Doubles] | str:
+    if producer.op == "MatMul" and (source.shape is None or len(source.shape) != 2):
+        return "its channel axis is not the last one"
+    return affine_of(node)
+
+
+def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
+    operand = next(tensor for tensor in node.inputs if is_fixed(tensor))
+    if operand.dtype.kind != "f":
+        return "its constant is not floating point"
+    rank, axis_from_end = len(producer.inputs[1].shape), 1
+    if producer.op in ("Conv", "ConvTranspose"):
+        axis_from_end = rank - 1
+    elif producer.op == "MatMul":
+        # The result has the rank of the data; unless that is known, a constant of rank 2 may raise it.
+        shape = producer.outputs[0].shape
+        rank = len(shape) if shape is not None else 1
+    wide = [len(operand.shape) - index for index, extent in enumerate(operand.shape) if extent != 1]
+    if len(operand.shape) > rank or any(position != axis_from_end for position in wide):
+        return "its constant varies along another axis than the channels"
+    value = np.asarray(operand.values, np.float64)
+    one, zero = np.ones(1), np.zeros(1)
+    if node.op == "Div" and not value.all():
+        return "it divides by zero"
+    if node.op in ("Mul", "Div"):
+        return (value if node.op == "Mul" else 1.0 / value), zero
+    return one, (value if node.op == "Add" else -value)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _folded_into_producer(producer: Node, factor: Doubles, shift: Doubles) -> _Folded | None:
+    """Return the new weight and bias, or None if their type cannot hold them."""
+    weight, bias = producer.inputs[1], _bias(producer)
+    before = np.asarray(bias.values, np.float64).reshape(-1) if bias is not None else np.zeros(1)
+    values, along = np.asarray(weight.values, np.float64), _along_channels(producer, factor)
+    scaled = stored(values * along, weight.dtype, values, along)
+    added = stored(before * factor + shift, weight.dtype, *(() if shift.any() else (before, factor)))
+    return None if scaled is None or added is None else _Folded(producer, scaled, added)
+
+
+def _along_channels(producer: Node, factor: Doubles) -> Doubles:
+    """Shape one factor for each output channel so that it multiplies the weight."""
+    full = producer.inputs[1].shape
+    shape = [1] * len(full)
+    if producer.op == "ConvTranspose":
+        # Rows of the weight are input channels; each group of them feeds its own output channels.
+        groups = int(producer.attrs.get("group", 1))
+        rows = np.repeat(factor.reshape(groups, -1), full[0] // groups, axis=0)
+        return rows.reshape(full[0], full[1], *shape[2:])
+    axis = 0 if producer.op == "Conv" or producer.attrs.get("transB", 0) else len(shape) - 1
+    shape[axis] = -1
+    return factor.reshape(shape)
+
+
+def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
+    """Put the new weight and bias in place; return whether ``node`` remains, as the Add behind a MatMul."""
+    producer = folded.producer
+    weight, bias = producer.inputs[1], _bias(producer)
+    producer.inputs[1] = constant(names.fresh(f"{weight.name}.fused"), folded.weight)
+    if producer.op == "MatMul":
+        if folded.bias.any():
+            added = constant(names.fresh(f"{node.name}.shift"), folded.bias)
+            node.origins = joined_origins((node,))
+            node.op, node.attrs = "Add", {}
+            node.inputs, node.outputs = [producer.outputs[0], added], node.outputs[:1]
+            return True
+    elif bias is not None or folded.bias.any():
+        name = f"{bias.name}.fused" if bias is not None else f"{weight.name}.bias"
+        producer.inputs = [*producer.inputs[:2], constant(names.fresh(name), folded.bias)]
+    output = node.outputs[0]
+    node.outputs.clear()
+    producer.outputs[0] = output
+    producer.origins = joined_origins((producer, node))
+    return False
+
+
+# Factors and shifts of channels behind a BatchNormalization that no product takes.
+
+Doubles_: TypeAlias = npt.NDArray[np.float64]
+Folded: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
+
+
+class FoldIntoBatchNorm(RewriteRule):
+    """What scales and shifts channels behind a BatchNormalization becomes a part of its scale and bias."""
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Look for Mul, Add and BatchNormalization by constants behind one."""
+        names = ("scale", "bias", "mean", "variance")
+        norm = op.BatchNormalization(op.any("x"), *map(op.constant, names), name="norm")
+        again = [op.constant(name) for name in ("scale2", "bias2", "mean2", "variance2")]
+        return (
+            op.Mul(norm, op.constant("factor")),
+            op.Add(norm, op.constant("shift")),
+            op.BatchNormalization(norm, *again, name="second"),
+        )
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        if found.opset < 7:
+            return "operands of this opset lie along an axis"
+        if isinstance(own := affine_of(found.norm), str):
+            return own
+        if found.x.dtype is None or found.x.shape is None or len(found.x.shape) < 2:
+            return "the type of its data is not known"
+        affine = _affine_behind_norm(found)
+        if isinstance(affine, str):
+            return affine
+        if not stays_in_range(affine[0], found.scale.dtype):
+            return "its factors are too far from 1"
+        # Runtimes divide the scale by the deviation of its channel.
+        whole = stored(own[0] * affine[0], found.scale.dtype) is not None
+        return (
+            "" if whole and _folded_into_norm(found, *affine) is not None else "its scale or bias would leave the range"
+        )
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make one BatchNormalization."""
+        affine = _affine_behind_norm(found)
+        assert not isinstance(affine, str), "looked at before"
+        folded = _folded_into_norm(found, *affine)
+        assert folded is not None, "looked at before"
+        operands = new.constant(folded[0], "scale"), new.constant(folded[1], "bias")
+        return new.like(found.norm, found.x, *operands, found.mean, found.variance)
+
+
+def _affine_behind_norm(found: Match) -> tuple[Doubles_, Doubles_] | str:
+    """Return factor and shift of each channel, or why they are not known."""
+    rank, channels = len(found.x.shape), found.scale.shape[0]
+    if "second" in found.values:
+        affine = affine_of(found.second)
+        same = isinstance(affine, str) or affine[0].size == channels
+        return affine if same else "it has another number of channels"
+    operand = found.values["factor" if found.root.op == "Mul" else "shift"]
+    wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
+    if len(operand.shape) > rank or any(axis != 1 - rank for axis in wide):
+        return "its constant does not vary along the channels alone"
+    values = np.asarray(operand.values, np.float64).reshape(-1)
+    if values.size not in (1, channels):
+        return "it has another number of channels"
+    return (values, np.zeros(1)) if found.root.op == "Mul" else (np.ones(1), values)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _folded_into_norm(found: Match, factor: Doubles_, shift: Doubles_) -> Folded | None:
+    """Return the new scale and bias, or None if their type cannot hold them."""
+    scale, bias = (np.asarray(tensor.values, np.float64) for tensor in (found.scale, found.bias))
+    made = stored(scale * factor, found.scale.dtype, scale, factor)
+    factors = () if shift.any() else (bias, factor)
+    added = stored(np.broadcast_to(bias * factor + shift, bias.shape), found.bias.dtype, *factors)
+    return None if made is None or added is None else (made, added)
+
+
+# Factors and shifts of channels that no product in front can take, in the weights of the one behind.
+
+Doubles__: TypeAlias = npt.NDArray[np.float64]
+
+_WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
+_PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
+
+
+class FoldIntoNextProduct(RewriteRule):
+    """What scales and shifts channels in front of a convolution or Gemm becomes a part of its weight and bias.
+
+    That is Mul, Add and BatchNormalization by constants, unless the product in front of them can take them, or they
+    are a part of Gelu, which runtimes compute as a whole. A shift stays in front of a convolution that pads, and in
+    front of a MatMul, which has no bias.
+    """
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Look for each of them in front of each product."""
+        x, w, b = op.any("x"), op.constant("w"), op.optional("b")
+        affine = (
+            op.Mul(x, op.constant("factor"), name="affine"),
+            op.Add(x, op.constant("shift"), name="affine"),
+            op.BatchNormalization(x, *map(op.constant, ("scale", "bias", "mean", "variance")), name="affine"),
+        )
+        return (
+            *(getattr(op, name)(one, w, b, name="product") for name in _WITH_BIAS for one in affine),
+            op.MatMul(affine[0], w, name="product"),
+        )
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        if found.opset < 7:
+            return "operands of this opset lie along an axis"
+        producer = found.x.inputs[0] if found.x.inputs else None
+        if isinstance(found.x, Constant) or (producer is not None and _takes(producer, found.x)):
+            return "what is in front can take it"
+        if is_gelu_before_halving(found.x):
+            return "it is a part of Gelu"
+        if reason := _product_obstacle(found):
+            return reason
+        affine = _affine_in_front(found)
+        if isinstance(affine, str):
+            return affine
+        factor, shift = affine
+        if shift.any() and (reason := _shift_obstacle(found)):
+            return reason
+        if not stays_in_range(factor, found.w.dtype) or not keeps_digits(shift, found.w.dtype):
+            return "its factors are too far from 1, or its shifts are too large"
+        return (
+            ""
+            if _folded_into_next(found, factor, shift) is not None
+            else "the weight would leave the range of its type"
+        )
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the product with another weight and bias."""
+        affine = _affine_in_front(found)
+        assert not isinstance(affine, str), "looked at before"
+        folded = _folded_into_next(found, *affine)
+        assert folded is not None, "looked at before"
+        weight, bias = folded
+        added = [found.values.get("b")] if found.product.op != "MatMul" else []
+        if affine[1].any():
+            added = [new.constant(bias, "bias")]
+        while added and added[-1] is None:
+            added.pop()
+        return new.like(found.product, found.x, new.constant(weight, "weight"), *added)
+
+
+def _takes(producer: Node, made: Tensor) -> bool:
+    """Whether a product has a weight to fold into, and nobody else reads what it makes."""
+    if producer.op not in _PRODUCTS or producer.domain or len(made.outputs) > 1 or made.returned_by:
+        return False
+    return isinstance(producer.inputs[1], Constant)
+
+
+def _product_obstacle(found: Match) -> str:
+    product, weight = found.product, found.w
+    if weight.dtype.kind != "f" or len(weight.outputs) > 1:
+        return f"others read the weight of {product.name}, or it is not floating point"
+    if product.op in ("Conv", "ConvTranspose"):
+        return "" if len(weight.shape) > 2 else f"the weight of {product.name} has rank {len(weight.shape)}"
+    if len(weight.shape) != 2 or product.attrs.get("transA", 0):
+        return f"{product.name} is no product of rows and a matrix"
+    tied = found.uses is not None and found.uses.is_like_a_table(weight)
+    return f"the weight of {product.name} may be a table that is looked up too" if tied else ""
+
+
+def _shift_obstacle(found: Match) -> str:
+    product, bias = found.product, found.values.get("b")
+    if product.op == "ConvTranspose":
+        return f"{product.name} would have to shift its border otherwise"
+    if product.op == "Conv" and (
+        any(product.attrs.get("pads", ())) or product.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    ):
+        return f"{product.name} pads"
+    if product.op == "Gemm" and (product.attrs.get("alpha", 1.0), product.attrs.get("beta", 1.0)) != (1.0, 1.0):
+        return f"{product.name} has alpha or beta"
+    if bias is not None and (not isinstance(bias, Constant) or bias.input_source is not None):
+        return f"the bias of {product.name} is not constant"
+    one = bias is None or bias.shape == (_outputs(found),)
+    return "" if one else f"the bias of {product.name} is not one value for each channel"
+
+
+def _read_channels(found: Match) -> int:
+    """Return how many channels the product reads."""
+    shape, op = found.w.shape, found.product.op
+    if op == "Conv":
+        return int(shape[1]) * int(found.product.attrs.get("group", 1))
+    return int(shape[1 if op == "Gemm" and found.product.attrs.get("transB", 0) else 0])
+
+
+def _outputs(found: Match) -> int:
+    shape = found.w.shape
+    return int(shape[0 if found.product.op == "Conv" or found.product.attrs.get("transB", 0) else 1])
+
+
+def _affine_in_front(found: Match) -> tuple[Doubles__, Doubles__] | str:
+    """Return factor and shift of each channel, or why they are not known."""
+    channels = _read_channels(found)
+    if found.affine.op == "BatchNormalization":
+        if found.product.op == "Gemm" and (found.x.shape is None or len(found.x.shape) != 2):
+            return "its channel axis is not the last one"
+        affine = affine_of(found.affine)
+        same = isinstance(affine, str) or affine[0].size == channels
+        return affine if same else "it has another number of channels"
+    operand = found.factor if found.affine.op == "Mul" else found.shift
+    rank, place = len(found.w.shape), -1
+    if found.product.op in ("Conv", "ConvTranspose"):
+        place = 1 - rank
+    elif found.product.op == "MatMul":
+        rank = 1 if found.x.shape is None else len(found.x.shape)
+    wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
+    if operand.dtype.kind != "f" or len(operand.shape) > rank or any(axis != place for axis in wide):
+        return "its constant does not vary along the channels alone"
+    values = np.asarray(operand.values, np.float64).reshape(-1)
+    if values.size not in (1, channels):
+        return "it has another number of channels"
+    data = found.x.shape
+    if len(operand.shape) > (1 if data is None else len(data)) or (
+        values.size > 1 and (data is None or data[place] != channels)
+    ):
+        return "its data is not known to have these channels before"
+    values = np.broadcast_to(values, channels)
+    return (values, np.zeros(channels)) if found.affine.op == "Mul" else (np.ones(channels), values)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _folded_into_next(
+    found: Match, factor: Doubles__, shift: Doubles__
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """Return the new weight and bias, or None if their type cannot hold them."""
+    weight = np.asarray(found.w.values, np.float64)
+    old, added = found.values.get("b"), np.zeros(1)
+    if shift.any():
+        axis = 0 if found.product.op == "Conv" or found.product.attrs.get("transB", 0) else 1
+        others = tuple(other for other in range(weight.ndim) if other != axis)
+        before = 0.0 if old is None else np.asarray(old.values, np.float64)
+        added = before + (weight * _along_inputs(found, shift)).sum(axis=others)
+    along = _along_inputs(found, factor)
+    scaled, bias = stored(weight * along, found.w.dtype, weight, along), stored(added, found.w.dtype)
+    return None if scaled is None or bias is None else (scaled, bias)
+
+
+def _along_inputs(found: Match, values: Doubles__) -> Doubles__:
+    """Shape one value for each channel that is read so that it multiplies the weight."""
+    shape, op = found.w.shape, found.product.op
+    rest = [1] * (len(shape) - 2)
+    if op == "Conv":
+        group = int(found.product.attrs.get("group", 1))
+        return np.repeat(values.reshape(group, -1), shape[0] // group, axis=0).reshape(*shape[:2], *rest)
+    first = op == "ConvTranspose" or not found.product.attrs.get("transB", 0)
+    return values.reshape(-1, 1, *rest) if first else values.reshape(1, -1)
+
+
+# Factors and shifts of channels behind Concat or pooling, whose products could take them.
+
+
+class LiftChannelFactors(RewriteRule):
+    """What scales and shifts channels behind a Concat or pooling is done in front of it, where convolutions take it.
+
+    That is Mul, Add and BatchNormalization by constants. It stays if anything that is joined or pooled does not come
+    from a convolution of its own; behind a maximum, unless its factors are positive; and a shift behind a mean that
+    counts padding.
+    """
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Look for each of them behind each operator."""
+        pools = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+        carriers = [
+            op.Concat(op.any("x"), ..., axis=1, name="carrier"),
+            *(getattr(op, name)(op.any("x"), name="carrier") for name in pools),
+        ]
+        parameters = [op.constant(name) for name in ("scale", "bias", "mean", "variance")]
+        return tuple(
+            affine
+            for one in carriers
+            for affine in (
+                op.Mul(one, op.constant("factor")),
+                op.Add(one, op.constant("shift")),
+                op.BatchNormalization(one, *parameters),
+            )
+        )
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        root, carrier = found.root, found.carrier
+        if found.opset < 7:
+            return "operands of this opset lie along an axis"
+        if root.attrs.get("training_mode", 0) or len(root.outputs) > 1 or any(out.name for out in carrier.outputs[1:]):
+            return "it is in training mode, or there are other outputs"
+        sizes = [_lifted_channels(tensor) for tensor in carrier.inputs]
+        if not all(sizes):
+            return f"not all that {carrier.name} reads comes from convolutions of its own"
+        rank = len(carrier.inputs[0].inputs[0].inputs[1].shape)
+        parameters = [tensor for tensor in root.inputs if tensor is not carrier.outputs[0]]
+        place = -1 if root.op == "BatchNormalization" else 1 - rank
+        for tensor in parameters:
+            wide = [axis - len(tensor.shape) for axis, size in enumerate(tensor.shape) if size != 1]
+            one = not wide and root.op != "BatchNormalization"
+            if len(tensor.shape) > rank or not (one or (wide == [place] and tensor.shape[place] == sum(sizes))):
+                return "its constants do not vary along the channels alone"
+        return "" if carrier.op == "Concat" else _pooling_obstacle(found)
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise, as means do."""
+        return found.carrier.op in ("AveragePool", "GlobalAveragePool")
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make a part of it for each input, and the Concat or pooling behind."""
+        carrier, root = found.carrier, found.root
+        ends = np.cumsum([0, *map(_lifted_channels, carrier.inputs)]).tolist()
+        parts = []
+        for tensor, (first, last) in zip(carrier.inputs, pairwise(ends), strict=True):
+            operands = [
+                tensor if read is carrier.outputs[0] else new.constant(_part(read, first, last), read.name)
+                for read in root.inputs
+            ]
+            parts.append(new.call("", root.op, *operands, **root.attrs))
+        return new.like(carrier, *parts)
+
+
+def _lifted_channels(tensor: Tensor) -> int:
+    """Return how many channels a convolution makes that can take factors, else 0."""
+    producer = tensor.inputs[0] if tensor.inputs else None
+    if producer is None or producer.domain or producer.op not in ("Conv", "ConvTranspose") or len(producer.inputs) < 2:
+        return 0
+    if len(tensor.outputs) > 1 or tensor.returned_by:
+        return 0
+    if not all(isinstance(read, Constant) and read.input_source is None for read in producer.inputs[1:] if read.name):
+        return 0
+    shape, group = producer.inputs[1].shape, int(producer.attrs.get("group", 1))
+    return int(shape[0]) if producer.op == "Conv" else int(shape[1]) * group
+
+
+def _part(constant: Constant, first: int, last: int) -> Any:
+    """Return the constant of some channels; one number holds for all."""
+    values = constant.values
+    wide = [axis for axis, size in enumerate(values.shape) if size != 1]
+    return values.take(range(first, last), axis=wide[0]) if wide else values
+
+
+def _pooling_obstacle(found: Match) -> str:
+    pool, root = found.carrier, found.root
+    affine = affine_of(root) if root.op == "BatchNormalization" else None
+    if isinstance(affine, str):
+        return affine
+    factor = affine[0] if affine is not None else np.asarray(found.factor.values if root.op == "Mul" else 1.0)
+    if not stays_in_range(factor, found.carrier.inputs[0].inputs[0].inputs[1].dtype):
+        return "its factors are too far from 1"
+    if pool.op in ("MaxPool", "GlobalMaxPool"):
+        return "" if (factor > 0).all() else "not all of its factors are positive"
+    counts = pool.attrs.get("count_include_pad", 0)
+    return f"{pool.name} counts padding" if counts and root.op != "Mul" else ""
+
+
+# Fold numbers that scale what was multiplied before into the weight of that product.
+
+_LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_SCALABLE = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_FARTHEST = 16
+# Before, operands lay along an axis.
+
+
+class FoldScalesIntoProducts(Pass):
+    """Fold a Mul or Div by one number into the weight and bias of the product in front of it.
+
+    A number passes through whatever moves values, through the Add of a bias and through products of two tensors, as
+    the scale of an attention does on its way from the scores to the query. Each tensor on the way must have one reader,
+    and the weight, a floating-point constant, none but the product. Leaves a weight that may be a table which is looked
+    up, numbers by which values may leave the range of their type, and those whose last bit may decide something. Works
+    in the main graph and in bodies; linear, since ways end after 16 nodes.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Fold; ``changed`` holds the names of the scaling nodes that are gone."""
+        names, uses = Names(graph), Uses(graph)
+        changed: list[str] = []
+        for scope in scopes(graph) if graph.opset >= _BROADCASTS else ():
+            inside, folded = set(scope.nodes), []
+            for node in scope.nodes:
+                if node.op not in ("Mul", "Div") or node.domain or (len(node.inputs), len(node.outputs)) != (2, 1):
+                    continue
+                scaled = _scaled_data(node)
+                terms = _terms(scaled[0], inside, _FARTHEST) if scaled is not None else None
+                if scaled is None or terms is None or uses.decides(node.outputs):
+                    continue
+                if any(uses.is_like_a_table(one.inputs[index]) for one, index in terms):
+                    continue
+                if not _fold_scale(terms, scaled[1], names):
+                    continue
+                # At once, for the next node on the way looks at who reads.
+                node.inputs.clear()
+                replace_uses(node.outputs[0], scaled[0])
+                folded.append(node)
+                changed.append(node.name)
+            remove_nodes(scope, folded)
+        return Changes(tuple(changed))
+
+
+def _scaled_data(node: Node) -> tuple[Variable, float] | None:
+    """Return what a node scales and by which number, where its result has the shape of that and is inner."""
+    data, number = node.inputs
+    if node.op == "Mul" and isinstance(data, Constant):
+        data, number = number, data
+    if not isinstance(data, Variable) or not _is_weight(number) or node.outputs[0].returned_by:
+        return None
+    if any(extent != 1 for extent in number.shape) or len(number.shape) > len(data.shape or ()):
+        return None
+    value = float(number.values.item())
+    if not math.isfinite(value) or value == 0 or not stays_in_range(value, number.dtype):
+        return None
+    return data, value if node.op == "Mul" else 1 / value
+
+
+def _terms(tensor: Any, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
+    """Return the node and index of each constant to scale for a tensor to be scaled, or None."""
+    producer = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
+    if producer not in inside or producer.domain or len(tensor.outputs) != 1 or tensor.returned_by or not farthest:
+        return None
+    if producer.op in _LAYOUT and producer.inputs:
+        return _terms(producer.inputs[0], inside, farthest - 1)
+    if producer.op == "Add" and len(producer.inputs) == 2:
+        for index in (0, 1):
+            bias, source = producer.inputs[index], producer.inputs[1 - index]
+            if _is_weight(bias):
+                terms = _terms(source, inside, farthest - 1)
+                return None if terms is None else [*terms, (producer, index)]
+        return None
+    if producer.op in _SCALABLE and len(producer.inputs) > 1:
+        return _product_terms(producer, inside, farthest)
+    return None
+
+
+def _product_terms(product: Node, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
+    for index in (1, 0):
+        weight = product.inputs[index]
+        if _is_weight(weight):
+            constants = [index, *([2] if len(product.inputs) > 2 and product.inputs[2].name else [])]
+            alone = len(weight.outputs) == 1 and all(_is_weight(product.inputs[index]) for index in constants)
+            return [(product, index) for index in constants] if alone else None
+    if product.op == "MatMul":
+        for source in product.inputs:
+            if (terms := _terms(source, inside, farthest // 2)) is not None:
+                return terms
+    return None
+
+
+def _is_weight(tensor: Any) -> bool:
+    return isinstance(tensor, Constant) and tensor.input_source is None and tensor.dtype.kind == "f"
+
+
+def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
+    """Scale the constants, unless one would leave the range of its type."""
+    scaled: list[npt.NDArray[Any]] = []
+    for node, index in terms:
+        before = node.inputs[index].values.astype(np.float64)
+        after = stored(before * factor, node.inputs[index].dtype, before)
+        if after is None:
+            return False
+        scaled.append(after)
+    for (node, index), values in zip(terms, scaled, strict=True):
+        node.inputs[index] = Constant(names.fresh(f"{node.inputs[index].name}.scaled"), values)
+    return True
+
+
+# Rid Gemm of what integer kernels do not have.
+
+_BIAS_IS_OPTIONAL = 11
+
+
+class FoldGemmFactors(RewriteRule):
+    """Gemm's alpha goes into a constant weight, beta into a constant bias, and transA becomes a Transpose in front."""
+
+    def pattern(self, op: Operators) -> Call:
+        """Return a Gemm with a constant weight."""
+        return op.Gemm(op.any("x"), op.constant("weight"), op.optional("bias"), name="gemm")
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse a bias that cannot take beta, and a weight of integers."""
+        alpha, beta, transposed = _factors(found)
+        if (alpha, beta, transposed) == (1.0, 1.0, False):
+            return "it has no alpha, beta or transA"
+        if found.weight.dtype.kind != "f":
+            return "its weight is not floating point"
+        tied = found.uses is not None and found.uses.is_like_a_table(found.weight)
+        if alpha != 1.0 and (tied or any(reader.op == "Gather" for reader in found.weight.outputs)):
+            return "its weight is a table that is looked up too"
+        if beta not in (0.0, 1.0) and found.bias is not None and not is_fixed(found.bias):
+            return "its beta scales a bias that is computed at run time"
+        if beta == 0.0 and found.opset < _BIAS_IS_OPTIONAL:
+            return "Gemm needs a bias at this opset"
+        if alpha == 0.0 or not stays_in_range([alpha, beta], found.weight.dtype):
+            return "its factors are too far from 1"
+        lost = (alpha != 1.0 and _times(found.weight, alpha) is None) or (
+            beta not in (0.0, 1.0) and _times(found.bias, beta) is None
+        )
+        return "its weight or bias would leave the range of its type" if lost else ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make a Gemm without factors."""
+        alpha, beta, transposed = _factors(found)
+        data = new.Transpose(found.x, perm=[1, 0]) if transposed else found.x
+        weight = found.weight if alpha == 1.0 else new.constant(_times(found.weight, alpha), "weight")
+        bias = found.bias if beta != 0.0 else None
+        if bias is not None and beta != 1.0:
+            bias = new.constant(_times(bias, beta), "bias")
+        operands = (data, weight) if bias is None else (data, weight, bias)
+        return new.like(found.gemm, *operands, alpha=None, beta=None, transA=None)
+
+
+def _factors(found: Match) -> tuple[float, float, bool]:
+    attributes = found.gemm.attrs
+    beta = float(attributes.get("beta", 1.0)) if found.bias is not None else 1.0
+    return float(attributes.get("alpha", 1.0)), beta, bool(attributes.get("transA", 0))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _times(tensor: Constant, factor: float) -> Any:
+    values = tensor.values.astype(np.float64)
+    return stored(values * factor, tensor.dtype, values)
+
+
+# Scale a product once.
+
+
+class MergeScalesOfProduct(RewriteRule):
+    """Two factors of a MatMul that are each scaled by a number are scaled once: ``(a * s) (b * t) -> (a * st) b``.
+
+    The product itself is not scaled instead: without its scales it may leave the range of its type.
+    """
+
+    def pattern(self, op: Operators) -> Call:
+        """Return the product of two scaled tensors."""
+        return op.MatMul(op.Mul(op.any("a"), op.scalar("first")), op.Mul(op.any("b"), op.scalar("second")))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse scales that widen, that are far from 1, or of which both are above 1."""
+        if found.first.dtype.kind != "f":
+            return "its scales are not floating point"
+        if any(len(scale.shape) > (rank(data) or 0) for data, scale in _scaled(found)):
+            return "a scale may have more dimensions than its data"
+        if not stays_in_range(_scales(found), found.first.dtype) or _scale(found) is None:
+            return "a scale is too far from 1"
+        return "" if min(map(abs, _scales(found))) <= 1 else "neither of its scales makes its data smaller"
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the product of one scaled tensor, which both scales together make no larger than its own did."""
+        scale = _scale(found)
+        if abs(_scales(found)[1]) <= 1:
+            return new.like(found.root, new.Mul(found.a, scale), found.b)
+        return new.like(found.root, found.a, new.Mul(found.b, scale))
+
+
+def _scaled(found: Match) -> tuple[tuple[Any, Any], ...]:
+    return (found.a, found.first), (found.b, found.second)
+
+
+def _scales(found: Match) -> tuple[float, float]:
+    return float(found.first.values.item()), float(found.second.values.item())
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _scale(found: Match) -> Any:
+    first, second = _scales(found)
+    return stored(first * second, found.first.dtype, first, second)

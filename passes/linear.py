@@ -1,0 +1,496 @@
+"""Write sums of products as MatMul."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    Variable,
+    constant,
+    is_fixed,
+    joined_origins,
+    nodes,
+    optional,
+    producer,
+    replace_nodes,
+)
+from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
+from onnxq.rewrite.patterns import Capture
+from onnxq.rewrite.ranks import rank, same_extents
+from onnxq.rewrite.soundness import Uses, stays_in_range, stored
+
+_EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
+
+
+class ReplaceEinsum(RewriteRule):
+    """An Einsum of two tensors that is a product of matrices becomes MatMul, with Transposes and Reshapes where needed.
+
+    Against a constant weight, any number of axes may be rows, summed over or columns; of two computed tensors one each.
+    """
+
+    def pattern(self, op: Operators) -> Call:
+        """Return an Einsum of two tensors."""
+        return op.Einsum(op.any("a"), op.any("b"), name="einsum")
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse what is no product of matrices, and extents that are not proven to be the same."""
+        letters = _letters(found)
+        if letters is None:
+            return "its equation is no product of two tensors, or one of them is not known well enough"
+        if not letters.rows or not letters.inner or not letters.columns:
+            return "it has no rows, no columns, or nothing to sum over"
+        if not _is_weight(letters) and max(map(len, (letters.rows, letters.inner, letters.columns))) > 1:
+            return "it has several axes of rows, of columns or to sum over"
+        if any(letters.extents_a[name] in (None, 1) or letters.extents_a[name] != letters.extents_b[name]
+               for name in letters.inner):  # fmt: skip
+            return "the extents that it sums over are not known to be the same"
+        if _is_weight(letters) and letters.term_b != letters.inner + letters.columns and len(letters.b.outputs) > 1:
+            return "others read its weight as it is"
+        return ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the product and what brings its operands and result into order."""
+        letters = _letters(found)
+        assert letters is not None, "the obstacle looked"
+        make = _against_weight if _is_weight(letters) else _of_two
+        return make(new, found.einsum, letters)
+
+
+@dataclass(frozen=True)
+class _Letters:
+    """The axes of an equation by what they are; the data comes first, a weight second."""
+
+    a: Any
+    b: Any
+    term_a: str
+    term_b: str
+    result: str
+
+    @property
+    def batch(self) -> str:
+        return "".join(name for name in self.result if name in self.term_a and name in self.term_b)
+
+    @property
+    def rows(self) -> str:
+        return "".join(name for name in self.result if name not in self.term_b)
+
+    @property
+    def columns(self) -> str:
+        return "".join(name for name in self.result if name not in self.term_a)
+
+    @property
+    def inner(self) -> str:
+        return "".join(name for name in self.term_a if name in self.term_b and name not in self.result)
+
+    @property
+    def extents_a(self) -> dict[str, Any]:
+        return dict(zip(self.term_a, self.a.shape, strict=True))
+
+    @property
+    def extents_b(self) -> dict[str, Any]:
+        return dict(zip(self.term_b, self.b.shape, strict=True))
+
+
+def _letters(found: Match) -> _Letters | None:
+    equation = found.einsum.attrs.get("equation", "")
+    parts = _EQUATION.fullmatch("".join(equation.split())) if isinstance(equation, str) else None
+    if parts is None or any(len(set(part)) < len(part) for part in parts.groups()):
+        return None
+    first, second, result = parts.groups()
+    names_agree = set(first) ^ set(second) <= set(result) <= set(first) | set(second)
+    if not names_agree or rank(found.a) != len(first) or rank(found.b) != len(second) or not _is_float(found.a):
+        return None
+    letters = _Letters(found.a, found.b, first, second, result)
+    backwards = letters.batch + letters.columns + letters.rows == result
+    if _is_fixed(found.a) if _is_fixed(found.a) != _is_fixed(found.b) else backwards:
+        return _Letters(found.b, found.a, second, first, result)
+    return letters
+
+
+def _is_float(tensor: Any) -> bool:
+    return tensor.dtype is not None and np.dtype(tensor.dtype).kind == "f"
+
+
+def _is_fixed(tensor: Any) -> bool:
+    return isinstance(tensor, Constant) and tensor.input_source is None
+
+
+def _is_weight(letters: _Letters) -> bool:
+    """Whether the second tensor is a constant that lies along no axis of a batch."""
+    return _is_fixed(letters.b) and not letters.batch
+
+
+def _against_weight(new: New, einsum: Node, letters: _Letters) -> Any:
+    rows = letters.term_a.removesuffix(letters.inner)
+    rows = rows if len(rows) == len(letters.rows) else letters.rows
+    data = _ordered(new, letters.a, letters.term_a, rows + letters.inner)
+    extents = letters.extents_b
+    inner = [extents[name] for name in letters.inner]
+    columns = [extents[name] for name in letters.columns]
+    if len(inner) > 1:
+        data = new.Reshape(data, np.array([*[0] * len(rows), int(np.prod(inner))]))
+    order = [letters.term_b.index(name) for name in letters.inner + letters.columns]
+    matrix = letters.b.values.transpose(order).reshape(int(np.prod(inner)), int(np.prod(columns)))
+    unchanged = order == [0, 1] and len(letters.term_b) == 2
+    weight = letters.b if unchanged else new.constant(np.ascontiguousarray(matrix), "weight")
+    product = new.named(einsum, new.MatMul(data, weight))
+    if len(columns) > 1:
+        product = new.Reshape(product, np.array([*[0] * len(rows), *columns]))
+    return _ordered(new, product, rows + letters.columns, letters.result)
+
+
+def _of_two(new: New, einsum: Node, letters: _Letters) -> Any:
+    a = _ordered(new, letters.a, letters.term_a, letters.batch + letters.rows + letters.inner)
+    b = _ordered(new, letters.b, letters.term_b, letters.batch + letters.inner + letters.columns)
+    product = new.named(einsum, new.MatMul(a, b))
+    return _ordered(new, product, letters.batch + letters.rows + letters.columns, letters.result)
+
+
+def _ordered(new: New, tensor: Any, term: str, wanted: str) -> Any:
+    return tensor if term == wanted else new.Transpose(tensor, perm=[term.index(name) for name in wanted])
+
+
+# Let the product of a matrix add its bias by itself.
+
+
+class ReplaceMatMulOfMatrices(RewriteRule):
+    """MatMul of a matrix and Add of a bias become Gemm."""
+
+    def pattern(self, op: Operators) -> Call:
+        """Return the product with a constant weight, and the sum."""
+        return op.Add(op.MatMul(op.any("x"), op.constant("weight"), name="product"), op.constant("bias"))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse data that is no matrix, and what is not a bias of floats."""
+        if rank(found.x) != 2 or len(found.weight.shape) != 2:
+            return "its data or weight is not known to be a matrix"
+        if found.weight.dtype.kind != "f" or found.weight.dtype.itemsize > 4:
+            return f"it is of type {found.weight.dtype}"
+        channels = found.weight.shape[1]
+        if found.bias.shape not in ((), (1,), (1, 1), (channels,), (1, channels)) or not channels:
+            return "its bias is not one value for each channel"
+        return ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the Gemm; a bias of one value is repeated for each channel."""
+        channels, bias = found.weight.shape[1], found.bias
+        if bias.shape != (channels,):
+            bias = new.constant(np.broadcast_to(bias.values.reshape(-1), channels).copy(), "bias")
+        return new.named(found.product, new.Gemm(found.x, found.weight, bias))
+
+
+# Multiply as a matrix what is reshaped before and behind.
+
+
+class ReplaceMatMulBetweenReshapes(RewriteRule):
+    """MatMul and Add between two Reshapes become Gemm between two Reshapes, which has its own bias.
+
+    Reshapes that lead back to the shape of the data stay: there `ReplaceGemmBetweenReshapes` makes MatMul and Add.
+    """
+
+    def pattern(self, op: Operators) -> Call:
+        """Return the product and the sum between Reshapes."""
+        product = op.MatMul(op.Reshape(op.any("x"), op.any("rows")), op.constant("weight"), name="product")
+        return op.Reshape(op.Add(product, op.constant("bias")), op.constant("target"))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse unknown shapes, those that lead back, and biases that are none."""
+        x, target = found.x.shape, found.target.values.reshape(-1).tolist()
+        if x is None or len(found.weight.shape) != 2:
+            return "the shape of its data is unknown, or its weight is no matrix"
+        inner, outer = found.weight.shape
+        if not inner or not outer or 0 in target:
+            return "an extent is 0, or copied from the data"
+        back = [*x[:-1], outer]
+        if len(target) == len(back) and all(extent in (-1, own) for extent, own in zip(target, back, strict=True)):
+            return "its result may have the shape of its data"
+        if found.bias.dtype.kind != "f" or found.bias.shape[-1:] != (outer,) or found.bias.values.size != outer:
+            return "its bias is not one value for each channel"
+        if len(found.bias.shape) > (len(found.root.inputs[0].shape or ())):
+            return "its bias may have more dimensions than its data"
+        return ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the rows, their product and the wanted shape of it."""
+        rows = new.Reshape(found.x, np.array([-1, found.weight.shape[0]]))
+        flat = len(found.bias.shape) == 1
+        bias = found.bias if flat else new.constant(found.bias.values.reshape(-1), "bias")
+        product = new.named(found.product, new.Gemm(rows, found.weight, bias))
+        return new.like(found.root, product, found.target)
+
+
+# Multiply data of any rank as it is, where Gemm makes it a matrix and back.
+
+
+class ReplaceGemmBetweenReshapes(RewriteRule):
+    """Reshape, Gemm and a Reshape back become MatMul and Add.
+
+    Where the data comes in more axes, which the first Reshape merges, and the last one computes its target, one Reshape
+    that copies the rows remains. Reshapes that do not lead back stay: there `ReplaceMatMulBetweenReshapes` makes a
+    Gemm, which has its own bias.
+    """
+
+    def pattern(self, op: Operators) -> Call:
+        """Return Gemm of a constant weight and bias between Reshapes, of which others may read the first."""
+        data = op.Reshape(op.any("x"), op.any("rows"), shared=True)
+        bias = Capture("bias", constant=True, optional=True)
+        gemm = op.Gemm(data, op.constant("weight"), bias, name="gemm", alpha=1.0, beta=1.0, transA=0)
+        return op.Reshape(gemm, op.any("target"))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse shapes that are not proven to be the same before and behind."""
+        x, result = found.x.shape, found.root.outputs[0].shape
+        if x is None or result is None or len(x) < 3 or len(found.weight.shape) != 2:
+            return "shapes around it are unknown, or its data is a matrix already"
+        inner, outer = found.weight.shape[:: -1 if found.gemm.attrs.get("transB", 0) else 1]
+        if not same_extents(result, [*x[: len(result) - 1], outer]) or not _has_rows(x[len(result) - 1 :], inner):
+            return "its result does not have the shape of its data"
+        if len(x) != len(result) and isinstance(found.target, Constant):
+            return "its data needs a Reshape anyway"
+        if found.bias is not None and found.bias.shape not in ((outer,), (1, outer)):
+            return "its bias is not one value for each channel"
+        if found.gemm.attrs.get("transB", 0) and len(set(found.weight.outputs)) > 1:
+            return "others read its weight, which it transposes"
+        return ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the product, and the sum where there is a bias."""
+        weight = found.weight
+        if found.gemm.attrs.get("transB", 0):
+            weight = new.constant(weight.values.T, "weight")
+        kept = len(found.root.outputs[0].shape) - 1
+        flat = len(found.x.shape) == kept + 1
+        data = found.x if flat else new.Reshape(found.x, np.array([*[0] * kept, weight.shape[0]]))
+        product = new.named(found.gemm, new.MatMul(data, weight))
+        if found.bias is None:
+            return product
+        return new.Add(
+            product, found.bias if len(found.bias.shape) == 1 else new.constant(found.bias.values.reshape(-1), "bias")
+        )
+
+
+def _has_rows(extents: Sequence[Any], length: int) -> bool:
+    """Whether these last axes of the data hold one row each."""
+    return all(isinstance(extent, int) for extent in extents) and math.prod(extents) == length
+
+
+# Give products weights of two dimensions.
+
+
+class FlattenBatchedWeight(RewriteRule):
+    """The weight of a MatMul loses leading dimensions of size 1 that its data has anyway."""
+
+    def pattern(self, op: Operators) -> Call:
+        """Return a MatMul with a constant weight behind its data."""
+        return op.MatMul(op.any("x"), op.constant("weight"))
+
+    def obstacle(self, found: Match) -> str:
+        """Refuse real batches, data of fewer dimensions, and weights that others read as they are."""
+        batch = found.weight.shape[:-2]
+        if not batch or any(extent != 1 for extent in batch):
+            return "its weight has no leading dimensions, or one that is not 1"
+        if (rank(found.x) or 0) < len(found.weight.shape):
+            return "its data has fewer dimensions than its weight, as far as these are known"
+        if any(reader.op != "MatMul" for reader in found.weight.outputs):
+            return "others than products read its weight"
+        return ""
+
+    def rounds(self, found: Match) -> bool:
+        """Return whether it rounds otherwise."""
+        return True
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the product with the same values as a matrix."""
+        return new.like(
+            found.root, found.x, new.constant(found.weight.values.reshape(found.weight.shape[-2:]), "weight")
+        )
+
+
+# Take products out of onnxruntime's own operators, whose integer kernels are those of ONNX's operators.
+
+_BIAS_IS_OPTIONAL = 11
+DOMAIN: Final = "com.microsoft"
+_MATRIX = 2
+_TRANSPOSES = ("transA", "transB", "transBatchA", "transBatchB")
+_SPLIT_TAKES_SIZES = 13
+_ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Tanh"})
+_OF_ATTENTION = frozenset({"mask_filter_value", "num_heads", "scale", "unidirectional"})
+
+
+class UnfuseProducts(Pass):
+    """Write the products in Attention, FusedMatMul, FusedGemm and FusedConv as MatMul, Gemm and Conv.
+
+    What is left of an Attention is a MultiHeadAttention, and an activation follows its product, with which onnxruntime
+    fuses it again in float. Leaves products of what is transposed at run time, activations with parameters, and
+    attention that remembers, turns its heads or has a mask of ends and beginnings.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; ``changed`` holds the names of the nodes, which their products keep."""
+        names, uses = Names(graph), Uses(graph)
+        instead: dict[Node, Sequence[Node]] = {}
+        left = []
+        for _, node in nodes(graph):
+            if node.domain != DOMAIN or node.op not in _FORMS or not node.outputs:
+                continue
+            found = _FORMS[node.op](node, names, graph.opset)
+            rounds = node.op == "Attention" or float(node.attrs.get("alpha", 1.0)) != 1.0
+            if rounds and not isinstance(found, str) and uses.decides(node.outputs):
+                found = "its last bit may decide what reads it"
+            if isinstance(found, str):
+                left.append((node.name, found))
+            else:
+                instead[node] = found
+        changed = tuple(node.name for node in instead)
+        for node, made in instead.items():
+            outputs = node.outputs[:1]
+            node.outputs.clear()
+            made[-1].outputs = outputs
+            for one in made:
+                one.origins = joined_origins((node,))
+        replace_nodes(graph, instead)
+        return Changes(changed, tuple(left))
+
+
+def _matmul(node: Node, names: Names, opset: int) -> list[Node] | str:
+    alpha, turned = float(node.attrs.get("alpha", 1.0)), [name for name in _TRANSPOSES if node.attrs.get(name, 0)]
+    data, weight = optional(node, 0), optional(node, 1)
+    if data is None or weight is None:
+        return "it lacks an input"
+    if alpha == 1.0 and not turned:
+        return [Node("MatMul", node.name, {}, [data, weight])]
+    if turned not in ([], ["transB"]) or not is_fixed(weight) or len(weight.shape) != _MATRIX:
+        return "it transposes or scales what is computed at run time"
+    if weight.dtype.name != "float32":
+        return f"its weight is {weight.dtype.name}, not float32"
+    values = np.ascontiguousarray(weight.values.T if turned else weight.values)
+    if alpha != 1.0:
+        # A factor of zero would make numbers of what is infinite.
+        values64 = values.astype(np.float64)
+        scaled = (
+            stored(values64 * alpha, weight.dtype, values64) if alpha and stays_in_range(alpha, np.float32) else None
+        )
+        if scaled is None:
+            return "its weight or result may leave the range of float32"
+        values = scaled
+    return [Node("MatMul", node.name, {}, [data, constant(names.fresh(f"{weight.name}.turned"), values)])]
+
+
+def _gemm(node: Node, names: Names, opset: int) -> list[Node] | str:
+    if optional(node, 2) is None and opset < _BIAS_IS_OPTIONAL:
+        return "Gemm needs a bias at this opset"
+    return _activated("Gemm", node, node.inputs[:3], ("alpha", "beta", "transA", "transB"), names)
+
+
+def _conv(node: Node, names: Names, opset: int) -> list[Node] | str:
+    kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    return _activated("Conv", node, node.inputs[:3], kept, names, added=optional(node, 3))
+
+
+def _activated(
+    op: str, node: Node, inputs: Sequence[Tensor], kept: Sequence[str], names: Names, added: Tensor | None = None
+) -> list[Node] | str:
+    """Return the product, what is added to it, and the activation behind it."""
+    activation = str(node.attrs.get("activation", ""))
+    if activation and activation not in _ACTIVATIONS:
+        return f"its activation {activation} has parameters"
+    if len(inputs) < _MATRIX or not all(tensor.name for tensor in inputs[:2]):
+        return "it lacks an input"
+    attributes = {name: node.attrs[name] for name in kept if name in node.attrs}
+    read = list(inputs)
+    while not read[-1].name:
+        read.pop()
+    made = [Node(op, node.name, attributes, read)]
+    if added is not None:
+        _then(made, "Add", node, "sum", names, added)
+    if activation:
+        _then(made, activation, node, activation.lower(), names)
+    return made
+
+
+def _attention(node: Node, names: Names, opset: int) -> list[Node] | str:
+    data, weight, bias = (optional(node, index) for index in range(3))
+    mask, past = optional(node, 3), optional(node, 4)
+    others = {name for name in node.attrs if node.attrs[name]} - _OF_ATTENTION - {"qkv_hidden_sizes"}
+    if data is None or weight is None or not is_fixed(weight) or len(weight.shape) != _MATRIX:
+        return "its weight is no constant matrix"
+    if past is not None or others or any(output.name for output in node.outputs[1:]):
+        return "it remembers what it was given before, or turns its heads"
+    if mask is not None and not _is_plain(mask, data):
+        return "MultiHeadAttention may not know its mask, such as one that begins elsewhere in each row"
+    if opset < _SPLIT_TAKES_SIZES:
+        return f"Split takes sizes from opset {_SPLIT_TAKES_SIZES} on"
+    sizes = [int(size) for size in node.attrs.get("qkv_hidden_sizes", ())] or [weight.shape[1] // 3] * 3
+    if sum(sizes) != weight.shape[1] or len(sizes) != len("qkv"):
+        return f"its weight has {weight.shape[1]} columns, expected {sizes}"
+    made = [Node("MatMul", node.name, {}, [data, weight])]
+    if bias is not None:
+        _then(made, "Add", node, "bias", names, bias)
+    split = constant(names.fresh(f"{node.name}.sizes"), np.array(sizes, np.int64))
+    _then(made, "Split", node, "split", names, split, axis=-1)
+    parts = [_made(node, part, made[0], names) for part in ("query", "key", "value")]
+    made[-1].outputs = parts
+    inputs = [*parts, Variable(""), mask or Variable(""), optional(node, 5) or Variable("")]
+    while not inputs[-1].name:
+        inputs.pop()
+    attributes = {name: value for name, value in node.attrs.items() if name in _OF_ATTENTION}
+    made.append(Node("MultiHeadAttention", names.fresh(f"{node.name}.heads"), attributes, inputs, domain=DOMAIN))
+    return made
+
+
+def _is_plain(mask: Tensor, data: Tensor) -> bool:
+    """Whether a mask has a value for each position, or for each two, or one length for each row."""
+    maker = producer(mask)
+    if maker is not None and (maker.domain, maker.op) == (DOMAIN, "EmbedLayerNormalization"):
+        return True
+    if mask.shape is None or not _MATRIX <= len(mask.shape) <= _MATRIX + 1:
+        return False
+    # A column of a single value masks nothing, however many positions there are.
+    return mask.shape[-1] != 1 or (data.shape is not None and data.shape[1] == 1)
+
+
+def _then(
+    made: list[Node], op: str, node: Node, role: str, names: Names, *others: Tensor, **attributes: object
+) -> None:
+    """Append a node that reads what the last one makes."""
+    value = _made(node, made[-1].op.lower(), made[0], names)
+    made[-1].outputs = [value]
+    made.append(Node(op, names.fresh(f"{node.name}.{role}"), dict(attributes), [value, *others]))
+
+
+def _made(node: Node, role: str, product: Node, names: Names) -> Variable:
+    """Return a tensor of the type of the data, whose shape inference finds."""
+    return Variable(names.fresh(f"{node.outputs[0].name}.{role}"), product.inputs[0].dtype)
+
+
+_FORMS: Mapping[str, Callable[[Node, Names, int], list[Node] | str]] = MappingProxyType(
+    {"Attention": _attention, "FusedConv": _conv, "FusedGemm": _gemm, "FusedMatMul": _matmul}
+)

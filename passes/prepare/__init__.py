@@ -1,1 +1,0 @@
-"""Passes from float to float."""

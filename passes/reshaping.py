@@ -1,0 +1,406 @@
+"""Chains of Reshape, Flatten, Squeeze and Unsqueeze become one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxq.ir import Constant, Node
+from onnxq.ir.shape_entries import product
+from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite.shape_targets import broadcast, expanded, reshape_target, reshaped
+
+_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_TARGET_IS_INPUT = 5
+_AXES_ARE_INPUT = 13
+_HIGHEST_RANK = 64
+
+
+class MergeReshapes(RewriteRule):
+    """Two operators that change the shape alone become one; one that leaves it as it is goes.
+
+    Squeezes and Unsqueezes stay what they are where both are the same, anything else becomes a Reshape.
+    """
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Return all pairs, and the operators alone."""
+        inner = [getattr(op, one)(op.any("x"), ..., name="first", shared=True) for one in _OPERATORS]
+        pairs = [getattr(op, other)(call, ..., name="last") for other in _OPERATORS for call in inner]
+        return (*pairs, *(getattr(op, one)(op.any("x"), ..., name="last") for one in _OPERATORS))
+
+    def obstacle(self, found: Match) -> str:
+        """Return why they cannot be one."""
+        if found.opset < _TARGET_IS_INPUT:
+            return "Reshape takes no input at this opset"
+        if _is_nothing(found) or ("first" in found.values and _merged(found) is not None):
+            return ""
+        return "the shape that it makes is not known well enough"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make the one operator."""
+        if _is_nothing(found):
+            return found.x
+        op_type, numbers = _merged(found) or ("", [])
+        if op_type == "Reshape" or found.opset >= _AXES_ARE_INPUT:
+            return new.call("", op_type, found.x, new.constant(numbers))
+        return new.call("", op_type, found.x, axes=numbers)
+
+
+def _is_nothing(found: Match) -> bool:
+    data = _data(found)
+    made = _made(found, data)
+    return made is not None and made == data and None not in made
+
+
+def _data(found: Match) -> list[Any] | None:
+    """Return the shape of what is read; what is unknown of it has a name of its own."""
+    shape = found.x.shape
+    if shape is None:
+        return None
+    return [f"#{place}" if extent is None else extent for place, extent in enumerate(shape)]
+
+
+def _made(found: Match, data: list[Any] | None) -> list[Any] | None:
+    for node in (found.first, found.last) if "first" in found.values else (found.last,):
+        data = _shape(node, data)
+    return data
+
+
+def _merged(found: Match) -> tuple[str, list[int]] | None:
+    """Return the operator that does what both do, and its axes or target."""
+    first, last = found.first, found.last
+    data = _data(found)
+    if first.op == last.op and first.op in ("Squeeze", "Unsqueeze"):
+        rank = None if data is None else len(data)
+        if (axes := _merged_axes(first, last, rank)) is not None:
+            return first.op, axes
+    target = _target(last) if last.op == "Reshape" else None
+    between, made = _shape(first, data), _made(found, data)
+    if data is not None and made is not None and 0 not in (*data, *made):
+        # What infers one dimension and copies others already cannot be empty.
+        empty = target is None or not {0, -1} <= set(target)
+        if (numbers := reshape_target(data, made, empty=empty)) is not None:
+            return "Reshape", numbers
+    if target is None or last.attrs.get("allowzero", 0):
+        return None
+    copied = [
+        between[place] if entry == 0 and between is not None and place < len(between) else entry
+        for place, entry in enumerate(target)
+    ]
+    whole = [entry for entry in copied if isinstance(entry, int) and entry]
+    return ("Reshape", whole) if len(whole) == len(target) else None
+
+
+def _merged_axes(first: Node, last: Node, rank: int | None) -> list[int] | None:
+    """Return the axes of one Squeeze or Unsqueeze for two; those below 0 count from the end of a known rank."""
+    one, other = _axes(first), _axes(last)
+    if one is None or other is None or max(map(abs, (*one, *other)), default=0) > _HIGHEST_RANK:
+        return None
+    grows = 1 if first.op == "Unsqueeze" else -1
+    if rank is not None:
+        # An Unsqueeze counts axes of what it makes, a Squeeze of what it reads.
+        between = rank + grows * len(one)
+        read, written = (between, between + len(other)) if grows > 0 else (rank, between)
+        if min(read, written) < 1:
+            return None
+        one, other = [axis % read for axis in one], [axis % written for axis in other]
+    if min((*one, *other), default=0) < 0 or len(set(one)) < len(one) or len(set(other)) < len(other):
+        return None
+    moved, fixed = (one, other) if grows > 0 else (other, one)
+    return sorted([*fixed, *(_place(axis, set(fixed)) for axis in moved)])
+
+
+def _place(number: int, taken: set[int]) -> int:
+    """Return the place of that number among those which are not taken."""
+    place = -1
+    for _ in range(number + 1):
+        place += 1
+        while place in taken:
+            place += 1
+    return place
+
+
+def _shape(node: Node, data: list[Any] | None) -> list[Any] | None:
+    """Return the shape that a node makes of another."""
+    if node.op == "Reshape":
+        target = _target(node)
+        return None if target is None else reshaped(data, target, literal=bool(node.attrs.get("allowzero", 0)))
+    if data is None:
+        return None
+    rank = len(data)
+    if node.op == "Flatten":
+        axis = node.attrs.get("axis", 1)
+        return [product(data[:axis]), product(data[axis:])] if -rank <= axis <= rank else None
+    if node.op == "Squeeze" and "axes" not in node.attrs and (len(node.inputs) < 2 or not node.inputs[1].name):
+        return [extent for extent in data if extent != 1] if all(isinstance(extent, int) for extent in data) else None
+    axes = _axes(node)
+    if axes is None:
+        return None
+    if node.op == "Squeeze":
+        gone = {axis % rank for axis in axes} if rank else set()
+        sound = not any(isinstance(data[place], int) and data[place] != 1 for place in gone)
+        return [extent for place, extent in enumerate(data) if place not in gone] if sound else None
+    made = rank + len(axes)
+    new = {axis % made for axis in axes}
+    kept = iter(data)
+    return [1 if place in new else next(kept) for place in range(made)] if len(new) == len(axes) else None
+
+
+def _target(node: Node) -> list[int] | None:
+    return _numbers(node.inputs[1]) if len(node.inputs) > 1 else None
+
+
+def _axes(node: Node) -> list[int] | None:
+    """Return the axes, None where they are left out or not known."""
+    if "axes" in node.attrs:
+        return [int(axis) for axis in node.attrs["axes"]]
+    return _numbers(node.inputs[1]) if len(node.inputs) > 1 else None
+
+
+def _numbers(tensor: Any) -> list[int] | None:
+    if not isinstance(tensor, Constant) or tensor.input_source is not None or len(tensor.shape) != 1:
+        return None
+    return [int(number) for number in tensor.values]
+
+
+# Expands that do nothing, or that the operator behind them does as well.
+
+_BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Equal", "Less", "Greater", "And", "Or", "PRelu", "Where")
+# PRelu broadcasts its slope alone.
+_SLOPE = 1
+
+
+class DropExpands(RewriteRule):
+    """An Expand to the shape that its data has goes, and one in front of an operator that broadcasts anyway."""
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Return an Expand, and one for each operand of each operator."""
+        expand = op.Expand(op.any("x"), op.any("target"), shared=True)
+        behind = []
+        for op_type in _BROADCASTING:
+            count = 3 if op_type == "Where" else 2
+            for index in (_SLOPE,) if op_type == "PRelu" else range(count):
+                operands = [expand if place == index else op.any(f"operand{place}") for place in range(count)]
+                behind.append(getattr(op, op_type)(*operands, name="last"))
+        return (*behind, op.Expand(op.any("x"), op.any("target")))
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it is needed."""
+        made = _expanded_shape(found)
+        if made is None or None in made:
+            return "the shape that it makes is not known"
+        if "last" not in found.values:
+            return "" if made == _named(found.x) else "it makes another shape"
+        operands = [tensor for tensor in _operands(found) if tensor is not None]
+        others = [shape for tensor in operands if (shape := _named(tensor)) is not None]
+        if len(others) < len(operands):
+            return "the shape of another operand is not known"
+        before, after = broadcast([made, *others]), broadcast([_named(found.x) or [], *others])
+        return "" if before == after and None not in before else "the operator behind would make another shape"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Read the data itself."""
+        if "last" not in found.values:
+            return found.x
+        return new.like(found.last, *(found.x if tensor is None else tensor for tensor in _operands(found)))
+
+
+def _operands(found: Match) -> list[Any]:
+    """Return what the operator reads, with None in the place of what the Expand makes."""
+    return [None if tensor.inputs and tensor.inputs[0] in found.nodes[1:] else tensor for tensor in found.last.inputs]
+
+
+def _named(tensor: Any) -> list[Any] | None:
+    """Return the shape of a tensor; what is unknown of it has a name of its own."""
+    if tensor.shape is None:
+        return None
+    return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
+
+
+def _expanded_shape(found: Match) -> list[Any] | None:
+    """Return the shape that the Expand makes."""
+    data = _named(found.x)
+    fixed = isinstance(found.target, Constant) and found.target.input_source is None
+    if data is None or not fixed or len(found.target.shape) != 1:
+        return None
+    return expanded(data, [int(extent) for extent in found.target.values])
+
+
+# Concats of one tensor, and Concats inside Concats.
+
+
+class MergeConcats(RewriteRule):
+    """A Concat reads what a Concat on the same axis, which it alone reads, has put together; one of one tensor goes."""
+
+    def pattern(self, op: Operators) -> Call:
+        """Return any Concat."""
+        return op.Concat(..., name="concat")
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        parts = _parts(found.concat)
+        unlike = len(parts) > 1 and parts == list(found.concat.inputs)
+        return "it reads no other Concat that it could be one with" if unlike else ""
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Read the parts of the parts."""
+        parts = _parts(found.concat)
+        return new.like(found.concat, *parts) if len(parts) > 1 else parts[0]
+
+
+def _parts(concat: Node) -> list[Any]:
+    return [
+        part
+        for tensor in concat.inputs
+        for part in (tensor.inputs[0].inputs if _is_inner(tensor, concat) else (tensor,))
+    ]
+
+
+def _is_inner(tensor: Any, concat: Node) -> bool:
+    if not tensor.inputs or len(tensor.outputs) != 1 or tensor.returned_by:
+        return False
+    inner = tensor.inputs[0]
+    if inner.op != "Concat" or inner.domain or len(inner.inputs) < 2:
+        return False
+    one, other = inner.attrs.get("axis"), concat.attrs.get("axis")
+    if one is None or other is None or one == other or tensor.shape is None:
+        return one is not None and one == other
+    rank = max(1, len(tensor.shape))
+    return bool(one % rank == other % rank)
+
+
+# Splits of which one part is read.
+
+_BOUNDS_ARE_INPUTS = 10
+
+
+class SimplifySplits(RewriteRule):
+    """A Split into one part is nothing, and one of whose parts only one is read is a Slice."""
+
+    def pattern(self, op: Operators) -> Call:
+        """Return any Split."""
+        return op.Split(op.any("x"), ..., name="split")
+
+    def obstacle(self, found: Match) -> str:
+        """Return why it stays."""
+        outputs = found.split.outputs
+        if any(not tensor.name for tensor in outputs) or not outputs:
+            return "a part of it is left out"
+        if len(outputs) == 1:
+            return ""
+        read = [tensor for tensor in outputs if tensor.outputs or tensor.returned_by]
+        if len(read) != 1:
+            return "several of its parts are read"
+        if found.opset < _BOUNDS_ARE_INPUTS:
+            return "the bounds of a Slice are attributes at this opset"
+        return "" if _sizes(found) is not None else "the sizes of its parts are not known"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Take the one part; what nobody reads may be anything."""
+        outputs = found.split.outputs
+        if len(outputs) == 1:
+            return found.x
+        place = next(place for place, tensor in enumerate(outputs) if tensor.outputs or tensor.returned_by)
+        sizes = _sizes(found) or []
+        start = sum(sizes[:place])
+        axis = found.split.attrs.get("axis", 0)
+        bounds = (new.constant([number]) for number in (start, start + sizes[place], axis))
+        part = new.Slice(found.x, *bounds)
+        return [part if index == place else found.x for index in range(len(outputs))]
+
+
+def _sizes(found: Match) -> list[int] | None:
+    """Return how much of the axis each part takes."""
+    split, count = found.split, len(found.split.outputs)
+    if "split" in split.attrs:
+        sizes = [int(size) for size in split.attrs["split"]]
+        return sizes if len(sizes) == count else None
+    if len(split.inputs) > 1 and split.inputs[1].name:
+        tensor = split.inputs[1]
+        fixed = isinstance(tensor, Constant) and tensor.input_source is None and len(tensor.shape) == 1
+        return [int(size) for size in tensor.values] if fixed and tensor.shape[0] == count else None
+    shape, axis = found.x.shape, split.attrs.get("axis", 0)
+    if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
+        return None
+    # The last part is what is left where they cannot all be equal.
+    size = -(-shape[axis] // count)
+    return [max(0, min(size, shape[axis] - place * size)) for place in range(count)]
+
+
+# Slices of everything, and Slices of different axes that follow each other.
+
+_UNBOUNDED = np.iinfo(np.int32).max
+_Bounds = list[tuple[int, int, int, int]]
+
+
+class MergeSlices(RewriteRule):
+    """Two Slices of different axes become one, and what takes all entries goes."""
+
+    def pattern(self, op: Operators) -> tuple[Call, ...]:
+        """Return both forms."""
+        return (
+            op.Slice(op.Slice(op.any("x"), ..., name="first", shared=True), ..., name="last"),
+            op.Slice(op.any("x"), ..., name="last"),
+        )
+
+    def obstacle(self, found: Match) -> str:
+        """Return why they stay."""
+        if found.opset < _BOUNDS_ARE_INPUTS:
+            return "its bounds are attributes at this opset"
+        bounds = _all_bounds(found)
+        if bounds is None:
+            return "its bounds are not constant"
+        if "first" not in found.values:
+            return "" if _taken(found, bounds) == [] else "it takes a part"
+        axes = [axis for _, _, axis, _ in bounds]
+        if min(axes, default=0) < 0:
+            return "the rank is not known, and axes count from its end"
+        return "" if len(set(axes)) == len(axes) else "both take parts of the same axis"
+
+    def replacement(self, new: New, found: Match) -> Any:
+        """Make one Slice, or none."""
+        bounds = _taken(found, _all_bounds(found) or [])
+        if not bounds:
+            return found.x
+        return new.like(found.last, found.x, *(new.constant(list(numbers)) for numbers in zip(*bounds, strict=True)))
+
+
+def _all_bounds(found: Match) -> _Bounds | None:
+    """Return start, end, axis and step for each axis that the nodes name."""
+    rank = None if found.x.shape is None else len(found.x.shape)
+    made: _Bounds = []
+    for node in (found.first, found.last) if "first" in found.values else (found.last,):
+        bounds = _bounds(node, rank)
+        if bounds is None:
+            return None
+        made.extend(bounds)
+    return made
+
+
+def _bounds(node: Node, rank: int | None) -> _Bounds | None:
+    read = [_numbers(tensor) if tensor.name else [] for tensor in node.inputs[1:]]
+    if len(read) < 2 or None in read:
+        return None
+    starts, ends, axes, steps = [*(numbers or [] for numbers in read), [], []][:4]
+    axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        return None
+    places = [axis + rank if axis < 0 and rank is not None else axis for axis in axes]
+    return list(zip(starts, ends, places, steps, strict=True))
+
+
+def _taken(found: Match, bounds: _Bounds) -> _Bounds:
+    """Return the bounds that leave something out."""
+    shape = found.x.shape
+    return [bound for bound in bounds if not _takes_all(bound, shape)]
+
+
+def _takes_all(bound: tuple[int, int, int, int], shape: Any) -> bool:
+    start, end, axis, step = bound
+    extent = shape[axis] if shape is not None and 0 <= axis < len(shape) else None
+    if step != 1:
+        return False
+    if not isinstance(extent, int):
+        return start == 0 and end >= _UNBOUNDED
+    return (start == 0 or start <= -extent) and end >= extent
