@@ -18,7 +18,7 @@ from onnxq.planning.plan import Plan
 from onnxq.preparing.named_passes import Step
 from onnxq.preparing.preparation import check_plan
 from onnxq.report import Report, check_fidelity, check_gain, check_speed
-from onnxq.report.machine import Stopwatch
+from onnxq.report.parts import Stopwatch
 from onnxq.runtime.measuring import engine_of
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.workbench import Workbench

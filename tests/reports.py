@@ -16,9 +16,20 @@ from onnxq.evaluation.verification import Kernels, Latency
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report
-from onnxq.report.machine import Machine, Stage
-from onnxq.report.observed import TensorValues, WeightChannels
-from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.report.parts import (
+    AppliedPass,
+    Encoding,
+    Fidelity,
+    Machine,
+    ModelFiles,
+    Performance,
+    Run,
+    Samples,
+    Search,
+    Stage,
+    TensorValues,
+    WeightChannels,
+)
 from onnxq.search.refining import Gain
 from onnxq.search.regions import NodeTime, Region
 from onnxq.search.search import NodeNoise, Point

@@ -28,7 +28,7 @@ def test_a_tree_that_is_not_installed_has_a_version() -> None:
         "import importlib.metadata as metadata, sys\n"
         "def absent(name): raise metadata.PackageNotFoundError(name)\n"
         "metadata.version = metadata.distribution = absent\n"
-        "from onnxq.report.machine import Machine\n"
+        "from onnxq.report.parts import Machine\n"
         "assert Machine.this().versions['onnxq'] and Machine.this().versions['onnx']\n"
         "sys.argv[1:] = ['--version']\n"
         "from onnxq.cli.main import main\n"

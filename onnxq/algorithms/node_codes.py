@@ -21,8 +21,8 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import Node, optional
 from onnxq.numerics.numerics import Parameters, QTensor
 from onnxq.numerics.weights import quantize_bias, scale_with_room
-from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Decision, Weight
+from onnxq.planning.planner import bias_of
 from onnxq.runtime.targets import target_named
 
 Array = NDArray[Any]

@@ -19,8 +19,8 @@ from onnxq.calibration.stage import Stage, stages
 from onnxq.ir import Graph, optional
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.numerics import Parameters, QTensor, quantize
-from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Plan
+from onnxq.planning.planner import bias_of
 from onnxq.runtime.sessions import Array
 
 _MATRIX_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})

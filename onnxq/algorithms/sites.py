@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxq.algorithms.migration import is_static, weighted_maker
 from onnxq.ir import Constant, Graph, Node, Tensor, Variable, nodes
 from onnxq.ops import Operator, Role, operator_of
-from onnxq.planning.groups import Groups
+from onnxq.planning.activations import Groups
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Plan
 

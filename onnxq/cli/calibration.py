@@ -121,7 +121,7 @@ def show(file: Path, as_json: bool) -> None:
     """Show what FILE holds, one tensor a line."""
     from onnxq.calibration.description import described
     from onnxq.calibration.storage import load_statistics
-    from onnxq.report.figures import visible
+    from onnxq.report.formatting import visible
 
     found = described(load_statistics(file))
     if as_json:

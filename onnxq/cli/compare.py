@@ -62,7 +62,7 @@ def compare(
     from onnxq.evaluation.goal import Goal, lack
     from onnxq.evaluation.layers import compare_layers
     from onnxq.report import load_report
-    from onnxq.report.comparison import Comparison
+    from onnxq.report.page import Comparison
     from onnxq.runtime.measuring import DEFAULT_ENGINE
     from onnxq.runtime.table import open_engine
     from onnxq.system.publish import check_output

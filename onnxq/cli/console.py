@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from onnxq.report.figures import visible
+from onnxq.report.formatting import visible
 
 
 def open_console(*, stderr: bool = False) -> Console:

@@ -20,8 +20,8 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 
     Each line has the node, what FIRST and SECOND make of it, and the reason of SECOND; figures of reports come first.
     """
-    from onnxq.planning.plan_diff import differences, read_said
-    from onnxq.report.figures import visible
+    from onnxq.planning.plan_file import differences, read_said
+    from onnxq.report.formatting import visible
 
     found = differences(read_said(first), read_said(second))
     if as_json:

@@ -55,7 +55,7 @@ class Kept:
 
             save_html(report, self.html)
         if self.overlay is not None:
-            from onnxq.report.overlay import save_overlays
+            from onnxq.report.exports import save_overlays
 
             save_overlays(report, self.overlay)
 

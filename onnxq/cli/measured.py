@@ -8,7 +8,7 @@ from rich.table import Table
 
 from onnxq.config.scheme import Mode
 from onnxq.report import Report
-from onnxq.report.figures import decibels, milliseconds, shortened
+from onnxq.report.formatting import decibels, milliseconds, shortened
 
 _SHOWN_NODES = 10
 # Names of places at which a method found something; a report file has them all.

@@ -127,7 +127,7 @@ def plan(
 
 
 def _as_lines(found: Plan) -> str:
-    from onnxq.report.figures import visible
+    from onnxq.report.formatting import visible
 
     return "\n".join("\t".join(map(visible, _fields(one).values())) for one in found.decisions)
 

@@ -24,8 +24,7 @@ def report(saved: Path, output: Path | None, folder: Path | None, overlay: Path 
     Prints the names of the written files on stdout.
     """
     from onnxq.report import load_report
-    from onnxq.report.figure_files import save_figures
-    from onnxq.report.overlay import save_overlays
+    from onnxq.report.exports import save_figures, save_overlays
     from onnxq.report.page import save_html
 
     found = load_report(saved)

@@ -16,8 +16,8 @@ from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.portability import Port
 from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
-from onnxq.report.figures import counted, decibels, duration, milliseconds, threads
-from onnxq.report.observed import TensorValues
+from onnxq.report.formatting import counted, decibels, duration, milliseconds, threads
+from onnxq.report.parts import TensorValues
 from onnxq.search.sensitivity import NodeCost, Sensitivity, TensorCost
 
 

@@ -21,9 +21,9 @@ from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.preparing.rewriting import Rewritten
 from onnxq.report import Report
-from onnxq.report.figures import counted, decibels, duration, shortened, size, threads
-from onnxq.report.suggestions import suggestions
-from onnxq.report.verdict import speed, which
+from onnxq.report.formatting import counted, decibels, duration, shortened, size, threads
+from onnxq.report.refusal import suggestions
+from onnxq.report.report import speed, which
 from onnxq.rewrite import Applied
 from onnxq.search.refining import TRAINING
 

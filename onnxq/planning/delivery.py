@@ -10,10 +10,9 @@ from onnxq.config.scheme import Method, Mode, Rule, Scheme
 from onnxq.ir import Graph, Node, nodes
 from onnxq.lowering import Emit
 from onnxq.numerics.formats import format_named
-from onnxq.planning.large_constants import every_weight, large_weights
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Plan
-from onnxq.planning.weight_plan import weight_spec
+from onnxq.planning.weights import every_weight, large_weights, weight_spec
 from onnxq.runtime.targets import Target
 
 _SHOWN = 2

@@ -19,7 +19,7 @@ from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.activations import check_activation_spec
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan, Preparation
-from onnxq.planning.weight_plan import check_weight_spec
+from onnxq.planning.weights import check_weight_spec
 from onnxq.runtime.targets import Target, target_named
 from onnxq.version import VERSION
 

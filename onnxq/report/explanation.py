@@ -14,7 +14,7 @@ from onnxq.ir import Graph, Node, load, nodes
 from onnxq.ops import Role, operator_of
 from onnxq.planning.plan import Activation, Plan, Weight
 from onnxq.report import Report
-from onnxq.report.observed import TensorValues, WeightChannels
+from onnxq.report.parts import TensorValues, WeightChannels
 from onnxq.runtime.kernels import Kernel, loaded_kernels
 from onnxq.search.kernel_times import kernels_by_node
 from onnxq.search.regions import NodeTime

@@ -1,23 +1,219 @@
-"""The parts of a report, each about one question that people have."""
+"""Where and in what time something was done: the machine, its versions, and stages with their time and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 
+import numpy as np
+
+from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.histogram import Histogram
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import Judged
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import Elsewhere, Kernels, Latency
+from onnxq.ir import Graph, nodes
 from onnxq.planning.delivery import Delivery
-from onnxq.report.machine import Machine, Stage
-from onnxq.report.observed import TensorValues, WeightChannels
+from onnxq.planning.plan import Plan
+from onnxq.report.formatting import size
 from onnxq.rewrite import Applied, Pass
 from onnxq.search.refining import Gain
 from onnxq.search.regions import NodeTime, Region
 from onnxq.search.search import NodeNoise, Point
 from onnxq.system.records import read_record
+from onnxq.system.resources import available_cores
+from onnxq.version import VERSION
+
+_LOG = logging.getLogger(__name__)
+_PACKAGES = ("onnxruntime", "onnx", "numpy")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the work.
+
+    Attributes:
+        name: in a word or two.
+        seconds: that it took.
+        peak_bytes: the most memory that the process had held by its end; 0 where the system does not tell.
+    """
+
+    name: str
+    seconds: float
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine and what it ran.
+
+    Attributes:
+        processor: its architecture.
+        cores: how many the process might use.
+        system: the operating system.
+        versions: of Python and of the packages that decide what comes out, by name.
+    """
+
+    processor: str
+    cores: int
+    system: str
+    versions: Mapping[str, str]
+
+    @classmethod
+    def this(cls) -> Machine:
+        """Return the machine that this runs on.
+
+        >>> sorted(Machine.this().versions)
+        ['numpy', 'onnx', 'onnxq', 'onnxruntime', 'python']
+        """
+        versions = {
+            "python": platform.python_version(),
+            "onnxq": VERSION,
+            **{name: import_module(name).__version__ for name in _PACKAGES},
+        }
+        return cls(platform.machine(), available_cores(), f"{platform.system()} {platform.release()}", versions)
+
+
+class Stopwatch:
+    """Tells stages apart: each ends where the next begins."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._stages: dict[str, Stage] = {}
+
+    def lap(self, name: str) -> None:
+        """End a stage of that name, or one more part of it where work went back to it."""
+        now, before = time.perf_counter(), self._stages.get(name)
+        seconds, peak = now - self._last, peak_memory()
+        self._stages[name] = Stage(name, seconds + (before.seconds if before is not None else 0.0), peak)
+        self._last = now
+        _LOG.info("%s: %.1f s, most memory so far %s", name, seconds, size(peak))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages so far."""
+        return tuple(self._stages.values())
+
+    @property
+    def seconds(self) -> float:
+        """The time of all of them, and what came after."""
+        return time.perf_counter() - self._start
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held; 0 where the system does not tell."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes if sys.platform == "darwin" else kibibytes << 10
+
+
+# What was seen of tensors and weights, small enough to be drawn.
+
+_BARS = 48
+_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class TensorValues:
+    """The values of a calibrated tensor beside the range that its codes span.
+
+    Attributes:
+        tensor: its name.
+        low: the smallest value that was seen.
+        high: the largest.
+        range: of the codes.
+        clipped: share of the values that lie outside the range.
+        counts: how many values lie in each of equally wide bars from the smallest to the largest.
+    """
+
+    tensor: str
+    low: float
+    high: float
+    range: tuple[float, float]
+    clipped: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightChannels:
+    """How far the output channels of a weight are apart.
+
+    Attributes:
+        node: that reads it.
+        tensor: its name.
+        channels: how many there are.
+        maxima: least, lower quartile, median, upper quartile and greatest of the channels' largest magnitudes.
+    """
+
+    node: str
+    tensor: str
+    channels: int
+    maxima: tuple[float, float, float, float, float]
+
+
+def tensor_values(plan: Plan, evidence: Evidence) -> tuple[TensorValues, ...]:
+    """Return the values of each tensor of which a histogram was kept, in the plan's order.
+
+    Tensors whose channels are divided by factors are left out: their ranges are of other values.
+
+    Args:
+        plan: with the ranges that were found.
+        evidence: what samples have shown.
+    """
+    return tuple(_tensor_values(plan, evidence))
+
+
+def _tensor_values(plan: Plan, evidence: Evidence) -> Iterator[TensorValues]:
+    for activation in plan.activations:
+        seen = evidence.of(activation.tensor).find(Histogram)
+        known = activation.known_range
+        if seen is None or known is None or activation.factors or not len(seen.whole.counts):
+            continue
+        bins = seen.whole
+        centres = np.clip((bins.edges[:-1] + bins.edges[1:]) / 2, bins.minimum, bins.maximum)
+        counts, _ = np.histogram(centres, _BARS, (bins.minimum, bins.maximum), weights=bins.counts)
+        outside = bins.counts[(centres < known[0]) | (centres > known[1])].sum()
+        clipped = float(outside / bins.counts.sum())
+        bars = tuple(int(count) for count in counts)
+        yield TensorValues(activation.tensor, bins.minimum, bins.maximum, known, clipped, bars)
+
+
+def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
+    """Return how far the channels of each weight that becomes codes are apart, in the plan's order.
+
+    Args:
+        plan: what becomes of the nodes.
+        graph: the prepared graph, with float weights.
+    """
+    by_name = {node.name: node for _, node in nodes(graph)}
+    found = []
+    for decision in plan.decisions:
+        for weight in decision.weights:
+            values = np.asarray(by_name[decision.node].inputs[weight.index].values, np.float32)
+            if not values.size:
+                continue
+            axis = weight.axis % values.ndim
+            others = tuple(other for other in range(values.ndim) if other != axis)
+            maxima = np.maximum(values.max(others), -values.min(others))
+            # Quantiles between two values in a line; those of numpy load its masked arrays.
+            places = np.multiply(_QUARTERS, maxima.size - 1)
+            least, lower, middle, upper, most = map(float, np.interp(places, np.arange(maxima.size), np.sort(maxima)))
+            five = least, lower, middle, upper, most
+            found.append(WeightChannels(decision.node, weight.tensor, int(maxima.size), five))
+    return tuple(found)
+
+
+# The parts of a report, each about one question that people have.
 
 
 @dataclass(frozen=True)

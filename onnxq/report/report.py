@@ -1,22 +1,138 @@
-"""What a quantization did, as values and as JSON."""
+"""What came of a run in one sentence."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.agreement import Agreement
-from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.goal import Goal, Judged, worst_output
+from onnxq.evaluation.latency import NOT_SLOWER, Latency
 from onnxq.planning.plan import Plan
-from onnxq.report.figures import decibels, share
+from onnxq.report.formatting import counted, decibels, places, share
 from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
-from onnxq.report.verdict import judges, verdict
 from onnxq.system.publish import write_text
 from onnxq.system.records import RecordError, html_table, read_record, to_plain
+
+# Labels of which any differs are told as no more, as rounding might make them all equal.
+_MOST_OF_LABELS = 0.999
+EQUAL = "equal outputs"
+"""What is said where nothing that users get differs."""
+# A line of a terminal holds no more; the report has all.
+_SHOWN_PLACES, _SHOWN_NAMES = 6, 3
+
+
+def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
+    """Return the first line of all that is told: how fast, how small and how faithful, or why it was refused."""
+    if fidelity.refusal:
+        return f"Refused: {fidelity.refusal}"
+    timed = [] if performance.latency is None else [speed(performance.latency)]
+    if performance.runs_as_float:
+        timed = ["as fast as float, whose kernels it runs"]
+    below = any(worst_output(one, Goal(fidelity.wanted)) for one in fidelity.agreements) if fidelity.wanted else False
+    latency = performance.latency
+    word = "Verified"
+    if below:
+        word = f"Forced, below the {fidelity.wanted:g} dB wanted"
+    elif latency is not None and latency.is_bounded and latency.interval[1] < NOT_SLOWER:
+        # A search or a refusal would have come before; a plan or scheme as it is, and --force, are taken at their word.
+        word = "Written as asked, but slower than float"
+    return f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _fidelity(samples, fidelity)])}"
+
+
+def judges(samples: Samples, fidelity: Fidelity) -> str:
+    """Say by how many samples a model was judged, and how many of these had a part in making it."""
+    judged = samples.judged
+    if judged is None:
+        return counted(fidelity.agreement.samples, fidelity.agreement.files)
+    by_these = counted(judged.samples, judged.files)
+    if not judged.seen:
+        later = f", before its ranges became those of all {samples.refitted}" if samples.refitted else ""
+        return f"{by_these} it had not seen{later}"
+    if judged.seen == judged.samples:
+        return f"{by_these} that it had seen"
+    return f"{by_these}, {judged.seen} of which it had seen"
+
+
+def which(judged: Judged) -> str:
+    """Say which of the given samples judged a model; an empty string where that is not known."""
+    if not judged.places:
+        return ""
+    given = "those given to judge by" if judged.apart else "the samples given"
+    return f"{places(judged.places, _SHOWN_PLACES)} of {given}, counted from 0"
+
+
+def speed(latency: Latency) -> str:
+    """Say how fast a model is beside the float model, and how sure that is."""
+    if not latency.is_bounded:
+        rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
+        return f"of a speed that {rounds} not tell"
+    low, high = latency.interval
+    if not latency.significant and low < NOT_SLOWER:
+        return f"between {low:.2f}x and {high:.2f}x as fast"
+    # A speed that may as well be 1 is no speed.
+    what = f"{latency.speed:.2f}x as fast" if latency.significant else "as fast as float"
+    return f"{what} ({low:.2f}-{high:.2f})"
+
+
+def told_equal(agreement: Agreement) -> str:
+    """Say how much is equal of outputs that differ by no more than may be chance."""
+    if not any(output.is_compared for output in agreement.outputs):
+        return "no output that can be compared"
+    share = agreement.equal_labels
+    if share < 1.0:
+        return f"{min(share, _MOST_OF_LABELS):.1%} equal labels"
+    return "equal in all that was compared" if agreement.decided or agreement.chosen else EQUAL
+
+
+def compared(agreement: Agreement) -> str:
+    """Say which outputs were compared otherwise than as users get them, and which were not; mostly nothing."""
+    none = [output.name for output in agreement.outputs if not output.is_compared]
+    some = [output.name for output in agreement.outputs if output.skipped and output.is_compared]
+    told = (
+        (agreement.chosen, "compared with what the float model chose"),
+        (agreement.decided, "judged only by the scores that decide"),
+        (none, "not compared, as the float model gives no finite number"),
+        (some, "compared where the float model is finite"),
+    )
+    return "".join(f"; {_listed(names)} {'is' if len(names) == 1 else 'are'} {how}" for names, how in told if names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return some names, and how many there are more.
+
+    >>> _listed("a"), _listed("abc"), _listed("abcde")
+    ('a', 'a, b, c', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
+
+
+def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
+    """Say what the outputs, or the user's metric, are, and on which samples."""
+    worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
+    if scores is not None:
+        return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} on {judges(samples, fidelity)}"
+    is_label = any(one.sqnr is None and one.decibels == worst for one in fidelity.agreement.outputs)
+    what = told_equal(fidelity.agreement) if is_label or worst == math.inf else f"{worst:.0f} dB"
+    return f"{what} on {judges(samples, fidelity)}{_of_others(fidelity)}{compared(fidelity.agreement)}"
+
+
+def _of_others(fidelity: Fidelity) -> str:
+    """Say what is known of samples that were not run, where that is less than was wanted."""
+    bounds = [output.bound for output in fidelity.agreement.outputs if output.bound is not None]
+    lowest = min(bounds, default=math.inf)
+    if fidelity.wanted is None or not math.isfinite(lowest) or lowest >= fidelity.wanted:
+        return ""
+    return f" ({lowest:.0f} dB or more on others)"
+
+
+# What a quantization did, as values and as JSON.
 
 VERSION = 1
 """Of the JSON; a report of another version is refused."""

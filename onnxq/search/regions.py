@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, scopes
-from onnxq.planning.groups import Groups
+from onnxq.planning.activations import Groups
 from onnxq.planning.plan import DECODING, Plan
 from onnxq.search.kernel_times import NodeTimes
 

@@ -41,11 +41,11 @@ from onnxq.lowering import Emit
 from onnxq.onnx_api import skeleton
 from onnxq.passes.casts import half_type
 from onnxq.passes.quantize.switch_codes import SwitchCodes, Switches, switches_for
-from onnxq.planning.bodies import leave_idle_bodies
+from onnxq.planning.obstacles import leave_idle_bodies
 from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
-from onnxq.planning.weight_plan import needed_opset, weight_opset
+from onnxq.planning.weights import needed_opset, weight_opset
 from onnxq.preparing.integer_steps import integer_steps, steps_named
 from onnxq.preparing.placing import Placing
 from onnxq.preparing.preparation import Making, prepare_for_integers, widens

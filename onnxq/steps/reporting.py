@@ -30,9 +30,20 @@ from onnxq.lowering import Emit
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
 from onnxq.report import Report
-from onnxq.report.machine import Machine, Stopwatch
-from onnxq.report.observed import tensor_values, weight_channels
-from onnxq.report.parts import AppliedPass, Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.report.parts import (
+    AppliedPass,
+    Encoding,
+    Fidelity,
+    Machine,
+    ModelFiles,
+    Performance,
+    Run,
+    Samples,
+    Search,
+    Stopwatch,
+    tensor_values,
+    weight_channels,
+)
 from onnxq.runtime.kernels import loaded_kernels
 from onnxq.search.choosing import Chosen
 from onnxq.search.kernel_times import kernels_by_node

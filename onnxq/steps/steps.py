@@ -27,7 +27,7 @@ from onnxq.ir import Graph, as_graph, load, read_model, save
 from onnxq.ir.intake import refuse_overwriting
 from onnxq.ir.large_models import is_large
 from onnxq.lowering import Emit
-from onnxq.planning.bodies import refuse_idle_bodies
+from onnxq.planning.obstacles import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparing.equivalence import find_culprits
 from onnxq.preparing.named_passes import as_passes

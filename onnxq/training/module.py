@@ -32,9 +32,9 @@ from onnxq.ir import (
 from onnxq.numerics.formats import FORMATS, format_named
 from onnxq.numerics.numerics import QTensor, quantize
 from onnxq.ops import operator_of
-from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
+from onnxq.planning.planner import bias_of
 from onnxq.runtime.targets import target_named
 from onnxq.training.channels import Channels
 from onnxq.training.parts import Part, parts

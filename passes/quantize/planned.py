@@ -21,8 +21,8 @@ from onnxq.ir import (
     replace_nodes,
     scopes,
 )
-from onnxq.planning.corrections import bias_of
 from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.planner import bias_of
 from onnxq.rewrite import Changes
 
 

@@ -29,9 +29,9 @@ from onnxq.ir import (
 )
 from onnxq.ops import operator_of
 from onnxq.passes.quantize.insert_quantize_dequantize import Pair
-from onnxq.planning.corrections import bias_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation, Decision, Plan
+from onnxq.planning.planner import bias_of
 from onnxq.rewrite import Changes, Pass
 
 _FLOAT = np.dtype(np.float32)

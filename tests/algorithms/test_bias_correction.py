@@ -25,9 +25,9 @@ from onnxq.passes import (
     ReplaceWithContrib,
     StoreWeights,
 )
-from onnxq.planning.corrections import with_corrections
-from onnxq.planning.large_constants import weight_at
 from onnxq.planning.plan import Decision, Plan
+from onnxq.planning.planner import with_corrections
+from onnxq.planning.weights import weight_at
 from onnxq.rewrite import Pass
 from onnxq.runtime.sessions import open_session, run
 

@@ -15,8 +15,7 @@ from reports import FULL, hostile, large
 
 from onnxq.evaluation.layers import Layer, Layers, SampleNoise
 from onnxq.report import FidelityError, Report
-from onnxq.report.comparison import Comparison
-from onnxq.report.page import save_html
+from onnxq.report.page import Comparison, save_html
 
 pytestmark = pytest.mark.browser
 

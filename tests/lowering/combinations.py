@@ -23,7 +23,7 @@ from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.scale_formats import SCALE_FORMATS
 from onnxq.passes import DecodeWeights, ShareInitializers, StoreWeights
 from onnxq.planning.plan import Decision, Plan
-from onnxq.planning.weight_plan import decide_weights
+from onnxq.planning.weights import decide_weights
 from onnxq.runtime.sessions import open_session, run
 
 OPSET = 25

@@ -17,7 +17,7 @@ from onnxq.ir import Graph, Names, to_model
 from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.numerics import QTensor
-from onnxq.planning.weight_plan import decide_weights
+from onnxq.planning.weights import decide_weights
 
 # Convolutions multiply no codes, so that weight-only stores their weights.
 MATRICES = [

@@ -16,7 +16,7 @@ from onnxq.ir import as_graph, remove_unused, to_model
 from onnxq.lowering import Emit, decoder_opset
 from onnxq.passes import DecodeWeights, ReplaceWithContrib, StoreWeights
 from onnxq.planning.plan import Plan
-from onnxq.planning.weight_plan import decide_weights, weight_opset
+from onnxq.planning.weights import decide_weights, weight_opset
 
 # The newest operators of every other kind; float6 needs an opset that onnxruntime does not load.
 CHECKED = [spec for spec in specs()[0] if not spec.format.startswith("float6")][::7]

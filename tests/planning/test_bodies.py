@@ -10,7 +10,7 @@ from onnx import ModelProto
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.ir import read_model
-from onnxq.planning.bodies import leave_idle_bodies
+from onnxq.planning.obstacles import leave_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare

@@ -14,8 +14,8 @@ from onnx import ModelProto, TensorProto, helper
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule, Scheme, Spec
 from onnxq.evaluation.verification import count_kernels
-from onnxq.planning import islands
-from onnxq.planning.islands import NO_CODES_BEHIND, NO_KERNEL_IN_FRONT
+from onnxq.planning import activations as islands
+from onnxq.planning.activations import NO_CODES_BEHIND, NO_KERNEL_IN_FRONT
 from onnxq.planning.plan import Demotion
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.config.scheme import Granularity, Method, Spec
 from onnxq.ir import Node, Tensor, Variable, constant
-from onnxq.planning.large_constants import every_weight, large_weights, weight_at
+from onnxq.planning.weights import every_weight, large_weights, weight_at
 
 INT8 = Spec("int8-narrow", Granularity.CHANNEL)
 CONTRIB = "com.microsoft"

@@ -10,9 +10,8 @@ import pytest
 from onnxq.config.scheme import Granularity, Method, Mode, Spec
 from onnxq.ir import Node, Variable, constant
 from onnxq.numerics.pairs import Pairs
-from onnxq.planning.large_constants import weight_at
-from onnxq.planning.pairing import with_pairs
 from onnxq.planning.plan import Decision
+from onnxq.planning.weights import weight_at, with_pairs
 from onnxq.runtime.targets import TARGETS, Target
 
 CPU = TARGETS["onnxruntime-cpu"]

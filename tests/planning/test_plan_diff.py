@@ -11,8 +11,7 @@ import pytest
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.errors import DataError, SchemeError
 from onnxq.planning.plan import Decision, Plan, Weight
-from onnxq.planning.plan_diff import Difference, Said, differences, read_said
-from onnxq.planning.plan_file import save_plan
+from onnxq.planning.plan_file import Difference, Said, differences, read_said, save_plan
 
 
 def test_a_plan_says_modes_formats_and_reasons(plan: Plan, tmp_path: Path) -> None:

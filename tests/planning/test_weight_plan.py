@@ -12,9 +12,8 @@ from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage
 from onnxq.errors import SchemeError
 from onnxq.ir import Node, Variable, constant
 from onnxq.lowering import Emit
-from onnxq.planning.large_constants import weight_at
 from onnxq.planning.plan import Decision, Plan
-from onnxq.planning.weight_plan import check_weight_spec, decide_weights, weight_opset, weight_spec
+from onnxq.planning.weights import check_weight_spec, decide_weights, weight_at, weight_opset, weight_spec
 from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]

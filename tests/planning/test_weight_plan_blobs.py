@@ -9,7 +9,7 @@ from onnxq.config.scheme import Mode, Spec, Storage
 from onnxq.ir import Node, Variable, constant
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Decision
-from onnxq.planning.weight_plan import decide_weights
+from onnxq.planning.weights import decide_weights
 
 FLOAT = np.dtype(np.float32)
 

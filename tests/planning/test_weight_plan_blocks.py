@@ -7,7 +7,7 @@ import pytest
 
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import Node, Variable, constant
-from onnxq.planning.weight_plan import decide_weights
+from onnxq.planning.weights import decide_weights
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxq.config.scheme import Granularity, Method, Mode, Spec
 from onnxq.errors import SchemeError
 from onnxq.ir import Node, Variable, constant
-from onnxq.planning.weight_plan import check_weight_spec, decide_weights
+from onnxq.planning.weights import check_weight_spec, decide_weights
 from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]

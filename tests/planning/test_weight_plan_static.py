@@ -11,7 +11,7 @@ from onnxq.config.scheme import Granularity, Method, Mode, Spec
 from onnxq.errors import SchemeError
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Decision, Plan, Weight
-from onnxq.planning.weight_plan import check_weight_spec, needed_opset
+from onnxq.planning.weights import check_weight_spec, needed_opset
 from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]

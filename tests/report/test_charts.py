@@ -7,8 +7,7 @@ import math
 import pytest
 from reports import FULL
 
-from onnxq.report.charts import frontier_chart, noise_chart, ticks
-from onnxq.report.views import Depth
+from onnxq.report.charts import Depth, frontier_chart, noise_chart, ticks
 from onnxq.search.search import Point
 
 

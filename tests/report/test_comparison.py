@@ -12,7 +12,7 @@ from reports import FULL, PAYLOAD, hostile
 from onnxq.errors import OutputError
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.layers import Layer, Layers, SampleNoise
-from onnxq.report.comparison import Comparison
+from onnxq.report.page import Comparison
 
 LAYERS = Layers(
     4,

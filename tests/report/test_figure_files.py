@@ -10,7 +10,7 @@ from reports import FULL, REPORT, changed
 
 from onnxq.config.scheme import Mode
 from onnxq.errors import OutputError
-from onnxq.report.figure_files import save_figures
+from onnxq.report.exports import save_figures
 from onnxq.search.search import NodeNoise
 
 

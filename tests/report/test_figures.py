@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onnxq.report.figures import decibels, duration, milliseconds, size, threads, visible
+from onnxq.report.formatting import decibels, duration, milliseconds, size, threads, visible
 
 
 @pytest.mark.parametrize(

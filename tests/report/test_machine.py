@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.report.machine import Machine, Stopwatch, peak_memory
+from onnxq.report.parts import Machine, Stopwatch, peak_memory
 
 
 def test_stages_follow_one_another_and_are_no_longer_than_the_whole() -> None:

@@ -12,7 +12,7 @@ from onnxq.calibration.kinds import request_for
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import as_graph
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
-from onnxq.report.observed import tensor_values, weight_channels
+from onnxq.report.parts import tensor_values, weight_channels
 
 CODES = Spec("uint8", symmetric=False)
 

@@ -11,7 +11,7 @@ from onnx import ModelProto
 from reports import FULL, REPORT, changed
 
 from onnxq.errors import OutputError
-from onnxq.report.overlay import overlays, save_overlays
+from onnxq.report.exports import overlays, save_overlays
 
 # Fields of GraphNodeData, NodeDataResult and GradientItem in model_explorer/node_data_builder.py.
 GRAPH = {"results", "name", "thresholds", "gradient"}

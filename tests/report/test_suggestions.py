@@ -13,7 +13,7 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import Elsewhere
 from onnxq.report import FidelityError
-from onnxq.report.suggestions import suggestions
+from onnxq.report.refusal import suggestions
 from onnxq.search.refining import Gain
 from onnxq.search.search import NodeNoise, Point
 

@@ -10,7 +10,7 @@ from reports import FULL, changed
 
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Decision, Plan
-from onnxq.report.views import causes, chain, node_rows, node_views, noise_along, noise_of, shared_words
+from onnxq.report.charts import causes, chain, node_rows, node_views, noise_along, noise_of, shared_words
 from onnxq.search.search import NodeNoise
 
 

@@ -1,24 +1,171 @@
-"""What becomes of the constant weights of one node: multiplied or looked up as codes, decoded at load, or left."""
+"""Which constants of a node are worth storing as codes, and along which axes those have scales."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeGuard
 
+import numpy as np
 from onnx import TensorProto
 
 from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage, check_method
 from onnxq.errors import SchemeError
-from onnxq.ir import Constant, Node, onnx_dtype, optional
+from onnxq.ir import Constant, Node, Tensor, is_fixed, onnx_dtype, operator_key, optional
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block, takes_blob
+from onnxq.numerics.blocks import block_shape, grid_shape
 from onnxq.numerics.burn import check as check_burn
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.kernel_blobs import unfilled_rows
-from onnxq.ops import operator_of
-from onnxq.planning.large_constants import every_weight, large_weights
+from onnxq.numerics.pairs import Pairs, may_be_paired
+from onnxq.numerics.scale_formats import scale_format_named
+from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.runtime.targets import LARGE_WEIGHT, Target, target_named
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+# Below this a weight saves less than the nodes that decode it cost.
+_SMALLEST_STORED_WEIGHT = 256
+
+# With fewer bits one scale for a whole weight is too coarse.
+_FINE_BITS = 8
+
+# A constant that is no weight saves nothing to speak of below this.
+_SMALLEST_STORED_CONSTANT = 4096
+_VALUES_PER_SCALE = 32
+# So many of its values are looked at, times a power of two that makes short fractions whole.
+_SAMPLED_VALUES, _SHORT_FRACTION = 4096, 64.0
+
+
+def weight_at(node: Node, index: int, spec: Spec) -> Weight:
+    """Return the weight at an input of a node, with a spec whose scales do not outweigh what its codes save."""
+    operator, tensor = OPERATORS[operator_key(node)], node.inputs[index]
+    axes = operator.weights[index]
+    weight = Weight(index, tensor.name, spec, axes.channels(node), volume(tensor.shape), axes.reduction(node))
+    return replace(weight, spec=_worthwhile(weight, tensor) or spec)
+
+
+def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
+    """Yield the weights of a node, and whatever else it holds of learned numbers that are worth storing as codes."""
+    operator = operator_of(node)
+    for index, axis_of in operator.weights.items() if operator else ():
+        tensor = optional(node, index)
+        if not _is_table(tensor, _SMALLEST_STORED_WEIGHT):
+            continue
+        axes = axis_of.channels(node), axis_of.reduction(node)
+        rank = len(tensor.shape)
+        # A damaged model's weight may lack an axis that its operator speaks of.
+        if all(-rank <= axis < rank for axis in axes):
+            full = _with_full_blocks(spec, tensor.shape, axes[1])
+            yield from _saving(Weight(index, tensor.name, full, axes[0], volume(tensor.shape), axes[1]), tensor)
+    if (operator is not None and operator.settings) or node.bodies():
+        return
+    named = {*operator.weights, operator.bias} if operator else set()
+    for index, tensor in enumerate(node.inputs):
+        if index not in named and _is_table(tensor, _SMALLEST_STORED_CONSTANT) and _is_learned(tensor):
+            axis = _finest_axis(tensor.shape)
+            weight = Weight(index, tensor.name, spec, axis, volume(tensor.shape), len(tensor.shape) - 1)
+            yield from _saving(weight, tensor)
+
+
+def _is_table(tensor: Tensor | None, least: int) -> TypeGuard[Constant]:
+    """Whether a tensor is stored floats of two axes or more and at least so many elements."""
+    return (
+        is_fixed(tensor) and onnx_dtype(tensor) in _FLOATS and volume(tensor.shape) >= least and len(tensor.shape) >= 2
+    )
+
+
+def _is_learned(tensor: Constant) -> bool:
+    """Whether the values of a constant are finite and not all short fractions, as in grids, anchors and masks.
+
+    Those say where something lies, and coarser ones would name other places.
+    """
+    values = tensor.values.astype(np.float32, copy=False).reshape(-1)
+    if not np.isfinite(values).all():
+        return False
+    sample = values[:: max(1, values.size // _SAMPLED_VALUES)].astype(np.float64)
+    return bool(np.mod(sample * _SHORT_FRACTION, 1).any())
+
+
+def _finest_axis(shape: Sequence[int]) -> int:
+    """Return the longest axis of which each index still has enough values to be worth a scale of its own."""
+    elements = volume(shape)
+    axes = [axis for axis, extent in enumerate(shape) if elements >= _VALUES_PER_SCALE * extent]
+    return max(axes, key=lambda axis: shape[axis], default=0)
+
+
+def every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
+    """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
+    operator = operator_of(node)
+    if (operator is not None and operator.settings) or node.bodies():
+        return
+    for index, tensor in enumerate(node.inputs):
+        if (
+            is_fixed(tensor)
+            and onnx_dtype(tensor) in _FLOATS
+            and volume(tensor.shape)
+            and tensor.shape
+            and np.isfinite(tensor.values.astype(np.float32)).all()
+        ):
+            # Blocks lie along the last axes, whatever the operator sums over.
+            yield Weight(index, tensor.name, spec, 0, volume(tensor.shape), -1)
+
+
+def _saving(weight: Weight, tensor: Constant) -> Iterator[Weight]:
+    """Yield a weight with a spec that saves bytes, or nothing where none does."""
+    if spec := _worthwhile(weight, tensor):
+        yield replace(weight, spec=spec)
+
+
+def _worthwhile(weight: Weight, tensor: Constant) -> Spec | None:
+    """Return the spec of a weight, with one scale for the whole tensor where more take too much, or None where all do.
+
+    Scales of channels take too much where they take as much as codes of 8 bits and more: those of twice the bits and
+    one scale would be as small. What a toolkit's arithmetic says stays, and so does the granularity of small weights.
+    """
+    spec = weight.spec
+    shape = tuple(tensor.shape)
+    misfit = isinstance(spec.per, tuple) and len(spec.per) > len(shape)
+    if spec.is_followed or misfit or weight.elements < _SMALLEST_STORED_WEIGHT:
+        return spec
+    # Scales of a small range are for several that one more multiplies.
+    scale = "float32" if spec.two_level else spec.scale
+    single = replace(spec, per=Granularity.TENSOR, two_level=False, scale=scale)
+    for one in (spec, single):
+        codes, scales = stored_bytes(replace(weight, spec=one), shape)
+        few = format_named(one.format).bits < _FINE_BITS
+        fine = one.per is not Granularity.CHANNEL or few or scales < codes
+        if fine and codes + scales < weight.elements * tensor.dtype.itemsize:
+            return one
+    return None
+
+
+def stored_bytes(weight: Weight, shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many bytes the codes of a weight take, and its scales and zero points.
+
+    >>> stored_bytes(Weight(0, "table", Spec("int8", Granularity.CHANNEL), axis=0, reduction_axis=-1), (1000, 16))
+    (16000, 4000)
+    """
+    spec, format = weight.spec, format_named(weight.spec.format)
+    block = block_shape(spec.per, shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+    each = scale_format_named(spec.scale).dtype.itemsize + (0 if spec.symmetric else format.bits / 8)
+    return math.ceil(volume(shape) * format.bits / 8), math.ceil(volume(grid_shape(shape, block)) * each)
+
+
+def _with_full_blocks(spec: Spec, shape: tuple[int, ...], axis: int) -> Spec:
+    """Return the spec per channel where blocks would not be half full, as in kernels that sum over a few channels.
+
+    Blocks lie along one axis, so every place in such a kernel would have scales of its own.
+    """
+    short = isinstance(spec.per, tuple) and len(spec.per) == 1 and 2 * shape[axis] < spec.per[0]
+    return replace(spec, per=Granularity.CHANNEL) if short and len(shape) > 2 else spec
+
+
+# What becomes of the constant weights of one node: multiplied or looked up as codes, decoded at load, or left.
 
 # The nodes that look up and decode rows take as much as this saves.
 _SMALLEST_TABLE = 1024
@@ -265,3 +412,101 @@ def needed_opset(plan: Plan, emit: Emit) -> int:
     """Return the lowest opset that can express what a plan inserts, see `weight_opset`."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
     return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
+
+
+# Weights that several nodes read along different axes, so that one set of codes does not serve all of them.
+
+# A second copy of fewer values is nothing to tell.
+_LARGE: Final = 1 << 14
+
+
+def with_second_layouts(nodes: Sequence[Node], decisions: Sequence[Decision]) -> Iterator[Decision]:
+    """Yield the decisions; one whose weight is stored a second time says for which node it is stored already.
+
+    Args:
+        nodes: of a prepared graph.
+        decisions: what becomes of each.
+    """
+    stored: dict[Constant, dict[Weight, Node]] = defaultdict(dict)
+    for node, decision in zip(nodes, decisions, strict=True):
+        for weight in decision.weights:
+            if weight.elements < _LARGE:
+                continue
+            tensor = node.inputs[weight.index]
+            kind, others = weight.of_rank(len(tensor.shape)), stored[tensor]
+            # Quantized values that are fitted in pairs depend on the axis even with one scale.
+            if kind.spec.per is Granularity.TENSOR and kind.pairs is Pairs.NONE:
+                kind = replace(kind, axis=0, reduction_axis=0)
+            if others and kind not in others:
+                first = next(iter(others.values())).name
+                told = f"its weight is stored a second time, as node {first} reads it along another axis"
+                decision = replace(decision, reason=f"{decision.reason}; {told}")
+            others.setdefault(kind, node)
+        yield decision
+
+
+# Which weights stand for pairs of products that an integer kernel may add in 16 bits.
+
+_INTEGER_MODES = frozenset({Mode.STATIC, Mode.DYNAMIC})
+# Of the weights of convolutions over lines and images.
+_MOST_AXES = 4
+# So many values along each axis tell two tables apart; such as they do not may have the same codes.
+_SAMPLED_PLACES = 16
+
+
+def with_pairs(nodes: Iterable[Node], decisions: Iterable[Decision], target: Target) -> Iterator[Decision]:
+    """Yield the decisions, each with the pairs that the target's integer kernels make of its weights.
+
+    Tables that are equal, or the transpose of one another, are stored once, so that all have the codes of one that is
+    multiplied in pairs.
+
+    Args:
+        nodes: in the order of the decisions.
+        decisions: for these nodes.
+        target: the runtime.
+    """
+    found = list(zip(nodes, decisions, strict=True))
+    own = {(node, one): _pairs(node, decision, one, target) for node, decision in found for one in decision.weights}
+    paired, plain = (
+        {_size(*use) for use, pairs in own.items() if (pairs is Pairs.NONE) == way} for way in (False, True)
+    )
+    both = paired & plain
+    looks = {use: _look(*use) for use in own if _size(*use) in both}
+    shared = {looks[use]: own[use] for use in looks if own[use] is not Pairs.NONE}
+    for node, decision in found:
+        pairs = [shared.get(looks.get((node, one)), own[node, one]) for one in decision.weights]
+        if any(one is not Pairs.NONE for one in pairs):
+            weights = (replace(one, pairs=kind) for one, kind in zip(decision.weights, pairs, strict=True))
+            decision = replace(decision, weights=tuple(weights))
+        yield decision
+
+
+def _pairs(node: Node, decision: Decision, weight: Weight, target: Target) -> Pairs:
+    paired = may_be_paired(format_named(weight.spec.format))
+    if decision.mode not in _INTEGER_MODES or not paired or weight.spec.is_followed or _is_depthwise(node):
+        return Pairs.NONE
+    return target.kernels.pairs if node.op == "Conv" else Pairs.TAP
+
+
+def _is_depthwise(node: Node) -> bool:
+    """Whether a convolution has one channel in each group, whose products its kernels add in 32 bits."""
+    if node.op != "Conv":
+        return False
+    shape = tuple(node.inputs[1].shape)
+    return len(shape) <= _MOST_AXES and shape[:2] == (node.attrs.get("group", 1), 1)
+
+
+def _size(node: Node, weight: Weight) -> tuple[Spec, int, int]:
+    """Return what weights that share codes have in common."""
+    return weight.spec, weight.elements, node.inputs[weight.index].shape[weight.axis]
+
+
+def _look(node: Node, weight: Weight) -> Hashable:
+    """Return what tells weights apart that are not stored once; those of other ranks than 2 are where they are one."""
+    source = node.inputs[weight.index]
+    if len(source.shape) != 2:
+        return weight.of_rank(len(source.shape))
+    rows = np.moveaxis(source.values, weight.axis, 0)
+    steps = (max(extent // _SAMPLED_PLACES, 1) for extent in rows.shape)
+    seen = rows[tuple(slice(None, None, step) for step in steps)]
+    return weight.spec, rows.shape, seen.tobytes()
