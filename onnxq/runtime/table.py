@@ -21,7 +21,7 @@ from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_
 Opener = Callable[[str], Engine]
 """Starts an engine, told what stands behind the colon of its name; an empty text where nothing does."""
 
-ENTRY_POINTS = "onnxq.runtime"
+ENTRY_POINTS = "onnxq.engines"
 """The group of entry points in which packages offer an `Opener`."""
 
 

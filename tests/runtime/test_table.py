@@ -84,7 +84,7 @@ def test_the_engine_of_an_installed_package_is_started_by_its_name(
     installed = tmp_path / "fake-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1.0\n", encoding="utf-8")
-    entry_points = "[onnxq.runtime]\nfake = engines.fake_engine:fake_engine\n"
+    entry_points = "[onnxq.engines]\nfake = runtime.fake_engine:fake_engine\n"
     (installed / "entry_points.txt").write_text(entry_points, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     onnx.save(perceptron, tmp_path / "model.onnx")
