@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.algorithms.encoders import encode_array
+from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import FORMATS, Format
-from onnxq.numerics.kernel_blobs import pack_matmul_nbits
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.ort_packing import pack_matmul_nbits
 from onnxq.numerics.packing import pack
 from onnxq.numerics.spec import Spec
 

@@ -24,7 +24,7 @@ from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import load
 from onnxq.lowering import Emit
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.onnx_api import skeleton
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import target_named

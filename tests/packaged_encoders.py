@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.algorithms.compensating import Sums, Terms, sums_of
 from onnxq.algorithms.encoders import ENCODERS, Encoder
+from onnxq.algorithms.gptq import Sums, Terms, sums_of
 from onnxq.config.scheme import ENTRY_POINTS, packaged_encoder
 from onnxq.ir import Node
-from onnxq.numerics.numerics import Parameters, QTensor
+from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.planning.plan import Weight
 from onnxq.system import plugins
 

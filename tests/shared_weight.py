@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import Graph, as_graph
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 
 Build = Callable[..., ModelProto]

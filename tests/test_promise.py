@@ -17,7 +17,18 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, pipeline, quantize
+from onnxq import (
+    Budget,
+    Call,
+    Goal,
+    Graph,
+    Match,
+    New,
+    Operators,
+    RewriteRule,
+    pipeline,
+    quantize,
+)
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
 from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate

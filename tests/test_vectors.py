@@ -18,11 +18,9 @@ from torch_kernels import dynamic_parameters
 
 from onnxq.algorithms.encoders import encode_array
 from onnxq.numerics import burn
-from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters, QTensor, quantize
+from onnxq.numerics.affine import Parameters, QTensor, block_range, quantize
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS
 from onnxq.numerics.packing import pack_words
-from onnxq.numerics.scale_formats import SCALE_FORMATS
-from onnxq.numerics.scales import block_range
 from onnxq.numerics.spec import Method, Rounding, Spec
 from onnxq.numerics.torch_observers import Observer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 
 # The smallest scale of the kernels that choose it at run time, and the scale of a range of width zero there.
 _SMALLEST_DYNAMIC_SCALE = np.float32(6.1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.ir import Node
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 
 _CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 

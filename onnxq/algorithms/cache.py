@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxq.ir import Constant, Payload
 from onnxq.ir.payload import KEEP
 from onnxq.ir.stored import ProtoPayload
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 
 LARGEST = 1 << 29
 """Bytes that are kept unless told otherwise; the codes of a model of 2 GiB in float32 take as much."""

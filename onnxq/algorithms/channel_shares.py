@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.sites import Site
+from onnxq.numerics.affine import Parameters
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import Parameters
 from onnxq.planning.plan import Plan
 
 Array = NDArray[np.float64]

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.blocks import grid_shape
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.numerics import Parameters, QTensor
-from onnxq.numerics.scale_formats import scale_format_named
+from onnxq.numerics.formats import Format, format_named, scale_format_named
 from onnxq.numerics.spec import Spec
 
 
@@ -32,7 +31,7 @@ def checked(
         ValueError: they have another shape or type, or hold what has no meaning.
     """
     if not isinstance(found, QTensor):
-        raise TypeError(f"it returned {type(found).__name__}, expected an onnxq.numerics.numerics.QTensor")
+        raise TypeError(f"it returned {type(found).__name__}, expected an onnxq.numerics.affine.QTensor")
     for sentence in _faults(found, spec, shape, block):
         raise ValueError(sentence)
     if given is not None and not _are_same(found.parameters, given):

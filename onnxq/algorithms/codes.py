@@ -18,8 +18,8 @@ from onnxq.algorithms.scaling import divisible
 from onnxq.calibration.evidence import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Node, is_fixed, nodes, scopes
+from onnxq.numerics.affine import Parameters, QTensor, quantize
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import Parameters, QTensor, quantize
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 

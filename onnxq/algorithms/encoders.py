@@ -12,20 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.algorithms.checked_codes import checked
-from onnxq.algorithms.compensating import Compensation, Sums, Terms, sums_of, within
+from onnxq.algorithms.gptq import Compensation, Sums, Terms, compensated, sums_of, within
 from onnxq.calibration.gram import Gram
 from onnxq.calibration.requests import Request
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import Graph, Node, is_fixed
 from onnxq.numerics import burn, torch_observers
+from onnxq.numerics.affine import Parameters, QTensor, block_range, quantize
 from onnxq.numerics.blocks import block_shape
-from onnxq.numerics.compensation import compensated
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import Parameters, QTensor, quantize
 from onnxq.numerics.pairs import Pairs, fitted, scales_for_pairs
 from onnxq.numerics.scale_search import chosen_parameters
-from onnxq.numerics.scales import block_range
 from onnxq.numerics.spec import Method, Spec
 from onnxq.planning.plan import Plan, Weight
 from onnxq.system.plugins import wrap_plugin_errors

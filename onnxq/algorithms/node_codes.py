@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.bias_correction import lacking
 from onnxq.algorithms.cache import CodesCache
-from onnxq.algorithms.compensating import Sums, Terms, terms_of
 from onnxq.algorithms.encoders import encode_weight, encoder_named, weight_sums
+from onnxq.algorithms.gptq import Sums, Terms, terms_of
 from onnxq.algorithms.migration import Around, Factors, read_factors
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.gram import Gram
 from onnxq.config.scheme import Mode
 from onnxq.ir import Node, optional
-from onnxq.numerics.numerics import Parameters, QTensor
-from onnxq.numerics.weights import quantize_bias, scale_with_room
+from onnxq.numerics.affine import Parameters, QTensor, quantize_bias, scale_with_room
 from onnxq.planning.plan import Decision, Weight
 from onnxq.planning.planner import bias_of
 from onnxq.runtime.targets import target_named

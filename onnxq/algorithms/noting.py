@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.algorithms.compensating import Compensation
 from onnxq.algorithms.flat_ends import unlimited
+from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.parameters import channel_means, found_range
 from onnxq.algorithms.recipe import Recipe

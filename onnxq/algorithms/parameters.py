@@ -15,8 +15,8 @@ from onnxq.calibration.range_table import kinds_read, range_by
 from onnxq.calibration.ranges import RangeMethod
 from onnxq.calibration.requests import Request
 from onnxq.calibration.value_range import Range
+from onnxq.numerics.affine import Parameters, parameters_from_range
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import Parameters, parameters_from_range
 from onnxq.numerics.spec import Method, Spec
 from onnxq.numerics.torch_observers import Observer, fixed_parameters
 from onnxq.planning.plan import Activation, Plan

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics.ratios import largest
+from onnxq.numerics.affine import largest
 
 Method = TypeVar("Method")
 Range = tuple[float, float]

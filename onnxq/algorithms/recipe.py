@@ -7,11 +7,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from onnxq.algorithms.compensating import Compensation
+from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import NOTHING, Migration
 from onnxq.algorithms.range_choice import RangeChoice
 from onnxq.calibration.ranges import MinMax, RangeMethod
-from onnxq.numerics.numerics import Array
+from onnxq.numerics.affine import Array
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.spool import Activations
 from onnxq.calibration.stage import Stage, stages
 from onnxq.ir import Graph, optional
+from onnxq.numerics.affine import Parameters, QTensor, quantize
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import Parameters, QTensor, quantize
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import bias_of
 from onnxq.runtime.sessions import Array

@@ -215,7 +215,7 @@ def note(notes: dict[str, str], standing: Standing) -> None:
     >>> notes
     {'train': 'loss 0.0123, 20.0 dB'}
     """
-    from onnxq.numerics.ratios import decibels
+    from onnxq.numerics.affine import decibels
 
     told = f"loss {standing.loss:.3g}, {decibels(standing.noise):.1f} dB"
     notes["blocks" if standing.block else "train"] = told

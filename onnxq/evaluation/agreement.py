@@ -21,7 +21,7 @@ from onnxq.evaluation.comparison import EngineView, View, Views
 from onnxq.evaluation.outputs import Part
 from onnxq.evaluation.reference import Reference, run_beside
 from onnxq.evaluation.sqnr import DetailedTally, WorstPlace, traced, worst_places
-from onnxq.numerics.numerics import signal_to_noise
+from onnxq.numerics.affine import signal_to_noise
 from onnxq.runtime.engine import Engine
 from onnxq.system.publish import staging
 from onnxq.system.records import to_plain

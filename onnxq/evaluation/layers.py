@@ -19,7 +19,7 @@ from onnxq.calibration.stage import Stage, stages
 from onnxq.calibration.taps import tensor_types
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError
-from onnxq.numerics.numerics import signal_to_noise
+from onnxq.numerics.affine import signal_to_noise
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.runtime.sessions import Array
 from onnxq.system.records import to_plain

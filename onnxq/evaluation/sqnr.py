@@ -32,7 +32,7 @@ from onnxq.evaluation.probabilities import (
     unseen_noise,
     unsure_rows,
 )
-from onnxq.numerics.numerics import signal_to_noise
+from onnxq.numerics.affine import signal_to_noise
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import cached_by_array
 

@@ -8,9 +8,9 @@ from onnxq.ir import Tensor, Variable
 from onnxq.lowering.emit import Emit
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import stored_scale
+from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.kernel_blobs import Blobs, pack_gather_blocks, pack_matmul_nbits
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.ort_packing import Blobs, pack_gather_blocks, pack_matmul_nbits
 from onnxq.numerics.spec import Spec, Storage
 
 DOMAIN: Final = "com.microsoft"

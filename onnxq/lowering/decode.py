@@ -11,7 +11,7 @@ from onnxq.lowering import native, words
 from onnxq.lowering.layout import Layout
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 from onnxq.numerics.spec import Spec, Storage
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxq.numerics.numerics import Parameters, QTensor
+from onnxq.numerics.affine import Parameters, QTensor
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from onnx import TensorProto
 
 from onnxq.ir import Constant, Tensor, Variable
 from onnxq.lowering.node_chain import Chain
+from onnxq.numerics.affine import Array
 from onnxq.numerics.formats import FORMATS, Format
-from onnxq.numerics.numerics import Array
 
 # onnxruntime has no kernel that reads these: a 4-bit pattern is looked up, and each 6-bit float is an 8-bit one.
 _INSTEAD: Final = {

@@ -19,8 +19,8 @@ from onnxq.ir import (
     Variable,
     constant,
 )
+from onnxq.numerics.affine import Array
 from onnxq.numerics.formats import Format
-from onnxq.numerics.numerics import Array
 from onnxq.numerics.packing import pack
 
 

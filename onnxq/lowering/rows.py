@@ -10,8 +10,8 @@ from onnxq.lowering import native, words
 from onnxq.lowering.layout import Layout
 from onnxq.lowering.node_chain import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, zero_point_numbers
+from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import Format
-from onnxq.numerics.numerics import QTensor
 from onnxq.numerics.spec import Spec, Storage
 
 

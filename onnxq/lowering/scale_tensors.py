@@ -9,8 +9,8 @@ from onnx import TensorProto
 
 from onnxq.ir import Tensor, onnx_dtype
 from onnxq.lowering.node_chain import Chain
-from onnxq.numerics.numerics import Array, QTensor
-from onnxq.numerics.scale_formats import scale_format_named
+from onnxq.numerics.affine import Array, QTensor
+from onnxq.numerics.formats import scale_format_named
 from onnxq.numerics.spec import Spec
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from onnxq.ir import Constant, Tensor, Variable
 from onnxq.lowering.native import look_up
 from onnxq.lowering.node_chain import Chain
+from onnxq.numerics.affine import Array
 from onnxq.numerics.formats import Format
-from onnxq.numerics.numerics import Array
 from onnxq.numerics.packing import pack_rows, pack_words
 
 _WORD = np.dtype(np.uint32)

@@ -11,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.errors import SchemeError
+from onnxq.numerics.affine import Parameters, QTensor, block_range
 from onnxq.numerics.blocks import block_shape, pieces
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.numerics import Parameters, QTensor
-from onnxq.numerics.scale_formats import scale_format_named
-from onnxq.numerics.scales import block_range
+from onnxq.numerics.formats import Format, format_named, scale_format_named
 from onnxq.numerics.spec import Granularity, Method, Rounding, Spec
 
 Floats = npt.NDArray[np.float32]

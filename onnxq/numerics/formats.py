@@ -1,4 +1,4 @@
-"""Number formats: the one table that lists what a code may be and how a real number becomes one."""
+"""Number formats: the tables of quantized types and of scale types, and how a real number is rounded to each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,125 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnxq.errors import check_name
-from onnxq.numerics.codebooks import Codebook
-from onnxq.numerics.minifloats import Minifloat, narrowed
+
+# --- minifloats -----------------------------------------------------------------------------------------------------
+
+_SIGN_FREE = 0x7FFFFFFF
+_EXPONENT = 0x7F800000
+_MANTISSA_BITS = 23
+_BIAS = 127
+
+
+@dataclass(frozen=True)
+class Minifloat:
+    """The bit layout of a sign, ``exponent_bits`` and ``mantissa_bits``, with denormals as IEEE 754 has them.
+
+    Attributes:
+        exponent_bits: bits of the exponent, biased by ``2 ** (exponent_bits - 1) - 1``.
+        mantissa_bits: bits of the mantissa behind the leading one.
+        maximum: largest finite magnitude; what is beyond saturates to it.
+        nan: the positive code of NaN; None when the format has none, then NaN rounds to zero.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    maximum: float
+    nan: int | None = None
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    def encode_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.uint8]) -> None:
+        """Round to the nearest code, ties to even, saturating, and write the codes.
+
+        A power of two is added whose last place is the spacing of the grid at the value: the addition itself rounds,
+        and the low bits of the sum are the significand.
+
+        Args:
+            values: contiguous; used as scratch and lost.
+            codes: receives the bit patterns, shape of ``values``.
+        """
+        dropped = _MANTISSA_BITS - self.mantissa_bits
+        # The exponent field of the smallest normal number: below it the grid is as fine as at it.
+        smallest = (_BIAS + 2 - 2 ** (self.exponent_bits - 1)) << _MANTISSA_BITS
+        bits = values.view(np.int32)
+        sign = bits >> 31
+        sign &= 1 << (self.bits - 1)
+        bits &= _SIGN_FREE
+        np.clip(values, 0.0, self.maximum, out=values)
+        exponent = bits & _EXPONENT
+        np.clip(exponent, smallest, _EXPONENT, out=exponent)
+        exponent += dropped << _MANTISSA_BITS
+        values += exponent.view(np.float32)
+        bits -= exponent
+        exponent -= smallest + (dropped << _MANTISSA_BITS)
+        exponent >>= dropped
+        bits += exponent
+        bits |= sign
+        np.copyto(codes, bits, casting="unsafe")
+
+
+def narrowed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """Return a float32 copy that any coarser rounding treats as it would the original: float64 is rounded to odd.
+
+    Rounding to odd keeps in the last bit that something was cut off, so that no false tie comes up (Boldo and
+    Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    # Above float32's largest number nothing is left to round.
+    with np.errstate(over="ignore"):
+        nearest = values.astype(np.float32)
+    if values.dtype != np.float64:
+        return nearest
+    back = nearest.astype(np.float64)
+    finite = np.isfinite(nearest)
+    bits = nearest.view(np.int32)
+    bits -= (np.abs(back) > np.abs(values)) & finite
+    bits |= (back != values) & finite
+    return nearest
+
+
+# --- codebooks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """The number that each code stands for.
+
+    Attributes:
+        numbers: in ascending order, zero among them.
+    """
+
+    numbers: tuple[float, ...]
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code."""
+        return (len(self.numbers) - 1).bit_length()
+
+    @property
+    def zero(self) -> int:
+        """The code of zero."""
+        return self.numbers.index(0.0)
+
+    @cached_property
+    def _middles(self) -> npt.NDArray[np.float32]:
+        exact = np.array(self.numbers)
+        middles: npt.NDArray[np.float32] = ((exact[:-1] + exact[1:]) / 2).astype(np.float32)
+        return middles
+
+    def encode_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.uint8]) -> None:
+        """Write the code of the nearest number, of the lower one in the middle between two.
+
+        Args:
+            values: of any shape.
+            codes: receives the codes, shape of ``values``.
+        """
+        np.copyto(codes, np.searchsorted(self._middles, values), casting="unsafe")
+
+
+# --- number formats -------------------------------------------------------------------------------------------------
 
 # 1.5 * 2**23: adding it rounds a small float32 to an integer, ties to even, whose two's complement fills the low bits.
 _ROUNDER = np.float32(12582912.0)
@@ -206,3 +323,96 @@ def format_named(name: str) -> Format:
     """
     check_name("number format", name, FORMATS)
     return FORMATS[name]
+
+
+# --- scale formats --------------------------------------------------------------------------------------------------
+
+Scales = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ScaleFormat:
+    """A type that stores scales.
+
+    What the three methods return is of the grid, within ``[smallest, maximum]``: positive, finite, and neither zero
+    nor NaN. float32, float16 and bfloat16 scales are never denormal, because a division by one overflows.
+
+    Attributes:
+        name: the name users write, such as ``float16``.
+        onnx_type: ``TensorProto.DataType`` of stored scales; ``ue4m3`` is a positive FLOAT8E4M3FN.
+        dtype: numpy dtype of one stored scale.
+        maximum: largest scale.
+        smallest: smallest scale.
+    """
+
+    name: str
+    onnx_type: int
+    dtype: np.dtype[np.generic]
+    maximum: float
+    smallest: float
+
+    def round_up(self, scales: Scales) -> npt.NDArray[np.float32]:
+        """Return the smallest scale of the format that is not below each given one, so that no code is clipped.
+
+        >>> SCALE_FORMATS["ue4m3"].round_up(np.array([0.3, 500.0])).tolist()
+        [0.3125, 448.0]
+        """
+        return self._neighbours(scales)[1]
+
+    def round_down(self, scales: Scales) -> npt.NDArray[np.float32]:
+        """Return the largest scale of the format that is not above each given one."""
+        return self._neighbours(scales)[0]
+
+    def round_nearest(self, scales: Scales) -> npt.NDArray[np.float32]:
+        """Return the nearest scale of the format; between two equally near the one with an even code."""
+        below, above = self._neighbours(scales)
+        exact = self._inside(scales)
+        gap = (above.astype(np.float64) - exact) - (exact - below.astype(np.float64))
+        odd = self._codes(below) & 1 == 1
+        rounded: npt.NDArray[np.float32] = np.where((gap < 0) | ((gap == 0) & odd), above, below)
+        return rounded
+
+    def _inside(self, scales: Scales) -> npt.NDArray[np.float64]:
+        return np.clip(np.asarray(scales, np.float64), self.smallest, self.maximum)
+
+    def _codes(self, scales: Scales) -> npt.NDArray[np.unsignedinteger]:
+        """Return the bit patterns, which are in the order of the positive values."""
+        codes: npt.NDArray[np.unsignedinteger] = scales.astype(self.dtype).view(f"u{self.dtype.itemsize}")
+        return codes
+
+    def _neighbours(self, scales: Scales) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return the grid's values at or below, and at or above each scale."""
+        exact = self._inside(scales)
+        codes = self._codes(exact)
+        found = codes.view(self.dtype).astype(np.float64)
+        below = (codes - (found > exact)).view(self.dtype).astype(np.float32)
+        above = (codes + (found < exact)).view(self.dtype).astype(np.float32)
+        return below, above
+
+
+def _normal(name: str, onnx_type: int, dtype: type) -> ScaleFormat:
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return ScaleFormat(name, onnx_type, np.dtype(dtype), float(limits.max), float(limits.smallest_normal))
+
+
+_SCALE_TABLE = (
+    _normal("float32", TensorProto.FLOAT, np.float32),
+    _normal("float16", TensorProto.FLOAT16, np.float16),
+    _normal("bfloat16", TensorProto.BFLOAT16, ml_dtypes.bfloat16),
+    # 2**-127 is a code, but denormal in the float32 that it is multiplied in. The number is that of FLOAT8E8M0.
+    ScaleFormat("e8m0", 24, np.dtype(ml_dtypes.float8_e8m0fnu), 2.0**127, 2.0**-126),
+    ScaleFormat("ue4m3", TensorProto.FLOAT8E4M3FN, np.dtype(ml_dtypes.float8_e4m3fn), 448.0, 2.0**-9),
+)
+
+SCALE_FORMATS: Mapping[str, ScaleFormat] = MappingProxyType({row.name: row for row in _SCALE_TABLE})
+"""Every scale format by name. A new one is one more line in the table above."""
+
+
+def scale_format_named(name: str) -> ScaleFormat:
+    """Return the row of SCALE_FORMATS called ``name``.
+
+    Raises:
+        SchemeError: no such scale format; the message suggests the nearest one.
+    """
+    check_name("scale format", name, SCALE_FORMATS)
+    return SCALE_FORMATS[name]

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.numerics.affine import Doubles, Floats, Parameters, on_grid, quantize, spec_parameters
 from onnxq.numerics.blocks import grid_shape, pieces
 from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.numerics import Parameters, quantize
-from onnxq.numerics.scales import Doubles, Floats, on_grid, spec_parameters
 from onnxq.numerics.spec import Method, Spec
 
 Measure = Callable[[Doubles], Doubles]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from onnxq.errors import SchemeError, check_type, parse_choice
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.scale_formats import scale_format_named
+from onnxq.numerics.formats import Format, format_named, scale_format_named
 
 # Burn's blocks have as many at most.
 _MOST_AXES = 5

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.formats import FORMATS, Format
-from onnxq.numerics.numerics import Parameters, QTensor
 
 EPSILON = float(np.finfo(np.float32).eps)
 """The smallest scale."""

@@ -17,10 +17,9 @@ from onnxq.ir import Constant, Node, Tensor, is_fixed, onnx_dtype, operator_key,
 from onnxq.lowering import Emit, decoder_opset, is_kernel_block, takes_blob
 from onnxq.numerics.blocks import block_shape, grid_shape
 from onnxq.numerics.burn import check as check_burn
-from onnxq.numerics.formats import format_named
-from onnxq.numerics.kernel_blobs import unfilled_rows
+from onnxq.numerics.formats import format_named, scale_format_named
+from onnxq.numerics.ort_packing import unfilled_rows
 from onnxq.numerics.pairs import Pairs, may_be_paired
-from onnxq.numerics.scale_formats import scale_format_named
 from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight

@@ -10,7 +10,7 @@ from dataclasses import replace
 from onnxq.algorithms.folding import costly, folded
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.laboratory import Laboratory
 from onnxq.search.refining import Refined

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.config.scheme import Mode
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.alternatives import Way
 from onnxq.search.prices import Assignment

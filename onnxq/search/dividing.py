@@ -8,8 +8,8 @@ from functools import cache, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.compensating import Compensation, within
 from onnxq.algorithms.encoders import encode_weight, weight_sums
+from onnxq.algorithms.gptq import Compensation, Matrices, within
 from onnxq.algorithms.migration import Around, Factors, Migration
 from onnxq.algorithms.scaling import Divisible, divisible
 from onnxq.calibration.evidence import Evidence
@@ -18,7 +18,6 @@ from onnxq.calibration.requests import Request
 from onnxq.calibration.runner import collect
 from onnxq.calibration.workers import Threads
 from onnxq.ir import Node
-from onnxq.numerics.matrices import Matrices
 from onnxq.planning.plan import Plan, Weight
 from onnxq.search.effort import Accuracy
 from onnxq.search.folds import LARGE, Basis, Folds, Groups

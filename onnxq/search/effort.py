@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from onnxq.algorithms.compensating import GRAM_BYTES
+from onnxq.algorithms.gptq import GRAM_BYTES
 from onnxq.errors import SchemeError, unknown_name
 
 METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")

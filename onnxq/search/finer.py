@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.numerics.affine import decibels
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.ratios import decibels
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.search.handing_back import handed_back
 from onnxq.search.measures import Builds

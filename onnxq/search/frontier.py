@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.targets import Target
 from onnxq.search.alternatives import STATIC

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, Node, is_fixed, scopes
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import Target

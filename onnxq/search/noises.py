@@ -20,7 +20,7 @@ from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.value_range import Range
 from onnxq.config.scheme import Mode
-from onnxq.numerics.ratios import largest
+from onnxq.numerics.affine import largest
 from onnxq.planning.plan import Plan
 from onnxq.search.ranging import noise_share
 from onnxq.search.switchboard import Source

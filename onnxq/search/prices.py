@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.config.scheme import Mode
 from onnxq.ir import scopes
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.alternatives import STATIC, Alternative, Way
 from onnxq.search.assignment import Problem, cheapest, cost, is_coded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnxq.config.scheme import Mode
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.search.alternatives import Alternative
 from onnxq.search.costs import Costs
 

@@ -14,7 +14,7 @@ from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.range_table import range_text
 from onnxq.errors import tolerate
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.effort import Accuracy
 from onnxq.search.folds import Basis, Folds

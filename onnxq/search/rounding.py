@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache, partial, reduce
 from types import MappingProxyType
 
-from onnxq.algorithms.compensating import Compensation
 from onnxq.algorithms.encoders import weight_requests
+from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import NOTHING
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe

@@ -13,7 +13,7 @@ import numpy as np
 from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import check_name
 from onnxq.ir import Node, scopes
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Activation, Decision, Demotion
 from onnxq.search.costs import Costs
 from onnxq.search.kernel_times import UNTIMED

@@ -11,8 +11,8 @@ from onnxq.config.scheme import Spec
 from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, aim_of, enough_of
 from onnxq.ir import nodes
+from onnxq.numerics.affine import decibels
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.ratios import decibels
 from onnxq.ops import operator_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.choosing import SEARCH_RUNS, Chooser, Chosen

@@ -16,7 +16,7 @@ from onnxq.data.dataset import split
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Graph
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.refining import TRAINING, Gain
 from onnxq.system.resources import Progress

@@ -29,8 +29,8 @@ from onnxq.ir import (
     optional,
     producer,
 )
+from onnxq.numerics.affine import QTensor, quantize
 from onnxq.numerics.formats import FORMATS, format_named
-from onnxq.numerics.numerics import QTensor, quantize
 from onnxq.ops import operator_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan

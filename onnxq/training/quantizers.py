@@ -11,20 +11,21 @@ from torch import Tensor, nn
 
 from onnxq.algorithms.encoders import paired
 from onnxq.algorithms.migration import Around
-from onnxq.numerics.blocks import block_shape
-from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import (
+from onnxq.numerics.affine import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     Parameters,
     QTensor,
+    block_range,
     parameters_from_range,
     quantize,
+    quantize_bias,
+    spec_parameters,
 )
+from onnxq.numerics.blocks import block_shape
+from onnxq.numerics.formats import format_named
 from onnxq.numerics.pairs import scales_for_pairs
-from onnxq.numerics.scales import block_range, spec_parameters
 from onnxq.numerics.spec import Spec
-from onnxq.numerics.weights import quantize_bias
 from onnxq.planning.plan import Weight
 from onnxq.training.factors import Own, Times
 from onnxq.training.rounding import fake_quantized, fitted_values, spread, straight_through

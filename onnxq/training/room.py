@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onnxq.ir import Node
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 from onnxq.training.factors import Shared
 from onnxq.training.lessons import Batch
 from onnxq.training.losses import Task

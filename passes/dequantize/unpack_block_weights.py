@@ -12,7 +12,7 @@ import numpy as np
 from onnxq.errors import ModelError
 from onnxq.ir import Constant, Graph, Names, Node, Payload, Tensor, Variable, nodes, replace_nodes
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.kernel_blobs import unpack_matmul_nbits
+from onnxq.numerics.ort_packing import unpack_matmul_nbits
 from onnxq.numerics.packing import unpack_rows
 from onnxq.ops import check_inputs
 from onnxq.passes.dequantize.decoding import value_name

@@ -20,8 +20,8 @@ from onnxq.ir import (
     producer,
     replace_nodes,
 )
+from onnxq.numerics.affine import parameters_from_range, quantize
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import parameters_from_range, quantize
 from onnxq.passes.quantize.planned import planned_nodes
 from onnxq.planning.obstacles import slope_and_middle
 from onnxq.planning.plan import Plan

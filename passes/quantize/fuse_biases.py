@@ -21,9 +21,8 @@ from onnxq.ir import (
     remove_nodes,
     scopes,
 )
+from onnxq.numerics.affine import Parameters, QTensor, quantize_bias
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters, QTensor
-from onnxq.numerics.weights import quantize_bias
 from onnxq.rewrite import Changes, Pass
 
 # The other half of an int32 accumulator is left to the products.

@@ -23,8 +23,8 @@ from onnxq.ir import (
     replace_uses,
     scopes,
 )
+from onnxq.numerics.affine import SMALLEST_SCALE, Array, Parameters
 from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.numerics import SMALLEST_SCALE, Array, Parameters
 from onnxq.passes.quantize.planned import copy_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation, Plan

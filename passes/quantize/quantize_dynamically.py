@@ -11,7 +11,7 @@ from onnxq.algorithms.codes import Codes
 from onnxq.config.scheme import Granularity, Mode
 from onnxq.ir import Constant, Graph, Names, Node, Variable, constant, optional
 from onnxq.lowering import transposed
-from onnxq.numerics.numerics import Array
+from onnxq.numerics.affine import Array
 from onnxq.ops import OPERATORS
 from onnxq.passes.quantize.planned import Rewrite, correct_bias, rewrite_planned
 from onnxq.planning.plan import Plan, Weight

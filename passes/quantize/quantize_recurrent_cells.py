@@ -11,7 +11,7 @@ from onnxq.algorithms.codes import Codes
 from onnxq.config.scheme import Granularity, Mode
 from onnxq.ir import Constant, Graph, Names, Tensor, Variable, constant, is_fixed
 from onnxq.lowering.blobs import DOMAIN
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 from onnxq.passes.quantize.planned import planned_nodes
 from onnxq.planning.plan import Plan, Weight
 from onnxq.rewrite import Changes, Pass

@@ -10,7 +10,7 @@ from onnxq.algorithms.codes import Codes
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, Names, Node, Variable, insert_nodes, is_fixed, operator_key
 from onnxq.lowering import Chain
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 from onnxq.ops import OPERATORS
 from onnxq.passes.quantize.planned import correct_bias, planned_nodes
 from onnxq.planning.plan import Decision, Plan

@@ -16,7 +16,7 @@ from onnxq.lowering import (
     takes_blob,
     transposed,
 )
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 from onnxq.passes.quantize.planned import Rewrite, correct_bias, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.rewrite import Changes, Pass

@@ -18,7 +18,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 from onnxq.passes.quantize.planned import correct_bias, planned_nodes
 from onnxq.planning.plan import Plan, Weight
 from onnxq.rewrite import Changes, Pass

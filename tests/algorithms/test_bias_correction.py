@@ -15,7 +15,7 @@ from onnxq.algorithms.codes import Codes, encode_with
 from onnxq.algorithms.encoders import encode_weight
 from onnxq.config.scheme import Granularity, Method, Mode, Spec
 from onnxq.ir import Graph, read_model, to_model
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
     DecodeWeights,

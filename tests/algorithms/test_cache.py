@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 from onnxq.algorithms.cache import CodesCache
 from onnxq.ir import constant, load
 from onnxq.ir.spill import spilling
+from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters, QTensor
 
 
 def codes(size: int) -> QTensor:

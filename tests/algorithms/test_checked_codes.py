@@ -11,9 +11,9 @@ import pytest
 
 from onnxq.algorithms.checked_codes import checked
 from onnxq.algorithms.encoders import encode_array
+from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.blocks import block_shape
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters, QTensor
 from onnxq.numerics.spec import Granularity, Spec
 
 SHAPE = (40, 3)
@@ -130,7 +130,7 @@ def test_what_is_not_as_the_spec_says_has_its_sentence(found: QTensor, spec: Spe
 
 @pytest.mark.parametrize("found", [None, VALUES, (VALUES, 1.0)])
 def test_what_is_no_codes_is_told(found: object) -> None:
-    with pytest.raises(TypeError, match=f"it returned {type(found).__name__}, expected an onnxq.numerics.numerics.QT"):
+    with pytest.raises(TypeError, match=f"it returned {type(found).__name__}, expected an onnxq.numerics.affine.QT"):
         looked_at(found, BLOCKS)
 
 

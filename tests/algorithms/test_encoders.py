@@ -11,16 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.algorithms.compensating import Compensation, Terms
 from onnxq.algorithms.encoders import ENCODERS, encode_array, encode_weight, encoder_of
+from onnxq.algorithms.gptq import Compensation, Matrices, Moments, Terms
 from onnxq.errors import ModelError
 from onnxq.numerics import burn
-from onnxq.numerics.compensation import Moments
-from onnxq.numerics.formats import FORMATS, Format
-from onnxq.numerics.matrices import Matrices
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, Format
 from onnxq.numerics.pairs import Pairs, fitted
-from onnxq.numerics.scale_formats import SCALE_FORMATS
 from onnxq.numerics.spec import Granularity, Method, Spec
 from onnxq.planning.plan import Weight
 

@@ -13,8 +13,8 @@ from packaged_encoders import HALVED, SEEING, installed_package
 
 from onnxq.algorithms.cache import CodesCache
 from onnxq.algorithms.codes import encode_with
-from onnxq.algorithms.compensating import Compensation
 from onnxq.algorithms.encoders import encode_array, encode_weight, encoder_named, encoder_of, weight_requests
+from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.recipe import USUAL, Recipe
 from onnxq.calibration.data import Data
 from onnxq.calibration.evidence import Evidence
@@ -23,7 +23,7 @@ from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph, as_graph
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 from onnxq.numerics.pairs import Pairs
 from onnxq.numerics.spec import Granularity, Method, Spec
 from onnxq.pipeline import quantize

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from observations import evidence
 
-from onnxq.algorithms.compensating import Compensation
+from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.noting import noted, recipe_of
 from onnxq.algorithms.recipe import USUAL, Recipe

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
-from onnxq.algorithms.compensating import Compensation
+from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.range_choice import RangeChoice
 from onnxq.algorithms.recipe import USUAL, Recipe
 from onnxq.calibration.ranges import MinMax, Percentile

@@ -26,8 +26,8 @@ from onnxq.calibration.ranges import Percentile
 from onnxq.calibration.stage import stages
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model, save
+from onnxq.numerics.affine import Array, QTensor, parameters_from_range, quantize
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Array, QTensor, parameters_from_range, quantize
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run

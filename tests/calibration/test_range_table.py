@@ -31,8 +31,8 @@ from onnxq.calibration.ranges import Extremes, Fixed, MinMax, MovingAverage, Per
 from onnxq.calibration.squared_error import Grid, MeanSquaredError, expected_errors
 from onnxq.calibration.value_range import Range
 from onnxq.errors import DataError, SchemeError
+from onnxq.numerics.affine import parameters_from_range, quantize
 from onnxq.numerics.formats import FORMATS, format_named
-from onnxq.numerics.numerics import parameters_from_range, quantize
 from onnxq.numerics.spec import Spec
 from onnxq.system import plugins
 

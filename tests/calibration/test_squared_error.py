@@ -9,8 +9,8 @@ from observations import AFFINE, seen
 
 from onnxq.calibration.ranges import MinMax, bins_of_data
 from onnxq.calibration.squared_error import Grid, MeanSquaredError, expected_errors
+from onnxq.numerics.affine import parameters_from_range, quantize
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import parameters_from_range, quantize
 from onnxq.numerics.spec import Spec
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)

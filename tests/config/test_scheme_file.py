@@ -15,8 +15,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
 from onnxq.config.scheme_file import load_scheme, scheme_named
 from onnxq.errors import SchemeError
-from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.scale_formats import SCALE_FORMATS
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS
 
 
 def write(folder: Path, text: str) -> Path:

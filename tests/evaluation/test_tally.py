@@ -10,7 +10,7 @@ import pytest
 from onnxq.evaluation.bounds import RISK, lower_bound, of_files
 from onnxq.evaluation.outputs import Part
 from onnxq.evaluation.sqnr import DetailedTally, trust
-from onnxq.numerics.numerics import signal_to_noise
+from onnxq.numerics.affine import signal_to_noise
 
 
 def tally_of(*pairs: tuple[object, object]) -> DetailedTally:

@@ -19,8 +19,7 @@ from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Spec, Storage
 from onnxq.errors import SchemeError
 from onnxq.ir import Graph, Node, Variable, constant, remove_unused, to_model
-from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.scale_formats import SCALE_FORMATS
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS
 from onnxq.passes import DecodeWeights, ShareInitializers, StoreWeights
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.weights import decide_weights

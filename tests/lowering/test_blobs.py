@@ -10,7 +10,7 @@ from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Spec, Storage
 from onnxq.ir import Graph, Names, Tensor, Variable, constant, to_model
 from onnxq.lowering import Chain, fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
-from onnxq.numerics.numerics import QTensor
+from onnxq.numerics.affine import QTensor
 from onnxq.runtime.sessions import open_session, run
 
 FLOAT = np.dtype(np.float32)

@@ -15,8 +15,8 @@ from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
 from onnxq.ir import Graph, Names, to_model
 from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
+from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import QTensor
 from onnxq.planning.weights import decide_weights
 
 # Convolutions multiply no codes, so that weight-only stores their weights.

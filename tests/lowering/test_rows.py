@@ -15,8 +15,8 @@ from onnxq.config.scheme import Granularity, Spec, Storage
 from onnxq.ir import Graph, Names, Node, Variable, to_model
 from onnxq.lowering import Chain, decode_rows
 from onnxq.lowering.rows import is_packed
+from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.numerics import QTensor
 from onnxq.runtime.sessions import open_session, run
 
 TABLE = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)

@@ -11,8 +11,8 @@ from onnxq.config.scheme import Spec
 from onnxq.ir import Constant, Graph, Names
 from onnxq.lowering import Chain
 from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
-from onnxq.numerics.numerics import QTensor
-from onnxq.numerics.scale_formats import SCALE_FORMATS
+from onnxq.numerics.affine import QTensor
+from onnxq.numerics.formats import SCALE_FORMATS
 
 
 def quantized(spec: Spec) -> QTensor:

@@ -7,7 +7,7 @@ import pytest
 
 from onnxq.errors import SchemeError
 from onnxq.numerics.burn import encode, half_away, stored_scale
-from onnxq.numerics.scale_formats import SCALE_FORMATS
+from onnxq.numerics.formats import SCALE_FORMATS
 from onnxq.numerics.spec import Granularity, Method, Rounding, Spec
 
 RAMP = np.array([-1.8, -1.0, 0.0, 0.5], np.float32)

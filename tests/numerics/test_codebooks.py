@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.numerics.codebooks import Codebook
+from onnxq.numerics.formats import Codebook
 
 BOOK = Codebook((-2.0, -0.5, 0.0, 1.0))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.numerics.minifloats import Minifloat, narrowed
+from onnxq.numerics.formats import Minifloat, narrowed
 
 LAYOUTS = {
     "float8_e4m3fn": Minifloat(4, 3, 448.0, 0x7F),

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from onnxq.numerics.affine import Parameters, quantize
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters, quantize
 from onnxq.numerics.pairs import MOST, Pairs, fitted, scales_for_pairs
 
 NARROW = FORMATS["int8-narrow"]

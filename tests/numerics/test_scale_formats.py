@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from onnxq.errors import SchemeError
-from onnxq.numerics.scale_formats import SCALE_FORMATS, ScaleFormat, scale_format_named
+from onnxq.numerics.formats import SCALE_FORMATS, ScaleFormat, scale_format_named
 
 ALL = list(SCALE_FORMATS.values())
 every_format = pytest.mark.parametrize("format", ALL, ids=list(SCALE_FORMATS))

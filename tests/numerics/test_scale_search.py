@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from onnxq.algorithms.encoders import encode_array
+from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import QTensor
 from onnxq.numerics.scale_search import block_error, root, square
 from onnxq.numerics.spec import Granularity, Method, Spec
 

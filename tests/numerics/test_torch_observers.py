@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxq.numerics.affine import Parameters
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters
 from onnxq.numerics.torch_observers import EPSILON, Observer, fixed_parameters, quantize
 
 UINT8 = FORMATS["uint8"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.search.noises import LARGEST_NOISE, Noises, measure_noises, spread_noise, worst
 from onnxq.search.switchboard import Source
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.algorithms.compensating import Compensation
 from onnxq.algorithms.encoders import weight_requests
+from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.data import Data

@@ -13,7 +13,7 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import load, read_model, save
-from onnxq.numerics.ratios import decibels
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named

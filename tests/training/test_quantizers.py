@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from onnxq.algorithms.encoders import encode_weight
+from onnxq.numerics.affine import Parameters, QTensor, parameters_from_range
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters, QTensor, parameters_from_range
 from onnxq.numerics.pairs import Pairs, fitted
 from onnxq.numerics.spec import Granularity, Method, Spec
 from onnxq.planning.plan import Weight

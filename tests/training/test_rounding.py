@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from onnxq.numerics.affine import Parameters, dequantize, quantize
 from onnxq.numerics.formats import FORMATS, Format
-from onnxq.numerics.numerics import Parameters, dequantize, quantize
 from onnxq.training.rounding import dynamically_quantized, fake_quantized, spread, straight_through
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))

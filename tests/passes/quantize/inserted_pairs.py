@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnxq.algorithms.codes import Codes
 from onnxq.config.scheme import Mode, Spec
 from onnxq.ir import Graph, as_graph, to_model
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import InsertQuantizeDequantize
 from onnxq.planning.plan import Activation, Decision, Plan

@@ -19,7 +19,7 @@ from onnxq.algorithms.codes import Codes, encode
 from onnxq.algorithms.migration import Factors
 from onnxq.config.presets import preset_named
 from onnxq.ir import Graph, as_graph, load, save, to_model
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import InsertQuantizeDequantize, LiftConstants, QuantizeWeights
 from onnxq.planning.plan import Plan

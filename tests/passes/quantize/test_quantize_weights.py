@@ -14,7 +14,7 @@ from onnx import ModelProto
 from onnxq.algorithms.codes import Codes, encode_with
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import Graph, as_graph, constant, scopes, to_model
-from onnxq.numerics.numerics import Parameters
+from onnxq.numerics.affine import Parameters
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
     InsertQuantizeDequantize,

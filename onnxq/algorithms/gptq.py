@@ -1,24 +1,78 @@
-"""Error-compensating rounding: codes whose errors cancel in the sums that a product computes.
+"""GPTQ: rounding whose errors cancel in the sums that a matrix multiplication or convolution computes.
 
-A product with data x makes of the rounding errors e of one output channel the error e . x, whose mean square is
-e H e^T with the Gram matrix H = E[x x^T]. Rounding one value at a time, and letting those that follow make up for what
-is lost, keeps that sum small although single values move away from their nearest codes (GPTQ: Frantar et al.,
-"Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022).
+A node that multiplies activations x makes of the rounding errors e of one output channel the error e . x, whose mean
+square is e H e^T with the Gram matrix H = E[x x^T]. Rounding one value at a time, and letting the values that follow
+make up for what is lost, keeps that sum small, although single values move away from their nearest quantized values
+(Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
 
-from onnxq.numerics.formats import Format
-from onnxq.numerics.matrices import Matrices
-from onnxq.numerics.numerics import Parameters, QTensor
+from onnxq.calibration.gram import Gram
+from onnxq.calibration.requests import Option, Request
+from onnxq.ir import Node, Variable
+from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.spec import Method, Spec
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A weight seen as one matrix for each group of channels: a row for each output, a column for each term of a sum.
+
+    Attributes:
+        split: shape of the weight with the groups apart from what they hold.
+        order: axes of ``split`` in the order groups, rows, columns.
+        shape: (groups, rows, columns).
+
+    >>> Matrices.of_product((3, 4)).view(np.arange(12).reshape(3, 4))[0, 1]
+    array([1, 5, 9])
+    """
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, int, int]
+
+    @classmethod
+    def of_product(cls, shape: tuple[int, int], *, transposed: bool = False) -> Matrices:
+        """Return those of a weight of shape (columns, rows), or (rows, columns) when it is transposed."""
+        if transposed:
+            return cls((1, *shape), (0, 1, 2), (1, *shape))
+        return cls((1, *shape), (0, 2, 1), (1, shape[1], shape[0]))
+
+    @classmethod
+    def of_convolution(cls, shape: tuple[int, ...], groups: int) -> Matrices:
+        """Return those of a Conv's weight of shape (rows of all groups, channels of one, *kernel)."""
+        whole = groups, shape[0] // groups, math.prod(shape[1:])
+        return cls(whole, (0, 1, 2), whole)
+
+    @classmethod
+    def of_cell(cls, shape: tuple[int, ...]) -> Matrices:
+        """Return those of a recurrent cell's weight of shape (directions, rows, columns)."""
+        directions, rows, columns = shape
+        return cls((directions, rows, columns), (0, 1, 2), (directions, rows, columns))
+
+    def view(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values of the weight's shape as an array of shape (groups, rows, columns)."""
+        return values.reshape(self.split).transpose(self.order).reshape(self.shape)
+
+    def back(self, values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Return the array of the weight's shape that ``view`` makes these values of."""
+        turned = values.reshape([self.split[axis] for axis in self.order])
+        return np.ascontiguousarray(turned.transpose(np.argsort(self.order))).reshape(shape)
+
+
+# --- arithmetic: Gram matrices and rounding -------------------------------------------------------------------------
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -273,3 +327,163 @@ def _factorized(rows: Rows, order: Order, size: float, damping: float, factor: F
             last = min(first + _BLOCK, count)
             factor[first:last, stop:last] -= below[first - stop : last - stop] @ below[: last - stop].T
     return True
+
+
+# --- which weights get it, and what calibration has to observe for it -----------------------------------------------
+
+ROWS: Final = 8192
+"""Rows of data that Gram matrices are made of, from all samples together."""
+GRAM_BYTES: Final = 1 << 30
+"""Bytes that the Gram matrices of a group of samples take at most, unless less is wanted."""
+# Of convolutions in groups, whose many matrices have few columns, one row in so many.
+_GROUPED = 8
+
+_CELLS = frozenset({"GRU", "LSTM", "RNN"})
+_MOST_BITS = 8
+_WEIGHT, _RECURRENCE = 1, 2
+_FLOAT64_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How a weight is multiplied.
+
+    Attributes:
+        request: what is to be seen of its data.
+        matrices: how the weight is matrices that multiply it.
+    """
+
+    request: Request
+    matrices: Matrices
+
+    @property
+    def gram_bytes(self) -> int:
+        """Bytes that the Gram matrices of its data take at most."""
+        groups, _, columns = self.matrices.shape
+        return groups * columns * columns * _FLOAT64_BYTES
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """Error-compensating rounding, and the weights that get it.
+
+    Attributes:
+        rows: most rows of data that each sample shows.
+        damping: share of the mean of a Gram matrix's diagonal that is added to it.
+        bits: weights of more bits are rounded.
+        memory: bytes that all Gram matrices may take; weights whose matrices have no room are rounded.
+    """
+
+    rows: int
+    damping: float = DAMPING
+    bits: int = _MOST_BITS
+    memory: int = GRAM_BYTES
+
+    @classmethod
+    def of_samples(
+        cls, samples: int, damping: float = DAMPING, bits: int = _MOST_BITS, memory: int = GRAM_BYTES
+    ) -> Compensation:
+        """Return one whose Gram matrices have about ``ROWS`` rows when each of so many samples shows as many.
+
+        >>> Compensation.of_samples(100).rows
+        82
+        """
+        return cls(-(-ROWS // max(samples, 1)), damping, bits, memory)
+
+    def covers(self, spec: Spec) -> bool:
+        """Whether weights of a Spec get it; what a package's encoder chooses stays."""
+        free = isinstance(spec.method, Method) and not spec.is_followed
+        return free and format_named(spec.format).bits <= min(self.bits, _MOST_BITS)
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What is known of the data that a weight multiplies.
+
+    Attributes:
+        moments: of the terms that the columns of its matrices are multiplied with.
+        matrices: how the weight is matrices that multiply it.
+        damping: share of the mean of a Gram matrix's diagonal that is added to it.
+    """
+
+    moments: Moments
+    matrices: Matrices
+    damping: float = DAMPING
+
+
+def sums_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
+    """Return how a node multiplies its input of that index and shape, where that is known.
+
+    Args:
+        node: of a prepared graph.
+        index: of the weight among its inputs.
+        shape: of the weight.
+        rows: most rows of data that each sample shows.
+    """
+    if node.op in _CELLS:
+        return _recurrent_sums(node, index, shape, rows)
+    data: Any = node.inputs[0]
+    if not isinstance(data, Variable) or index != _WEIGHT:
+        return None
+    if node.op == "Conv":
+        return _patches(node, data, shape, rows)
+    if node.op in ("Gemm", "MatMul") and len(shape) == 2:
+        transposed = node.op == "Gemm" and bool(node.attrs.get("transB", 0))
+        axis = 0 if node.op == "Gemm" and node.attrs.get("transA", 0) else -1
+        request = Request.of(data.name, "gram", axis, rows=rows)
+        return Sums(request, Matrices.of_product((shape[0], shape[1]), transposed=transposed))
+    return None
+
+
+def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> Sums | None:
+    pads = [int(pad) for pad in node.attrs.get("pads", ())]
+    if node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or min(pads, default=0) < 0:
+        return None
+    groups = int(node.attrs.get("group", 1))
+    extents = {"kernel": shape[2:], "pads": pads}
+    extents |= {name: node.attrs[name] for name in ("strides", "dilations") if name in node.attrs}
+    options: dict[str, Option] = {name: ",".join(map(str, numbers)) for name, numbers in extents.items() if numbers}
+    rows = rows if groups == 1 else -(-rows // _GROUPED)
+    request = Request.of(data.name, "gram", 1, rows=rows, groups=groups, **options)
+    return Sums(request, Matrices.of_convolution(shape, groups))
+
+
+def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
+    """Return how a cell of one direction multiplies its weights.
+
+    What it gives at one step is what it multiplies at the next; of that, only the first state is not seen.
+    """
+    data: Any = node.inputs[0] if index == _WEIGHT else node.outputs[0] if index == _RECURRENCE else None
+    if not isinstance(data, Variable) or data.is_empty() or shape[0] != 1 or node.attrs.get("layout", 0):
+        return None
+    return Sums(Request.of(data.name, "gram", -1, rows=rows), Matrices.of_cell(shape))
+
+
+def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
+    """Yield the requests of the smallest sizes that have room in the memory together."""
+    for request, size in sorted(sizes.items(), key=lambda one: one[1]):
+        memory -= size
+        if memory < 0:
+            return
+        yield request
+
+
+def terms_of(gram: Gram, sums: Sums, factors: NDArray[np.float64] | None, damping: float, *, corrected: bool) -> Terms:
+    """Return what is known of the data that a weight multiplies.
+
+    Args:
+        gram: what was seen of it.
+        sums: how the weight multiplies it.
+        factors: what each of its terms is divided by, in the weight's shape; None where none is.
+        damping: share of the mean of a Gram matrix's diagonal that is added to it.
+        corrected: whether a bias makes up for what is lost in the mean.
+    """
+    products, means = gram.moments(np.float32), gram.means()
+    if factors is not None:
+        # Every output is multiplied with the same terms.
+        each = sums.matrices.view(factors)[:, 0]
+        # A matrix that is not finite, as that of very large values is not, is not used.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            products /= (each[:, :, None] * each[:, None]).astype(np.float32)
+        means = means / each
+    return Terms(Moments(products, means if corrected else None), sums.matrices, damping)

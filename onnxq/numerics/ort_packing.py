@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.errors import SchemeError
+from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.numerics import Parameters, QTensor
 from onnxq.numerics.packing import pack_rows, pack_words, unpack_rows, unpack_words
 
 Bytes = npt.NDArray[np.uint8]

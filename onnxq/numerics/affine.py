@@ -1,0 +1,364 @@
+"""Affine quantization of arrays: ranges to scales and zero points, values to quantized values and back. Knows no graph.
+
+One invariant covers per-tensor, per-channel and per-block scales: along every axis a scale serves a block of equal
+extent, of which the last may be partial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from onnxq.numerics.blocks import PIECE, grid_shape, pieces
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, Format, ScaleFormat, format_named, scale_format_named
+from onnxq.numerics.spec import Rounding, Spec
+
+Array = npt.NDArray[Any]
+
+# Dividing by a denormal scale overflows, so the smallest scale is the smallest normal number of its type.
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+LARGEST_SCALE = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """Scale and zero point of a tensor.
+
+    Attributes:
+        scale: float32, positive, finite and normal, on the grid of its scale format; of the rank of the tensor, with
+            one entry for each block along each axis, or a scalar.
+        zero_point: codes of the format, same shape as ``scale``; None means symmetric.
+        tensor_scale: float32 that every scale is multiplied by; None without a second level.
+        block: extents of the values that share a scale, one for each axis, the last block of an axis may be partial;
+            None when each axis of the tensor is a multiple of that axis of the scale.
+    """
+
+    scale: npt.NDArray[np.float32]
+    zero_point: Array | None
+    tensor_scale: np.float32 | None = None
+    block: tuple[int, ...] | None = None
+
+    @property
+    def effective_scale(self) -> npt.NDArray[np.float32]:
+        """The scale with the tensor's own multiplied in, in float32."""
+        if self.tensor_scale is None:
+            return self.scale
+        return np.asarray(self.scale * self.tensor_scale)
+
+    def block_in(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the extents of the values that share a scale in a tensor of this shape."""
+        if self.block is not None:
+            return self.block
+        extents = self.scale.shape if self.scale.ndim else (1,) * len(shape)
+        return tuple(max(full // extent, 1) for full, extent in zip(shape, extents, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class QTensor:
+    """Codes with the parameters that give them meaning: ``value = scale * (codes - zero_point)``."""
+
+    codes: Array
+    parameters: Parameters
+    format: Format
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """Return the float32 values the codes stand for."""
+        return dequantize(self.codes, self.parameters, self.format)
+
+
+def parameters_from_range(
+    minimum: npt.ArrayLike, maximum: npt.ArrayLike, format: Format, *, symmetric: bool
+) -> Parameters:
+    """Choose scale and zero point so that ``[minimum, maximum]`` and zero are representable.
+
+    The range is extended to zero first. Symmetric: ``scale = max(|minimum|, |maximum|) / ((high - low) / 2)`` without
+    a zero point; affine: ``scale = (maximum - minimum) / (high - low)`` and
+    ``zero_point = low - round(minimum / scale)``, after onnxruntime's and PyTorch's min-max observers. Computed in
+    float64 and stored in float32. A range of width zero gives scale 1.
+
+    Args:
+        minimum: lowest value, scalar or array.
+        maximum: highest value, same shape.
+        format: the codes' format; floating-point codes are symmetric.
+        symmetric: whether zero must be code zero.
+
+    Returns:
+        Parameters of the shape of the arguments.
+
+    >>> from onnxq.numerics.formats import FORMATS
+    >>> parameters_from_range(-1.0, 2.0, FORMATS["uint8"], symmetric=False).zero_point
+    array(85, dtype=uint8)
+    """
+    low = np.minimum(np.asarray(minimum, np.float64), 0.0)
+    high = np.maximum(np.asarray(maximum, np.float64), 0.0)
+    steps = float(format.maximum - format.minimum)
+    width = 2.0 * np.maximum(-low, high) if symmetric else high - low
+    scale = np.where(width > 0, np.clip(width / steps, SMALLEST_SCALE, LARGEST_SCALE), 1.0).astype(np.float32)
+    if symmetric:
+        return Parameters(scale, None)
+    zero_point = format.round(format.minimum - low / scale.astype(np.float64))
+    return Parameters(scale, np.asarray(zero_point))
+
+
+def weight_range(
+    weight: npt.NDArray[np.floating], axes: tuple[int, ...] | None
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Minimum and maximum over ``axes``, which stay as extent 1; None reduces everything to a scalar."""
+    keep = axes is not None
+    low = np.min(weight, axis=axes, keepdims=keep, initial=np.inf)
+    high = np.max(weight, axis=axes, keepdims=keep, initial=-np.inf)
+    return np.asarray(low, np.float64), np.asarray(high, np.float64)
+
+
+def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: Format) -> QTensor:
+    """Quantize as ONNX QuantizeLinear does: ``saturate(round_half_even(values / scale) + zero_point)`` in float32.
+
+    Args:
+        values: float array.
+        parameters: scale and zero point; a scale of the rank of ``values`` may be smaller by a whole factor per axis.
+        format: the codes' format.
+
+    Returns:
+        Codes of the shape of ``values`` with the parameters given.
+
+    >>> from onnxq.numerics.formats import FORMATS
+    >>> narrow = FORMATS["int8-narrow"]
+    >>> quantize(np.array([-1.0, 0.5]), parameters_from_range(-1, 1, narrow, symmetric=True), narrow).codes
+    array([-127,   64], dtype=int8)
+    """
+    codes = np.empty(values.shape, format.dtype)
+    scale, zero_point = _arrays(parameters, values.ndim)
+    scratch = np.empty(PIECE, np.float32)
+    for piece in pieces(values.shape, parameters.block_in(values.shape)):
+        scaled = scratch[: piece.size].reshape(piece.split)
+        part = piece.part(values).astype(np.float32, copy=False)
+        np.divide(part, piece.own(scale), out=scaled)
+        if zero_point is not None:
+            # Exact in float32 for every code of 16 bits; what is beyond saturates anyway.
+            np.rint(scaled, out=scaled)
+            scaled += piece.own(zero_point)
+        format.round_into(scaled, piece.part(codes))
+    return QTensor(codes, parameters, format)
+
+
+def dequantize(codes: Array, parameters: Parameters, format: Format) -> npt.NDArray[np.float32]:
+    """Return ``scale * (codes - zero_point)`` in float32, as ONNX DequantizeLinear does."""
+    values = np.empty(codes.shape, np.float32)
+    scale, zero_point = _arrays(parameters, codes.ndim)
+    for piece in pieces(codes.shape, parameters.block_in(codes.shape)):
+        decoded = format.numbers(piece.part(codes))
+        if zero_point is not None:
+            decoded -= piece.own(zero_point)
+        part = piece.part(values)
+        np.multiply(decoded, piece.own(scale), out=part)
+    return values
+
+
+def _arrays(parameters: Parameters, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+    """Return scale and zero point as float32 arrays of the tensor's rank."""
+    scale, zero_point = parameters.effective_scale, parameters.zero_point
+    shape = scale.shape or (1,) * rank
+    return scale.reshape(shape), None if zero_point is None else zero_point.astype(np.float32).reshape(shape)
+
+
+def signal_to_noise(signal: float, noise: float) -> float:
+    """Signal-to-quantization-noise ratio in decibels from two energies; infinite without noise, -inf without signal.
+
+    >>> round(signal_to_noise(100.0, 1.0), 3)
+    20.0
+    """
+    if noise == 0:
+        return float("inf")
+    if signal == 0:
+        return float("-inf")
+    return 10.0 * (math.log10(signal) - math.log10(noise))
+
+
+# --- scales of blocks -----------------------------------------------------------------------------------------------
+
+Doubles = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32] | Doubles
+
+
+def block_range(values: npt.NDArray[Any], block: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Return the minimum and maximum of each block.
+
+    Args:
+        values: float array.
+        block: extents of a block, one for each axis.
+
+    Returns:
+        Two arrays of the grid's shape, float64 if the values are and else float32; NaN where a block holds NaN.
+
+    >>> block_range(np.array([1.0, -2.0, 5.0]), (2,))
+    (array([-2.,  5.]), array([1., 5.]))
+    """
+    grid, dtype = grid_shape(values.shape, block), np.result_type(values.dtype, np.float32)
+    low, high = np.full(grid, np.inf, dtype), np.full(grid, -np.inf, dtype)
+    for piece in pieces(values.shape, block):
+        piece.gather(piece.part(values), (np.minimum, low), (np.maximum, high))
+    return low, high
+
+
+def spec_parameters(
+    low: Floats, high: Floats, spec: Spec, block: tuple[int, ...], tensor_scale: np.float32 | None = None
+) -> Parameters:
+    """Choose scales and zero points so that each range and zero are representable, as a Spec says.
+
+    The range of a scale is that of ``numerics.parameters_from_range``; the sizes of floating-point codes are those of
+    their largest value. Two levels follow Burn and NVFP4: the tensor's scale brings the largest of the others to the
+    largest number of its format. All is computed in float64.
+
+    Args:
+        low: minimum of each block.
+        high: maximum of each block, same shape.
+        spec: format, symmetry and scales.
+        block: extents of a block, one for each axis.
+        tensor_scale: the second level; None finds it when the Spec has two.
+
+    Returns:
+        Parameters of the shape of ``low``.
+    """
+    format = format_named(spec.format)
+    scale = np.empty(low.shape, np.float32)
+    zero_point = None if spec.symmetric else np.empty(low.shape, format.dtype)
+    # A grid of small blocks is large itself, so the float64 arrays are kept to parts of it.
+    parts = [slice(start, start + PIECE) for start in range(0, low.size, PIECE)]
+    ends = low.reshape(-1), high.reshape(-1)
+    if spec.two_level and tensor_scale is None:
+        largest = max((float(_wanted_scale(*_to_zero(*ends, part), spec).max()) for part in parts), default=0.0)
+        tensor_scale = _tensor_scale(largest, scale_format_named(spec.scale))
+    for part in parts:
+        lows, highs = _to_zero(*ends, part)
+        wanted = _wanted_scale(lows, highs, spec)
+        if tensor_scale is not None:
+            wanted /= np.float64(tensor_scale)
+        rounded = np.where(wanted > 0, on_grid(wanted, spec), np.float32(1.0))
+        scale.reshape(-1)[part] = rounded
+        if zero_point is not None:
+            effective = Parameters(rounded, None, tensor_scale).effective_scale
+            zero_point.reshape(-1)[part] = format.round(format.minimum - lows / effective.astype(np.float64))
+    return Parameters(scale, zero_point, tensor_scale, block)
+
+
+def _to_zero(low: Floats, high: Floats, part: slice) -> tuple[Doubles, Doubles]:
+    """Return a part of the ranges, extended to zero."""
+    return np.minimum(low[part].astype(np.float64), 0.0), np.maximum(high[part].astype(np.float64), 0.0)
+
+
+def _wanted_scale(low: Doubles, high: Doubles, spec: Spec) -> Doubles:
+    """Return the scales that the ranges ask for, zero for a range of width zero."""
+    format, magnitude = format_named(spec.format), np.maximum(-low, high)
+    if spec.scale_rounding is Rounding.FLOOR:
+        wanted = _microscaling(magnitude, format)
+    else:
+        width = 2 * magnitude if spec.symmetric else high - low
+        wanted = width / float(format.maximum - format.minimum)
+    return np.where(high > low, np.maximum(wanted, SMALLEST_SCALE), 0.0)
+
+
+def on_grid(scales: Doubles, spec: Spec) -> npt.NDArray[np.float32]:
+    """Bring scales to the format of a Spec; to a power of two that FLOOR found, nothing is left to do."""
+    scale_format = scale_format_named(spec.scale)
+    # Half a unit in the last place of a float32 scale clips nothing that a code could tell.
+    if spec.scale_rounding is Rounding.UP and spec.scale != "float32":
+        return scale_format.round_up(scales)
+    return scale_format.round_nearest(scales)
+
+
+def _microscaling(magnitude: Doubles, format: Format) -> Doubles:
+    """Return ``2 ** (floor(log2(magnitude)) - floor(log2(maximum)))`` (OCP Microscaling Formats 1.0, section 6.3)."""
+    exponent = np.frexp(magnitude)[1] - np.frexp(float(format.maximum))[1]
+    powers: Doubles = np.ldexp(np.ones_like(magnitude), exponent)
+    return powers
+
+
+def _tensor_scale(largest: float, scale_format: ScaleFormat) -> np.float32:
+    """Return the float32 scale that leaves the largest scale within its format and each product normal."""
+    if largest == 0:
+        return np.float32(1)
+    wanted = max(largest / scale_format.maximum, SMALLEST_SCALE / scale_format.smallest)
+    return np.float32(SCALE_FORMATS["float32"].round_up(np.array(wanted)))
+
+
+# --- the int32 accumulator: room for a bias, and the quantized bias -------------------------------------------------
+
+# Half of an int32 accumulator is the bias's, the other half the products'.
+_LARGEST_BIAS = 2**30
+
+
+def scale_with_room(
+    scale: npt.NDArray[np.float32], bias: npt.NDArray[np.floating], input_scale: float
+) -> npt.NDArray[np.float32]:
+    """Raise the scales of a weight until the accumulator of its products has room for the bias.
+
+    Where a bias would exceed half of the int32 range, or the product of the two scales would not be a normal number,
+    the weight's scale of that channel (or the one scale) is raised until it fits: such a bias is so much larger than
+    the products, or the products are so small, that their coarser codes do not matter.
+
+    Args:
+        scale: of the weight, one or one for each channel, in any shape.
+        bias: one value for each channel, or for each of every group in turn, which share a weight's scales.
+        input_scale: scale of the data that the weight multiplies.
+
+    Returns:
+        The scales in their shape; the same where there is room.
+
+    >>> scale_with_room(np.array([0.5, 0.5], np.float32), np.array([1.0, 2.0**31]), input_scale=1.0)
+    array([0.5, 2. ], dtype=float32)
+    """
+    flat = scale.reshape(-1).astype(np.float64)
+    wanted = np.abs(bias.reshape(-1, flat.size).astype(np.float64)).max(0, initial=0.0) / (input_scale * _LARGEST_BIAS)
+    # The product of the two scales has to be a normal number as well.
+    least = np.maximum(wanted, SMALLEST_SCALE / input_scale)
+    return np.clip(flat, least, LARGEST_SCALE).astype(np.float32).reshape(scale.shape)
+
+
+def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: float) -> QTensor:
+    """Quantize the bias of a quantized weight to int32 with scale ``input_scale * weight scale`` and zero point 0.
+
+    Args:
+        bias: one value for each channel of the weight, or for each of every group in turn, which are within half of the
+            int32 range or clipped to it.
+        weight: has one scale, or one for each channel of a group.
+        input_scale: scale of the data that the weight multiplies.
+
+    Returns:
+        Codes of shape (channels,) of all groups; so is the scale when the weight has several, else it is a scalar.
+    """
+    # The kernel multiplies the two float32 scales in float32, so the bias's scale is made the same way.
+    weight_scale = weight.parameters.scale
+    weight_scale = weight_scale.reshape(-1 if weight_scale.size > 1 else ())
+    scale = np.maximum(np.float32(input_scale) * weight_scale, np.float32(SMALLEST_SCALE))
+    flat = bias.reshape(-1).astype(np.float64)
+    if scale.ndim:
+        scale = np.tile(scale, flat.size // scale.size)
+    codes = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
+    return QTensor(codes, Parameters(np.asarray(scale), None), FORMATS["int32"])
+
+
+# --- quantization error as a ratio and in decibels ------------------------------------------------------------------
+
+
+def decibels(ratio: float) -> float:
+    """Return a noise-to-signal ratio as SQNR.
+
+    >>> decibels(0.01), decibels(0.0)
+    (20.0, inf)
+    """
+    return -10 * math.log10(ratio) if ratio > 0 else math.inf
+
+
+def largest(ratios: NDArray[np.float64]) -> float:
+    """Return the largest ratio, that of the worst output; infinite where one is not finite.
+
+    >>> largest(np.array([0.5, 0.25])), largest(np.array([0.5, np.nan])), largest(np.zeros(0))
+    (0.5, inf, 0.0)
+    """
+    return float(ratios.max(initial=0.0)) if np.isfinite(ratios).all() else math.inf

@@ -1,0 +1,629 @@
+"""Affine arithmetic: scales, quantized values and back, against published vectors, onnxruntime and algebra."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from numerics.ranges_and_formats import (
+    INTEGERS,
+    LARGEST,
+    NARROW,
+    QUANTIZED,
+    TINY,
+    UINT8,
+    every_quantized,
+    finite,
+    formats,
+    session,
+    signed_formats,
+)
+from onnxq.numerics.affine import (
+    Parameters,
+    QTensor,
+    block_range,
+    decibels,
+    dequantize,
+    largest,
+    parameters_from_range,
+    quantize,
+    quantize_bias,
+    scale_with_room,
+    signal_to_noise,
+    spec_parameters,
+    weight_range,
+)
+from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.packing import pack
+from onnxq.numerics.spec import Granularity, Rounding, Spec
+from onnxq.runtime.sessions import open_session, run
+
+# --- published values -----------------------------------------------------------------------------------------------
+
+
+def test_burn_symmetric_8_bit_vector() -> None:
+    values = np.array([-1.7999999523162842, -1.0, 0.0, 0.5], np.float32)
+    parameters = parameters_from_range(values.min(), values.max(), NARROW, symmetric=True)
+    assert parameters.scale == np.float32(0.014173228293657303)
+    assert parameters.zero_point is None
+    quantized = quantize(values, parameters, NARROW)
+    assert quantized.codes.tolist() == [-127, -71, 0, 35]
+    expected = np.array([-1.7999999523162842, -1.0062992572784424, 0.0, 0.4960629940032959], np.float32)
+    np.testing.assert_array_equal(quantized.dequantize(), expected)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "scale", "zero_point"),
+    [
+        (-1.0, 2.0, 0.011764705882352941, 85),
+        (0.0, 6.0, 0.023529411764705882, 0),
+        (-3.0, -1.0, 0.011764705882352941, 255),
+        (1.0, 4.0, 0.01568627450980392, 0),
+    ],
+)
+def test_torch_affine_8_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
+    parameters = parameters_from_range(minimum, maximum, UINT8, symmetric=False)
+    assert parameters.scale == np.float32(scale)
+    assert parameters.zero_point == zero_point
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "scale", "zero_point"),
+    [(-1.0, 2.0, 0.023622047244094488, 42), (0.0, 6.0, 0.047244094488188976, 0), (-3.0, -1.0, 0.02362204724409, 127)],
+)
+def test_torch_affine_7_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
+    parameters = parameters_from_range(minimum, maximum, FORMATS["uint8-7bit"], symmetric=False)
+    assert parameters.scale == np.float32(scale)
+    assert parameters.zero_point == zero_point
+
+
+def test_torch_min_max_observer_vector() -> None:
+    parameters = parameters_from_range(-1.3974000215530396, 1.4707000255584717, UINT8, symmetric=False)
+    np.testing.assert_allclose(parameters.scale, 0.011247451417148113, rtol=1e-6)
+    assert parameters.zero_point == 124
+
+
+@pytest.mark.parametrize(("minimum", "maximum", "scale"), [(-0.5, 1.8, 1.8 / 127.5), (-1.8, 0.5, 1.8 / 127.5)])
+def test_the_full_signed_range_is_used_with_half_a_code_of_clipping(
+    minimum: float, maximum: float, scale: float
+) -> None:
+    parameters = parameters_from_range(minimum, maximum, FORMATS["int8"], symmetric=True)
+    assert parameters.scale == np.float32(scale)
+
+
+# --- algebra --------------------------------------------------------------------------------------------------------
+
+
+@given(finite, finite, signed_formats)
+def test_a_symmetric_scale_is_positive_finite_and_normal(a: float, b: float, format: Format) -> None:
+    one = parameters_from_range(min(a, b), max(a, b), format, symmetric=True)
+    assert np.isfinite(one.scale)
+    assert one.scale >= TINY
+    assert one.scale.dtype == np.float32
+    assert one.zero_point is None
+
+
+@given(finite, finite, formats)
+def test_an_affine_scale_is_normal_and_its_zero_point_is_a_code(a: float, b: float, format: Format) -> None:
+    one = parameters_from_range(min(a, b), max(a, b), format, symmetric=False)
+    assert np.isfinite(one.scale)
+    assert one.scale >= TINY
+    assert one.zero_point is not None
+    assert format.minimum <= int(one.zero_point) <= format.maximum
+    assert one.zero_point.dtype == format.dtype
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (0.0, 0.0),
+        (0.0, 1e-45),
+        (-1e-45, 1e-45),
+        (-1e-310, 0.0),
+        (-LARGEST, LARGEST),
+        (0.0, LARGEST),
+        (-1e300, 1e300),
+        (-1.7e308, 1.7e308),
+    ],
+)
+@pytest.mark.parametrize("symmetric", [True, False])
+@every_quantized
+def test_extreme_ranges_give_usable_scales(low: float, high: float, symmetric: bool, format: Format) -> None:
+    with np.errstate(over="ignore"):
+        one = parameters_from_range(low, high, format, symmetric=symmetric)
+    assert np.isfinite(one.scale)
+    assert one.scale >= TINY
+
+
+def test_an_empty_range_gives_scale_one() -> None:
+    one = parameters_from_range([0.0, -1.0], [0.0, 1.0], NARROW, symmetric=True)
+    assert one.scale[0] == 1.0
+    assert one.scale[1] == np.float32(1 / 127)
+
+
+@given(finite, finite, formats, st.booleans())
+def test_zero_is_exact(a: float, b: float, format: Format, symmetric: bool) -> None:
+    assume(not symmetric or format.signed)
+    parameters = parameters_from_range(min(a, b), max(a, b), format, symmetric=symmetric)
+    assert quantize(np.zeros(3, np.float32), parameters, format).dequantize().tolist() == [0.0, 0.0, 0.0]
+
+
+ranges = st.floats(2.0**-100, 2.0**100, width=32)
+
+
+@given(st.data(), st.sampled_from(INTEGERS[:-1]), st.booleans())
+def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: Format, symmetric: bool) -> None:
+    assume(not symmetric or format.signed)
+    magnitude = data.draw(ranges)
+    values = magnitude * data.draw(arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-1, 1, width=32)))
+    parameters = parameters_from_range(values.min(), values.max(), format, symmetric=symmetric)
+    error = np.abs(quantize(values, parameters, format).dequantize().astype(np.float64) - values)
+    # Dividing in float32 moves ties by parts in 2**24 of the largest code.
+    codes = format.maximum - format.minimum
+    assert error.max() <= float(parameters.scale) * (0.5 + codes * 2.0**-23)
+
+
+@given(arrays.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.sampled_from(QUANTIZED))
+def test_quantizing_keeps_order(values: NDArray[np.float32], format: Format) -> None:
+    parameters = parameters_from_range(values.min(), values.max(), format, symmetric=False)
+    codes = quantize(np.sort(values), parameters, format).codes.astype(np.int64)
+    assert (np.diff(codes) >= 0).all()
+
+
+@given(st.sampled_from(QUANTIZED), st.integers(0, 2**32 - 1))
+def test_what_was_quantized_is_quantized_to_the_same_codes(format: Format, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    codes = generator.integers(format.minimum, format.maximum, 50).astype(format.dtype)
+    zero = np.array(generator.integers(format.minimum, format.maximum), format.dtype)
+    parameters = Parameters(np.array(generator.uniform(1e-3, 10), np.float32), zero)
+    np.testing.assert_array_equal(quantize(dequantize(codes, parameters, format), parameters, format).codes, codes)
+
+
+def test_a_large_tensor_is_quantized_in_little_memory() -> None:
+    values = np.ones((1024, 2048), np.float32)
+    parameters = Parameters(np.ones((1024, 64), np.float32), None, block=(1, 32))
+    tracemalloc.start()
+    tensor = quantize(values, parameters, FORMATS["int4"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The codes themselves and what one piece takes.
+    assert peak < values.nbytes // 4 + 2**20
+    tracemalloc.start()
+    tensor.dequantize()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < values.nbytes + 2**20
+
+
+def test_a_range_per_channel_keeps_the_rank() -> None:
+    weight = np.arange(-12, 12, dtype=np.float32).reshape(2, 3, 4)
+    low, high = weight_range(weight, (0, 2))
+    assert low.shape == high.shape == (1, 3, 1)
+    assert low.reshape(-1).tolist() == [-12, -8, -4]
+    low, high = weight_range(weight, None)
+    assert (low.shape, float(low), float(high)) == ((), -12.0, 11.0)
+
+
+def test_float64_and_float16_values_are_quantized_in_float32() -> None:
+    parameters = Parameters(np.array(0.1, np.float32), None)
+    for dtype in (np.float16, np.float64):
+        values = np.array([0.05, 0.25, -12.6], dtype)
+        expected = quantize(values.astype(np.float32), parameters, NARROW).codes
+        np.testing.assert_array_equal(quantize(values, parameters, NARROW).codes, expected)
+
+
+def test_signal_to_noise_at_its_ends() -> None:
+    assert signal_to_noise(1.0, 0.0) == np.inf
+    assert signal_to_noise(0.0, 0.0) == np.inf
+    assert signal_to_noise(0.0, 1.0) == -np.inf
+    assert signal_to_noise(1000.0, 1.0) == pytest.approx(30.0)
+
+
+def test_the_reference_opset_reads_every_format() -> None:
+    for format in FORMATS.values():
+        schema = onnx.defs.get_schema("DequantizeLinear", format.opset)
+        stored = f"uint{format.bits}" if format.codebook is not None else format.name
+        name = f"tensor({stored.split('-')[0]})"
+        assert name in next(one.allowed_type_strs for one in schema.type_constraints if one.type_param_str[0] == "T")
+
+
+# Codes with a scale for each block.
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(0, 2**32 - 1)
+)
+def test_a_blocked_scale_equals_the_repeated_one(
+    rows: int, columns: int, height: int, width: int, symmetric: bool, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    values = generator.normal(0, 5, (rows * height, columns * width)).astype(np.float32)
+    low, high = generator.uniform(-9, -1, (rows, columns)), generator.uniform(1, 9, (rows, columns))
+    format = NARROW if symmetric else UINT8
+    blocked = parameters_from_range(low, high, format, symmetric=symmetric)
+
+    def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
+        return np.kron(parameter, np.ones((height, width), parameter.dtype))
+
+    zero = None if blocked.zero_point is None else spread(blocked.zero_point)
+    repeated = Parameters(spread(blocked.scale), zero)
+    one, other = quantize(values, blocked, format), quantize(values, repeated, format)
+    np.testing.assert_array_equal(one.codes, other.codes)
+    np.testing.assert_array_equal(one.dequantize(), other.dequantize())
+
+
+@pytest.mark.parametrize("format", [one for one in FORMATS.values() if one.bits <= 8], ids=lambda one: one.name)
+@pytest.mark.parametrize("scale", [1.0, 0.1, 3.0, 1e-30, 1e30])
+def test_every_code_of_a_small_format_comes_back(format: Format, scale: float) -> None:
+    finite = (format.values >= format.minimum) & (format.values <= format.maximum)
+    codes = format.round(format.values[finite])
+    parameters = Parameters(np.full((1,), scale, np.float32), None)
+    values = dequantize(codes, parameters, format)
+    np.testing.assert_array_equal(values, format.values[finite] * np.float32(scale))
+    assert quantize(values, parameters, format).codes.tobytes() == codes.tobytes()
+
+
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
+
+
+@settings(max_examples=150)
+@given(shapes, st.data(), st.sampled_from(list(FORMATS.values())), st.integers(0, 2**32 - 1))
+def test_partial_blocks_equal_the_repeated_scale(
+    shape: tuple[int, ...], data: st.DataObject, format: Format, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    block = tuple(data.draw(st.integers(1, extent + 1)) for extent in shape)
+    grid = tuple(-(-extent // length) for extent, length in zip(shape, block, strict=True))
+    values = generator.normal(0, 5, shape).astype(np.float32)
+    scale = generator.uniform(0.01, 2, grid).astype(np.float32)
+    level = np.float32(generator.uniform(0.5, 2)) if data.draw(st.booleans()) else None
+    zero = None
+    if not format.is_float and data.draw(st.booleans()):
+        zero = generator.integers(format.minimum, format.maximum, grid).astype(format.dtype)
+
+    def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
+        return parameter[np.ix_(*(np.arange(extent) // length for extent, length in zip(shape, block, strict=True)))]
+
+    repeated = Parameters(spread(scale * (level or np.float32(1))), None if zero is None else spread(zero))
+    one = quantize(values, Parameters(scale, zero, level, block), format)
+    other = quantize(values, repeated, format)
+    np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+    np.testing.assert_array_equal(one.dequantize(), other.dequantize())
+    plain = format.round(values / repeated.scale) if zero is None else one.codes
+    np.testing.assert_array_equal(one.codes.view(np.uint8), plain.view(np.uint8))
+
+
+BLOCKED = [name for name in FORMATS if name not in ("int32", "nf4") and name[:6] not in ("float4", "float6")]
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+@pytest.mark.parametrize(("axis", "length"), [(0, 4), (1, 3), (1, 4)])
+def test_blocks_decode_as_in_onnxruntime(name: str, axis: int, length: int) -> None:
+    format, generator = FORMATS[name], np.random.default_rng(length)
+    values = generator.normal(0, 3, (8, 10)).astype(np.float32)
+    block = tuple(length if index == axis else 1 for index in range(2))
+    grid = tuple(-(-extent // size) for extent, size in zip(values.shape, block, strict=True))
+    scale = generator.uniform(0.01, 0.9, grid).astype(np.float32)
+    ours = quantize(values, Parameters(scale, None, block=block), format)
+    codes = helper.make_tensor("codes", format.onnx_type, values.shape, pack(ours.codes, format).tobytes(), raw=True)
+    node = helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"], axis=axis, block_size=length)
+    graph = helper.make_graph(
+        [node],
+        "blocked",
+        [helper.make_tensor_value_info("scale", TensorProto.FLOAT, grid)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, values.shape)],
+        [codes],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(format.opset, 21))], ir_version=11)
+    np.testing.assert_array_equal(ours.dequantize(), run(open_session(model), {"scale": scale})[0])
+
+
+# Codes are those of onnxruntime, and decode as there.
+
+
+def onnxruntime_codes(
+    values: NDArray[np.float32],
+    scale: NDArray[np.float32],
+    zero_point: NDArray[np.generic],
+    format: Format,
+    **axis: int,
+) -> NDArray[np.int64]:
+    """Quantize with onnxruntime, which knows whole types only, and clip to the codes that the format uses."""
+    feeds = {"x": values, "scale": scale, "zero": zero_point.astype(format.dtype)}
+    codes = run(session("QuantizeLinear", format.onnx_type, axis.get("axis")), feeds)[0]
+    return np.clip(codes.astype(np.int64), format.minimum, format.maximum)
+
+
+def edge_values(scale: float) -> NDArray[np.float32]:
+    """Return ties and their neighbours, all codes, values beyond them, and infinities."""
+    codes = np.arange(-300, 300, dtype=np.float64)
+    ties = (np.concatenate([codes, codes + 0.5]) * scale).astype(np.float32)
+    near = np.concatenate([np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf))])
+    rest = np.array([0.0, -0.0, 1e-40, -1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, 7e4 * scale, -7e4 * scale], np.float32)
+    return np.concatenate([ties, near, rest])
+
+
+@every_quantized
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.1, 0.0235294122248888, 3.1e-5, 1e30])
+def test_codes_are_those_of_onnxruntime(format: Format, scale: float) -> None:
+    values = edge_values(scale)
+    for zero_point in {0, format.minimum, format.maximum, (format.minimum + format.maximum) // 3}:
+        zero = np.array(zero_point, format.dtype)
+        with np.errstate(over="ignore"):
+            ours = quantize(values, Parameters(np.array(scale, np.float32), zero), format).codes
+        np.testing.assert_array_equal(ours, onnxruntime_codes(values, np.array(scale, np.float32), zero, format))
+
+
+@every_quantized
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_codes_per_axis_are_those_of_onnxruntime(format: Format, axis: int) -> None:
+    generator = np.random.default_rng(axis)
+    values = generator.normal(0, 3, (4, 5, 6)).astype(np.float32)
+    extent = values.shape[axis]
+    scale = generator.uniform(0.001, 0.1, extent).astype(np.float32)
+    zero = generator.integers(format.minimum, format.maximum, extent).astype(format.dtype)
+    shape = [extent if index == axis else 1 for index in range(3)]
+    ours = quantize(values, Parameters(scale.reshape(shape), zero.reshape(shape)), format)
+    np.testing.assert_array_equal(ours.codes, onnxruntime_codes(values, scale, zero, format, axis=axis))
+    feeds = {"x": ours.codes, "scale": scale, "zero": zero}
+    decoded = run(session("DequantizeLinear", format.onnx_type, axis), feeds)[0]
+    np.testing.assert_array_equal(ours.dequantize(), decoded)
+
+
+@every_quantized
+def test_every_code_decodes_as_in_onnxruntime(format: Format) -> None:
+    codes = np.arange(format.minimum, format.maximum + 1).astype(format.dtype)
+    for scale in (1.0, 0.1, 1.1754944e-38, 1e33):
+        for zero_point in {0, format.minimum, format.maximum}:
+            zero = np.array(zero_point, format.dtype)
+            feeds = {"x": codes, "scale": np.array(scale, np.float32), "zero": zero}
+            expected = run(session("DequantizeLinear", format.onnx_type, None), feeds)[0]
+            parameters = Parameters(np.array(scale, np.float32), zero)
+            np.testing.assert_array_equal(dequantize(codes, parameters, format), expected)
+
+
+def test_int32_biases_decode_as_in_onnxruntime() -> None:
+    codes = np.array([-(2**31), -(2**30) - 1, -1, 0, 1, 2**24 + 1, 2**31 - 1], np.int32)
+    scale = np.array(3.7e-5, np.float32)
+    feeds = {"x": codes, "scale": scale, "zero": np.zeros((), np.int32)}
+    expected = run(session("DequantizeLinear", TensorProto.INT32, None), feeds)[0]
+    np.testing.assert_array_equal(dequantize(codes, Parameters(scale, None), FORMATS["int32"]), expected)
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from(QUANTIZED))
+def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: Format) -> None:
+    values = data.draw(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)))
+    scale = np.array(data.draw(st.floats(2.0**-13, 2.0**13, width=32)), np.float32)
+    zero = np.array(data.draw(st.integers(format.minimum, format.maximum)), format.dtype)
+    ours = quantize(values, Parameters(scale, zero), format).codes
+    np.testing.assert_array_equal(ours, onnxruntime_codes(values, scale, zero, format))
+
+
+# Ranges of blocks to scales: roundings, levels, and powers of two.
+
+BLOCK = (1,)
+finite = st.floats(-1e30, 1e30) | st.sampled_from([0.0, 5e-324, -5e-324, 1e-45])
+
+
+def scales_of(spec: Spec, *magnitudes: float) -> list[float]:
+    high = np.array(magnitudes)
+    return spec_parameters(-high, high, spec, BLOCK).scale.tolist()
+
+
+@given(finite, finite, st.sampled_from([name for name in FORMATS if not FORMATS[name].is_float]), st.booleans())
+def test_a_float32_scale_is_that_of_an_activation(a: float, b: float, name: str, symmetric: bool) -> None:
+    symmetric = symmetric and FORMATS[name].signed
+    low, high = np.array([min(a, b)]), np.array([max(a, b)])
+    found = spec_parameters(low, high, Spec(name, symmetric=symmetric), BLOCK)
+    expected = parameters_from_range(low, high, FORMATS[name], symmetric=symmetric)
+    np.testing.assert_array_equal(found.scale, expected.scale)
+    np.testing.assert_array_equal(found.zero_point, expected.zero_point)
+
+
+def test_the_largest_value_of_a_float_format_is_that_of_the_block() -> None:
+    assert scales_of(Spec("float8e4m3fn"), 448.0, 0.0) == [1.0, 1.0]
+    assert scales_of(Spec("float4e2m1"), 3.0) == [0.5]
+
+
+@pytest.mark.parametrize(("rounding", "expected"), [(Rounding.UP, 0.3125), (Rounding.NEAREST, 0.3125)])
+def test_scales_come_to_the_grid_of_their_format(rounding: Rounding, expected: float) -> None:
+    spec = Spec("float4e2m1", scale="ue4m3", scale_rounding=rounding)
+    assert scales_of(spec, 6 * 0.3) == [expected]
+
+
+def test_rounding_up_clips_nothing_and_the_nearest_may() -> None:
+    up, nearest = (Spec("int4-narrow", scale="e8m0", scale_rounding=one) for one in (Rounding.UP, Rounding.NEAREST))
+    assert scales_of(up, 7 * 1.1) == [2.0]
+    assert scales_of(nearest, 7 * 1.1) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "exponent"),
+    [
+        ("float8e4m3fn", 8),
+        ("float8e5m2", 15),
+        ("float6e2m3", 2),
+        ("float6e3m2", 4),
+        ("float4e2m1", 2),
+        ("int8-narrow", 6),
+    ],
+)
+@pytest.mark.parametrize("magnitude", [1.0, 1.5, 1.9999999, 2.0, 0.3, 1e-20])
+def test_the_floor_of_microscaling_is_exact_at_powers_of_two(name: str, exponent: int, magnitude: float) -> None:
+    spec = Spec(name, scale="e8m0", scale_rounding=Rounding.FLOOR)
+    power = 2.0 ** (np.frexp(magnitude)[1] - 1)
+    assert power <= magnitude < 2 * power
+    assert scales_of(spec, magnitude) == [power / 2**exponent]
+
+
+@pytest.mark.parametrize("scale", ["float16", "ue4m3"])
+def test_two_levels_bring_the_largest_scale_to_the_end_of_its_format(scale: str) -> None:
+    spec = Spec("int8-narrow", per=Granularity.CHANNEL, scale=scale, two_level=True)
+    for size in (1e-20, 1.0, 1e30):
+        high = np.array([1.8, 0.04, 0.9, 0.0]) * size
+        found = spec_parameters(-high, high, spec, BLOCK)
+        assert found.tensor_scale is not None
+        assert found.scale[0] == {"float16": 65504.0, "ue4m3": 448.0}[scale]
+        # Half of the largest is half of it, however the tensor's own scale was rounded.
+        assert found.scale[2] == found.scale[0] / 2
+        assert found.scale[3] == 1
+        assert (found.effective_scale[:3] * 127 >= high[:3] * (1 - 1e-6)).all()
+
+
+def test_the_range_of_a_block_is_that_of_its_values() -> None:
+    values = np.random.default_rng(0).normal(size=(7, 10)).astype(np.float32)
+    low, high = block_range(values, (3, 4))
+    assert low.shape == high.shape == (3, 3)
+    assert (low[2, 2], high[2, 2]) == (values[6:, 8:].min(), values[6:, 8:].max())
+    assert (low.min(), high.max()) == (values.min(), values.max())
+    values[0, 0] = np.nan
+    assert np.isnan(block_range(values, (3, 4))[0]).tolist() == [[True, False, False], [False] * 3, [False] * 3]
+
+
+# Scales that leave an int32 accumulator room for the bias, which cannot overflow then.
+
+INT8 = FORMATS["int8"]
+
+
+def quantize_weight(weight: NDArray[np.float32], format: Format, axis: int | None) -> QTensor:
+    parameters = parameters_from_range(
+        *weight_range(weight, None if axis is None else (1 - axis,)), format, symmetric=True
+    )
+    return quantize(weight, parameters, format)
+
+
+def quantize_weight_with_bias(
+    weight: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    format: Format,
+    axis: int,
+    input_scale: float,
+    *,
+    per_channel: bool,
+) -> tuple[QTensor, QTensor]:
+    first = quantize_weight(weight, format, axis if per_channel else None)
+    raised = scale_with_room(first.parameters.scale, bias, input_scale)
+    codes = quantize(weight, Parameters(raised, None), format)
+    return codes, quantize_bias(bias, codes, input_scale)
+
+
+channels = st.integers(1, 5)
+scales = st.floats(2.0**-60, 2.0**40, width=32)
+
+
+@settings(max_examples=200)
+@given(
+    channels,
+    st.integers(1, 40),
+    scales,
+    st.sampled_from([1e-30, 1e-6, 1.0, 1e6]),
+    st.sampled_from([0.0, 1e-20, 1.0, 1e9, 1e30]),
+    st.booleans(),
+    st.sampled_from([NARROW, INT8]),
+    st.integers(0, 2**32 - 1),
+)
+def test_bias_and_products_never_overflow_int32(
+    outputs: int,
+    terms: int,
+    input_scale: float,
+    weight_size: float,
+    bias_size: float,
+    per_channel: bool,
+    format: Format,
+    seed: int,
+) -> None:
+    generator = np.random.default_rng(seed)
+    weight = (generator.normal(size=(outputs, terms)) * weight_size).astype(np.float32)
+    bias = (generator.normal(size=outputs) * bias_size).astype(np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, format, 0, input_scale, per_channel=per_channel)
+    # The largest sum that 255 steps of data can make, whatever the zero point.
+    products = 255 * np.abs(codes.codes.astype(np.int64)).sum(axis=1)
+    assert np.abs(bias_codes.codes.astype(np.int64)).max() <= 2**30 + 1
+    assert (products + np.abs(bias_codes.codes.astype(np.int64))).max() < 2**31
+    assert np.isfinite(codes.parameters.scale).all()
+    # The kernel knows no scale of the bias: it is the product of the other two.
+    product = np.float32(input_scale) * codes.parameters.scale.reshape(bias_codes.parameters.scale.shape)
+    np.testing.assert_allclose(bias_codes.parameters.scale, product, rtol=1e-6)
+    assert codes.parameters.scale.shape == ((outputs, 1) if per_channel else ())
+    assert bias_codes.parameters.scale.shape == ((outputs,) if per_channel and outputs > 1 else ())
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([0.0, 1.0, 1e8]))
+def test_the_integer_kernel_computes_what_the_codes_stand_for(seed: int, per_channel: bool, bias_size: float) -> None:
+    generator = np.random.default_rng(seed)
+    weight, bias = generator.normal(size=(4, 7)).astype(np.float32), generator.normal(size=4) * bias_size
+    data, zero_point = generator.integers(0, 256, (3, 7)), int(generator.integers(0, 256))
+    input_scale = float(np.float32(generator.uniform(1e-3, 1e-1)))
+    codes, bias_codes = quantize_weight_with_bias(
+        weight, bias.astype(np.float32), NARROW, 0, input_scale, per_channel=per_channel
+    )
+    accumulator = (data - zero_point) @ codes.codes.astype(np.int64).T + bias_codes.codes.astype(np.int64)
+    integer = accumulator * np.broadcast_to(bias_codes.parameters.scale, 4).astype(np.float64)
+    values = (data - zero_point) * input_scale
+    real = values @ codes.dequantize().astype(np.float64).T + bias_codes.dequantize()
+    np.testing.assert_allclose(integer, real, rtol=1e-5, atol=1e-5 * np.abs(real).max())
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_an_ordinary_bias_errs_by_half_its_scale_at_most(seed: int, per_channel: bool) -> None:
+    generator = np.random.default_rng(seed)
+    weight, bias = generator.normal(size=(4, 7)).astype(np.float32), generator.normal(size=4).astype(np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 0.02, per_channel=per_channel)
+    alone = quantize_weight(weight, NARROW, 0 if per_channel else None)
+    np.testing.assert_array_equal(codes.codes, alone.codes)
+    error = np.abs(bias_codes.dequantize() - bias)
+    assert (error <= 0.51 * bias_codes.parameters.scale + 1e-6).all()
+
+
+def test_a_huge_bias_raises_the_scale_of_its_channel_alone() -> None:
+    weight = np.ones((2, 3), np.float32)
+    codes, bias_codes = quantize_weight_with_bias(
+        weight, np.array([0.1, 1e9], np.float32), NARROW, 0, 1e-3, per_channel=True
+    )
+    scales = codes.parameters.scale.reshape(-1)
+    assert scales[0] == np.float32(1 / 127)
+    assert scales[1] > scales[0]
+    np.testing.assert_allclose(bias_codes.dequantize(), [0.1, 1e9], rtol=1e-4)
+
+
+def test_a_huge_bias_raises_the_only_scale() -> None:
+    weight = np.ones((2, 3), np.float32)
+    bias = np.array([0.1, 1e9], np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=False)
+    assert codes.parameters.scale > np.float32(1 / 127)
+    np.testing.assert_allclose(bias_codes.dequantize()[1], 1e9, rtol=1e-6)
+
+
+def test_groups_share_the_scales_of_a_weight() -> None:
+    weight = np.ones((2, 3), np.float32)
+    bias = np.array([0.1, 0.2, -0.3, 1e9], np.float32)
+    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=True)
+    scales = codes.parameters.scale.reshape(-1)
+    assert scales[0] == np.float32(1 / 127) < scales[1]
+    np.testing.assert_array_equal(bias_codes.parameters.scale, np.float32(1e-3) * scales[[0, 1, 0, 1]])
+    np.testing.assert_allclose(bias_codes.dequantize()[[0, 2, 3]], bias[[0, 2, 3]], rtol=1e-4)
+
+
+# Ratios of noise to signal say what decibels say.
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1e-300, 0.01, 1.0, 1e10])
+def test_decibels_are_those_of_the_energies(ratio: float) -> None:
+    assert decibels(ratio) == pytest.approx(signal_to_noise(1.0, ratio))
+
+
+def test_what_is_not_finite_is_the_worst() -> None:
+    assert largest(np.array([0.5, 2.0, 1.0])) == 2.0
+    for bad in (math.nan, math.inf, -math.inf):
+        assert decibels(largest(np.array([0.5, bad]))) == -math.inf
+    assert decibels(largest(np.zeros(0))) == math.inf
