@@ -23,11 +23,10 @@ import numpy as np
 from distributed.deploy.subprocess import SubprocessCluster
 from onnx import TensorProto, helper
 
-from onnxq.calibration.cluster import Cluster
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.observing import Observers
-from onnxq.calibration.runner import collect
+from onnxq.calibration.collect import collect
+from onnxq.calibration.dask_cluster import Cluster
+from onnxq.calibration.kinds import Observers, request_for
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.dataset import Stretch
 from onnxq.data.inputs import Sample
 
@@ -99,7 +98,7 @@ def simulate(tensors: int, seconds: float) -> None:
     """Let this process take so long for each sample, and give all samples evidence of one size."""
     import sys as system
 
-    import onnxq.calibration.leases
+    import onnxq.calibration.dask_cluster
 
     # What a worker unpickles of this script is named after the main module.
     system.modules["__main__"].__dict__.setdefault("numbers", numbers)
@@ -122,7 +121,7 @@ def simulate(tensors: int, seconds: float) -> None:
     observers.add("t0", values)
     one = Evidence((), observers.statistics())
     # The very name that leases look up.
-    vars(onnxq.calibration.leases)["observe_shard"] = observed
+    vars(onnxq.calibration.dask_cluster)["observe_shard"] = observed
 
 
 def sent(dask_worker: Any) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 PLUGIN = """
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.accumulators import Range
 
 
 class Thirds:

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     __version__: str
 
+    from onnxq.calibration.calibrate import Collection
     from onnxq.calibration.data import Data
-    from onnxq.calibration.entropy import Entropy
-    from onnxq.calibration.evidence import Evidence
-    from onnxq.calibration.histogram_search import HistogramSearch
-    from onnxq.calibration.range_table import Auto
-    from onnxq.calibration.ranges import Fixed, MinMax, MovingAverage, Percentile
-    from onnxq.calibration.resume import Collection
-    from onnxq.calibration.squared_error import MeanSquaredError
-    from onnxq.calibration.storage import load_statistics, save_statistics
+    from onnxq.calibration.methods import (
+        Auto,
+        Entropy,
+        Fixed,
+        HistogramSearch,
+        MeanSquaredError,
+        MinMax,
+        MovingAverage,
+        Percentile,
+    )
+    from onnxq.calibration.statistics import Evidence, load_statistics, save_statistics
     from onnxq.calibration.workers import Processes
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.commands.dequantization import dequantize
@@ -149,22 +153,18 @@ _HOMES = {
         "PassError",
         "SchemeError",
     ),
-    "onnxq.calibration.entropy": ("Entropy",),
-    "onnxq.calibration.evidence": ("Evidence",),
-    "onnxq.calibration.histogram_search": ("HistogramSearch",),
-    "onnxq.calibration.range_table": ("Auto",),
-    "onnxq.calibration.ranges": (
+    "onnxq.calibration.methods": (
+        "Auto",
+        "Entropy",
         "Fixed",
+        "HistogramSearch",
+        "MeanSquaredError",
         "MinMax",
         "MovingAverage",
         "Percentile",
     ),
-    "onnxq.calibration.squared_error": ("MeanSquaredError",),
-    "onnxq.calibration.storage": (
-        "load_statistics",
-        "save_statistics",
-    ),
-    "onnxq.calibration.resume": ("Collection",),
+    "onnxq.calibration.statistics": ("Evidence", "load_statistics", "save_statistics"),
+    "onnxq.calibration.calibrate": ("Collection",),
     "onnxq.calibration.workers": ("Processes",),
     "onnxq.rewrite": (
         "Call",

@@ -14,7 +14,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper, parser
 
-from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.methods import MinMax
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Scheme
 from onnxq.evaluation.goal import Goal

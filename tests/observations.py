@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.evidence import Evidence, TensorEvidence
+from onnxq.calibration.accumulators import Option, Request, Statistic
 from onnxq.calibration.histogram import HISTOGRAM_ELEMENTS
-from onnxq.calibration.observing import Observers, observe
-from onnxq.calibration.requests import Option, Request
-from onnxq.calibration.statistic import Statistic
+from onnxq.calibration.kinds import Observers
+from onnxq.calibration.statistics import Evidence, TensorEvidence, observe
 from onnxq.numerics.spec import Spec
 
 AFFINE = Spec("uint8", symmetric=False)

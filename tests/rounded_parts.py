@@ -8,8 +8,8 @@ from pathlib import Path
 from onnxq.algorithms.codes import encode
 from onnxq.algorithms.recipe import Recipe
 from onnxq.algorithms.sequential_bias import rounded_by
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.stage import stages
+from onnxq.calibration.segments import stages
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import Array, open_session, run

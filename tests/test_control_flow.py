@@ -11,9 +11,9 @@ import pytest
 from models_with_bodies import BRANCHES, IDLE, IMAGE, KERNEL, PADS, STATIC, STORAGE, checked, varied
 from onnx import parser
 
+from onnxq.calibration.accumulators import Range
 from onnxq.calibration.data import Data
-from onnxq.calibration.storage import load_statistics, save_statistics
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.statistics import load_statistics, save_statistics
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
 from onnxq.pipeline import plan, quantize

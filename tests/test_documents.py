@@ -23,7 +23,7 @@ from reports import FULL
 
 import onnxq
 from onnxq.calibration.kinds import ENTRY_POINTS as STATISTICS
-from onnxq.calibration.range_table import ENTRY_POINTS as RANGES
+from onnxq.calibration.methods import ENTRY_POINTS as RANGES
 from onnxq.cli.main import cli
 from onnxq.config.scheme import ENTRY_POINTS as ENCODERS
 from onnxq.config.scheme import packaged_encoder

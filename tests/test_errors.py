@@ -20,7 +20,7 @@ from onnxq import (
     load_statistics,
     save_plan,
 )
-from onnxq.calibration.ranges import Fixed, Percentile
+from onnxq.calibration.methods import Fixed, Percentile
 from onnxq.calibration.workers import Processes
 from onnxq.data.inputs import Input, check_signature
 from onnxq.errors import DataError, SchemeError

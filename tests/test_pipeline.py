@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from search.timed_models import let_integers_be_fast
 
 from onnxq.calibration.data import Data
-from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.methods import MinMax
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError

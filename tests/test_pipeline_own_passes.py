@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
+from onnxq.calibration.accumulators import Range
 from onnxq.calibration.data import Data
-from onnxq.calibration.value_range import Range
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph
 from onnxq.pipeline import plan, quantize

@@ -12,9 +12,9 @@ import pytest
 from observations import AFFINE, wanted
 from stored_values import initializers
 
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.ranges import MinMax, Percentile
-from onnxq.calibration.runner import collect
+from onnxq.calibration.collect import collect
+from onnxq.calibration.methods import MinMax, Percentile
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError

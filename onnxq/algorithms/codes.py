@@ -15,7 +15,7 @@ from onnxq.algorithms.node_codes import Bias, Encoding
 from onnxq.algorithms.parameters import activation_parameters, channel_means
 from onnxq.algorithms.recipe import USUAL, Recipe
 from onnxq.algorithms.scaling import divisible
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Node, is_fixed, nodes, scopes
 from onnxq.numerics.affine import Parameters, QTensor, quantize

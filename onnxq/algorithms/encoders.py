@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from onnxq.algorithms.checked_codes import checked
 from onnxq.algorithms.gptq import Compensation, Sums, Terms, compensated, sums_of, within
-from onnxq.calibration.gram import Gram
-from onnxq.calibration.requests import Request
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.hessian import Gram
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import Graph, Node, is_fixed

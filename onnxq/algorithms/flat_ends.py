@@ -14,10 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.evidence import Evidence, TensorEvidence
-from onnxq.calibration.range_table import kinds_read, range_by
-from onnxq.calibration.ranges import RangeMethod, ends_of_data
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.methods import RangeMethod, ends_of_data, kinds_read, range_by
+from onnxq.calibration.statistics import Evidence, TensorEvidence
 from onnxq.ir import Graph, Node, Tensor, Variable, is_fixed
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from onnxq.calibration.gram import Gram
-from onnxq.calibration.requests import Option, Request
+from onnxq.calibration.accumulators import Option, Request
+from onnxq.calibration.hessian import Gram
 from onnxq.ir import Node, Variable
 from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.formats import Format, format_named

@@ -15,8 +15,8 @@ from onnxq.algorithms.encoders import encode_weight, encoder_named, weight_sums
 from onnxq.algorithms.gptq import Sums, Terms, terms_of
 from onnxq.algorithms.migration import Around, Factors, read_factors
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.gram import Gram
+from onnxq.calibration.hessian import Gram
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.ir import Node, optional
 from onnxq.numerics.affine import Parameters, QTensor, quantize_bias, scale_with_room

@@ -11,9 +11,8 @@ from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.parameters import channel_means, found_range
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.range_table import parse_range, range_text
-from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.methods import MinMax, parse_range, range_text
+from onnxq.calibration.statistics import Evidence
 from onnxq.planning.plan import Activation, Damping, Decision, Plan, Scaling
 
 _LAST = -1

@@ -8,13 +8,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.channel_means import ChannelMeans
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.accumulators import ChannelMeans, Range, Request
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.range_table import kinds_read, range_by
-from onnxq.calibration.ranges import RangeMethod
-from onnxq.calibration.requests import Request
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.methods import RangeMethod, kinds_read, range_by
+from onnxq.calibration.statistics import Evidence
 from onnxq.numerics.affine import Parameters, parameters_from_range
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.spec import Method, Spec

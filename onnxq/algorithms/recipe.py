@@ -10,7 +10,7 @@ from types import MappingProxyType
 from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import NOTHING, Migration
 from onnxq.algorithms.range_choice import RangeChoice
-from onnxq.calibration.ranges import MinMax, RangeMethod
+from onnxq.calibration.methods import MinMax, RangeMethod
 from onnxq.numerics.affine import Array
 
 

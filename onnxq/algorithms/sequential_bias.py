@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnxq.algorithms.codes import Codes
 from onnxq.algorithms.migration import Around, Factors, Migration, makers_of_divided, read_factors
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.spool import Activations
-from onnxq.calibration.stage import Stage, stages
+from onnxq.calibration.activations import Activations
+from onnxq.calibration.segments import Stage, stages
 from onnxq.ir import Graph, optional
 from onnxq.numerics.affine import Parameters, QTensor, quantize
 from onnxq.numerics.formats import format_named

@@ -1,19 +1,27 @@
-"""What the user gives to calibrate and judge by."""
+"""What the user gives to calibrate and evaluate by, and the states of stateful models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.storage import load_statistics
-from onnxq.data.dataset import RandomAccess, is_random_access
+import numpy as np
+import onnx
+
+from onnxq.calibration.statistics import Evidence, load_statistics
+from onnxq.data.dataset import Origin, RandomAccess, is_random_access, origin_of
 from onnxq.data.images import ImageOptions, images_named
+from onnxq.data.inputs import Input, Sample, SampleSource, is_floating, model_inputs
+from onnxq.data.samples import Samples, leaves_out, open_samples
 from onnxq.data.sources import Source, source_for, source_named
-from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers
+from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
+from onnxq.ir import load
+from onnxq.onnx_api import skeleton
+from onnxq.runtime.sessions import Array, open_session, run
 
 SamplesLike: TypeAlias = str | Path | Iterable[Any] | RandomAccess
 """Samples: a file or folder, dictionaries from input name to array, or what a source takes; see `open_samples`."""
@@ -139,3 +147,190 @@ def _check_source(source: object) -> None:
         raise DataError(
             f"the samples are of type {type(source).__name__}, expected a path or dictionaries of arrays by input name"
         )
+
+
+# Stateful models: an output of one sample is an input of the next, as when the model runs on a stream.
+
+Chain = Mapping[str, str]
+"""Input by the output that it is taken from."""
+
+
+def with_optional(inputs: Sequence[Input], chain: Chain) -> tuple[Input, ...]:
+    """Return the inputs of which samples may leave out those that are chained.
+
+    Raises:
+        SchemeError: The chain names an input that is not there, or there is nothing else to feed.
+    """
+    names = [entry.name for entry in inputs]
+    for target in chain.values():
+        if target not in names:
+            known = did_you_mean(target, names) or f": {names}"
+            raise SchemeError(f"Chain ends in {target!r}, expected an input of the model{known}")
+    if chain and set(names) <= set(chain.values()):
+        raise SchemeError("Every input is chained, expected one that samples feed; leave a chain out")
+    return tuple(replace(entry, optional=entry.name in chain.values()) for entry in inputs)
+
+
+class ChainedSamples:
+    """Samples completed by the states that the float model leaves behind, in the order of the samples.
+
+    The first sample of a sequence starts from the state that it holds, else from zeros: the samples of a file that
+    holds several are a sequence, and so are the files of a folder. Dimensions of such a state that the model leaves
+    open are those of the sample where they share a name; others are 0, an empty past, or 1 where the model does not run
+    on that, or makes of it a state that stays empty or is not a number. Each iteration runs the model anew.
+
+    Args:
+        samples: What is given of each sample.
+        model: The float model.
+        chain: Input by the output that it is taken from.
+        notice: Told in a sentence of a state that does not start empty though its dimensions allow it.
+
+    Raises:
+        SchemeError: The chain begins with no output of the model, or ends in an input that holds no numbers.
+    """
+
+    def __init__(
+        self,
+        samples: SampleSource,
+        model: onnx.ModelProto | Path,
+        chain: Chain,
+        notice: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self._samples = samples
+        self._session = open_session(model, threads=1)
+        self._chain = dict(chain)
+        self._notice = notice
+        outputs = [value.name for value in self._session.get_outputs()]
+        for source in chain:
+            if source not in outputs:
+                raise SchemeError(
+                    f"Chain begins with {source!r}, expected an output of the model{did_you_mean(source, outputs)}"
+                )
+        proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        self._inputs = model_inputs(proto)
+        self._start: _Start | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a limit has left out samples behind these."""
+        return leaves_out(self._samples)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def origin(self, index: int) -> Origin:
+        """Return where a sample comes from."""
+        return origin_of(self._samples, index)
+
+    def __iter__(self) -> Iterator[Sample]:
+        states: dict[str, Array] = {}
+        sequences = self._samples.sequences() if isinstance(self._samples, Samples) else repeat("")
+        previous = None
+        for index, (sample, sequence) in enumerate(zip(self._samples, sequences, strict=False)):
+            if sequence != previous:
+                previous = sequence
+                states = {}
+            complete = self._with_zeros({**sample, **states})
+            yield complete
+            values = run(self._session, complete, list(self._chain), index=index)
+            states = dict(zip(self._chain.values(), values, strict=True))
+
+    def _with_zeros(self, sample: Sample) -> Sample:
+        """Return the sample with the states that it lacks, all zero."""
+        missing = [entry for entry in self._inputs if entry.name in self._chain.values() and entry.name not in sample]
+        if not missing:
+            return sample
+        sizes = self._sizes(sample)
+        if self._start is None:
+            self._start = self._found(sample, missing, sizes)
+        return {**sample, **_zeros(missing, sizes, self._start)}
+
+    def _sizes(self, sample: Sample) -> dict[str, int]:
+        """Return the extents of the named dimensions of a sample."""
+        given = [entry for entry in self._inputs if entry.name in sample]
+        pairs = (pair for entry in given for pair in zip(entry.shape or (), sample[entry.name].shape, strict=False))
+        return {dim: extent for dim, extent in pairs if isinstance(dim, str)}
+
+    def _found(self, sample: Sample, missing: Sequence[Input], sizes: Mapping[str, int]) -> _Start:
+        """Return the first start of empty states that the model runs from, else the last one, of which it tells."""
+        open_states = [entry for entry in missing if any(_is_open(dim, sizes) for dim in entry.shape or ())]
+        if not open_states:
+            return _STARTS[-1]
+        start = _STARTS[-1]
+        for one in _STARTS[:-1]:
+            zeros = _zeros(missing, sizes, one)
+            if not any(zeros[entry.name].size for entry in open_states) and self._runs({**sample, **zeros}):
+                start = one
+                break
+        for name, state in _zeros(open_states, sizes, start).items():
+            if state.size:
+                self._notice(
+                    f"chained input {name!r} starts from zeros of shape {list(state.shape)}, since the model does not "
+                    "run from an empty one; let the first sample of a sequence bring it if that is wrong"
+                )
+        return start
+
+    def _runs(self, sample: Sample) -> bool:
+        """Tell whether the model makes something of a sample: outputs that are neither empty nor not a number."""
+        try:
+            values = run(self._session, sample)
+        except DataError:
+            return False
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        return all(value.size and not (is_floating(value.dtype) and np.isnan(value).any()) for value in arrays)
+
+
+def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
+    """Open samples for the file of a model, as quantize() does for a model that it is given.
+
+    Args:
+        reference: the file, whose model completes chained inputs.
+        data: the samples, of Data those for calibration.
+
+    Raises:
+        ModelError: the file cannot be read.
+        DataError: the samples do not fit.
+        SchemeError: the chain names no output or input of the model.
+    """
+    data = Data.of(data)
+    inputs = with_optional(model_inputs(skeleton(load(reference))), data.chained)
+    samples = open_samples(
+        data.calibration,
+        inputs,
+        images=data.image_options,
+        limit=data.limit,
+        source=data.source,
+        in_order=bool(data.chained),
+        batch=data.rows,
+    )
+    return ChainedSamples(samples, reference, data.chained) if data.chained else samples
+
+
+class _Start(NamedTuple):
+    """The extents of what a model leaves open of a state: of its first dimension, often a batch, and of the others."""
+
+    first: int
+    others: int
+
+
+_STARTS = (_Start(1, 0), _Start(0, 0), _Start(1, 1))
+
+
+def _is_open(dim: int | str | None, sizes: Mapping[str, int]) -> bool:
+    return not isinstance(dim, int) and dim not in sizes
+
+
+def _zeros(states: Sequence[Input], sizes: Mapping[str, int], start: _Start) -> Sample:
+    zeros = {}
+    for entry in states:
+        if entry.shape is None or entry.dtype.hasobject:
+            raise SchemeError(
+                f"Chained input {entry} has no zeros to start from, expected a tensor of numbers of known "
+                "rank; let samples bring it or do not chain it"
+            )
+        shape = [
+            dim if isinstance(dim, int) else sizes.get(dim or "", start.others if axis else start.first)
+            for axis, dim in enumerate(entry.shape)
+        ]
+        zeros[entry.name] = np.zeros(shape, entry.dtype)
+    return zeros

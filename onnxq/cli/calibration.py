@@ -27,7 +27,7 @@ from onnxq.cli.options import (
 from onnxq.cli.wanted import chosen_scheme, preset_option, range_option, scheme_file_option, target_option
 
 if TYPE_CHECKING:
-    from onnxq.calibration.resume import Collection
+    from onnxq.calibration.calibrate import Collection
     from onnxq.data.images import ImageOptions
 
 _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
@@ -70,9 +70,9 @@ def calibrate(
 
     Interrupted at any moment and started again, it goes on where it was. Prints the name of the written file on stdout.
     """
+    from onnxq.calibration.calibrate import Collection, discard_checkpoints
     from onnxq.calibration.data import Data
-    from onnxq.calibration.resume import Collection, discard_checkpoints
-    from onnxq.calibration.storage import save_statistics
+    from onnxq.calibration.statistics import save_statistics
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.steps import calibrating
     from onnxq.steps.budget import Budget
@@ -106,7 +106,7 @@ def stats() -> None:
 @click.option("-o", "--output", required=True, type=FILE, help="File to write.")
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Merge statistics of different samples of one model, in any order."""
-    from onnxq.calibration.storage import merged_files, save_statistics
+    from onnxq.calibration.statistics import merged_files, save_statistics
     from onnxq.system.publish import check_output
 
     check_output(output, None, files)
@@ -119,8 +119,8 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
 @json_option
 def show(file: Path, as_json: bool) -> None:
     """Show what FILE holds, one tensor a line."""
-    from onnxq.calibration.description import described
-    from onnxq.calibration.storage import load_statistics
+    from onnxq.calibration.methods import described
+    from onnxq.calibration.statistics import load_statistics
     from onnxq.report.formatting import visible
 
     found = described(load_statistics(file))

@@ -176,7 +176,7 @@ def _targets() -> Iterable[tuple[str, str]]:
 
 
 def _ranges() -> Iterable[tuple[str, str]]:
-    from onnxq.calibration.range_table import ENTRY_POINTS, RANGES
+    from onnxq.calibration.methods import ENTRY_POINTS, RANGES
     from onnxq.system.plugins import registered_names
 
     return ((name, "") for name in (*RANGES, *registered_names(ENTRY_POINTS)))

@@ -234,8 +234,7 @@ def collection_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_collection(*args: Any, **kwargs: Any) -> None:
-        from onnxq.calibration.resume import Collection
-        from onnxq.calibration.workers import workers_for
+        from onnxq.calibration.calibrate import Collection, workers_for
 
         stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
         workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)

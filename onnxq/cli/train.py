@@ -19,8 +19,8 @@ from onnxq.errors import OnnxqError
 from onnxq.training.settings import BLOCKS, Standing, Training
 
 if TYPE_CHECKING:
+    from onnxq.calibration.calibrate import Collection
     from onnxq.calibration.data import Data
-    from onnxq.calibration.resume import Collection
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline import Quantized
     from onnxq.steps.budget import Budget

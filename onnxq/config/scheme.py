@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
-from onnxq.calibration.range_table import parse_range
-from onnxq.calibration.ranges import RangeMethod
+from onnxq.calibration.methods import RangeMethod, parse_range
 from onnxq.errors import SchemeError, did_you_mean, parse_choice
 from onnxq.lowering import Emit
 from onnxq.numerics.spec import Granularity, Method, Rounding, Spec, Storage

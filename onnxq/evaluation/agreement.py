@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.calibration.chain import samples_of
-from onnxq.calibration.data import Data, SamplesLike
+from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.dataset import Selection, counting_as_one, even_places, picked, shared_files
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, check_path

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import onnx
 
-from onnxq.calibration.runner import read_without_data
 from onnxq.calibration.seeded import SeededSession, draws, put_seeds
+from onnxq.calibration.segments import read_without_data
 from onnxq.data.inputs import Sample
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
 from onnxq.evaluation.outputs import Choice, Chosen, Decided, Part, joins, matched, paired, parts_of

@@ -14,8 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.chain import samples_of
-from onnxq.calibration.data import Data, SamplesLike
+from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, check_path
 from onnxq.evaluation.bounds import student

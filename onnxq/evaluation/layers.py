@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.calibration.chain import samples_of
-from onnxq.calibration.data import Data, SamplesLike
-from onnxq.calibration.runner import read_without_data
-from onnxq.calibration.stage import Stage, stages
-from onnxq.calibration.taps import tensor_types
+from onnxq.calibration.data import Data, SamplesLike, samples_of
+from onnxq.calibration.instrument import tensor_types
+from onnxq.calibration.segments import Stage, read_without_data, stages
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError
 from onnxq.numerics.affine import signal_to_noise

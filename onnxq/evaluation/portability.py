@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.calibration.taps import tapped_bytes, tensor_types
+from onnxq.calibration.instrument import tapped_bytes, tensor_types
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Sample, is_floating, made_up_samples, model_inputs
 from onnxq.data.samples import evenly, open_samples

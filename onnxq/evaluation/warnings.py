@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.instrument import tensor_types
+from onnxq.calibration.methods import doubtful_masks
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.runner import read_without_data
-from onnxq.calibration.sentinels import doubtful_masks
-from onnxq.calibration.stage import Stage, stages
-from onnxq.calibration.taps import tensor_types
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.segments import Stage, read_without_data, stages
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly

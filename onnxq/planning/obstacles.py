@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.calibration.body_taps import CARRYING
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.instrument import CARRYING
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
 from onnxq.ir import Constant, Graph, Node, Variable, is_fixed, onnx_dtype, optional, scopes

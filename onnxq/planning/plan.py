@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from onnxq.calibration.accumulators import Request
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.requests import Request
 from onnxq.config.scheme import Mode, Spec
 from onnxq.lowering import Emit
 from onnxq.numerics.pairs import Pairs

@@ -12,8 +12,8 @@ from importlib import import_module
 
 import numpy as np
 
-from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.statistics import Evidence
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import Judged
 from onnxq.evaluation.layers import Layers

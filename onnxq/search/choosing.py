@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from onnxq.algorithms.codes import Codes
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.provenance import file_digest
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.evaluation.goal import Goal, aim_of

@@ -12,10 +12,10 @@ from onnxq.algorithms.encoders import encode_weight, weight_sums
 from onnxq.algorithms.gptq import Compensation, Matrices, within
 from onnxq.algorithms.migration import Around, Factors, Migration
 from onnxq.algorithms.scaling import Divisible, divisible
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.gram import Gram
-from onnxq.calibration.requests import Request
-from onnxq.calibration.runner import collect
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.collect import collect
+from onnxq.calibration.hessian import Gram
+from onnxq.calibration.statistics import Evidence
 from onnxq.calibration.workers import Threads
 from onnxq.ir import Node
 from onnxq.planning.plan import Plan, Weight

@@ -14,7 +14,7 @@ from onnxq.algorithms.channel_shares import Setting
 from onnxq.algorithms.range_choice import Noise, pooled, takes_off
 from onnxq.algorithms.recipe import Recipe
 from onnxq.algorithms.sites import Site
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.dataset import Selection, by_file, even_places, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.evaluation.bounds import student

@@ -7,8 +7,8 @@ from functools import partial
 
 from onnxq.algorithms.parameters import requests_for
 from onnxq.algorithms.sites import Site, sites
-from onnxq.calibration.ranges import RangeMethod
-from onnxq.calibration.requests import Request
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.methods import RangeMethod
 from onnxq.data.inputs import SampleSource
 from onnxq.ir import Graph, constants
 from onnxq.planning.plan import Plan

@@ -18,15 +18,12 @@ from onnxq.algorithms.parameters import activation_parameters, requests_for
 from onnxq.algorithms.range_choice import RangeChoice
 from onnxq.algorithms.recipe import Recipe
 from onnxq.algorithms.sites import Site, sites
-from onnxq.calibration.channel_ranges import ChannelRanges
-from onnxq.calibration.channel_taps import ChannelTap, with_channel_taps
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.grouped import parts_of
+from onnxq.calibration.accumulators import ChannelRanges, Range, Request
+from onnxq.calibration.collect import collect_apart, parts_of
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.ranges import MinMax
-from onnxq.calibration.requests import Request
-from onnxq.calibration.runner import collect_apart
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.instrument import ChannelTap, with_channel_taps
+from onnxq.calibration.methods import MinMax
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.dataset import Selection
 from onnxq.ir import Graph, constants
 from onnxq.planning.plan import Plan

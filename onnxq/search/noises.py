@@ -16,9 +16,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.accumulators import Range
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.numerics.affine import largest
 from onnxq.planning.plan import Plan

@@ -11,11 +11,9 @@ from onnxq.algorithms.flat_ends import Within, flat_ends
 from onnxq.algorithms.parameters import found_range
 from onnxq.algorithms.range_choice import Noise, Range, RangeChoice, choose_ranges, pooled
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence, TensorEvidence
-from onnxq.calibration.range_table import FIRST_RANGES
-from onnxq.calibration.ranges import RangeMethod, bins_of_data, ends_of_data
-from onnxq.calibration.squared_error import Grid, expected_errors
-from onnxq.calibration.value_range import Range as Seen
+from onnxq.calibration.accumulators import Range as Seen
+from onnxq.calibration.methods import FIRST_RANGES, Grid, RangeMethod, bins_of_data, ends_of_data, expected_errors
+from onnxq.calibration.statistics import Evidence, TensorEvidence
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan
 from onnxq.search.effort import Accuracy

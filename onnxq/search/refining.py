@@ -12,7 +12,7 @@ from onnxq.algorithms.migration import NOTHING
 from onnxq.algorithms.noting import tensors_seen
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.range_table import range_text
+from onnxq.calibration.methods import range_text
 from onnxq.errors import tolerate
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Plan

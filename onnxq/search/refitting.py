@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxq.calibration.range_table import kinds_read
+from onnxq.calibration.methods import kinds_read
 from onnxq.data.dataset import Selection
 from onnxq.planning.plan import Plan
 from onnxq.search.effort import FULL

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxq.algorithms.noting import recipe_of
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.search.biasing import with_biases
 from onnxq.search.effort import FAST, FULL, Accuracy

@@ -13,10 +13,10 @@ from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import NOTHING
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.gram import Gram
-from onnxq.calibration.requests import Request
-from onnxq.calibration.runner import collect
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.collect import collect
+from onnxq.calibration.hessian import Gram
+from onnxq.calibration.statistics import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.search.dividing import SCALING_WORTH, gram_workers
 from onnxq.search.effort import Accuracy

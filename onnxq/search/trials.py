@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Selection, counting_as_one, halves
 from onnxq.data.inputs import SampleSource

@@ -12,14 +12,12 @@ from onnxq.algorithms.cache import CodesCache
 from onnxq.algorithms.codes import Codes, encode
 from onnxq.algorithms.parameters import requests_for
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.chain import ChainedSamples, with_optional
-from onnxq.calibration.data import Data, SamplesLike
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.grouped import Grouped
+from onnxq.calibration.calibrate import Collection, Notice, calibrate_tensors
+from onnxq.calibration.collect import Grouped
+from onnxq.calibration.data import ChainedSamples, Data, SamplesLike, with_optional
+from onnxq.calibration.methods import FIRST_RANGES, RangeMethod
 from onnxq.calibration.provenance import model_digest
-from onnxq.calibration.range_table import FIRST_RANGES
-from onnxq.calibration.ranges import RangeMethod
-from onnxq.calibration.resume import Collection, Notice, calibrate_tensors
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Scheme
 from onnxq.data.inputs import SampleSource, model_inputs
 from onnxq.data.samples import open_samples

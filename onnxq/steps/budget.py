@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnxq.calibration.resume import Collection
+from onnxq.calibration.calibrate import Collection
 from onnxq.errors import SchemeError, check_type, convert_numpy_numbers
 from onnxq.evaluation.goal import Goal
 from onnxq.search.effort import Accuracy, accuracy_named

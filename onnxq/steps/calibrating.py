@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data, SamplesLike
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.range_table import FIRST_RANGES
-from onnxq.calibration.resume import Collection
+from onnxq.calibration.methods import FIRST_RANGES
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Scheme
 from onnxq.preparing.named_passes import Step
 from onnxq.runtime.targets import DEFAULT_TARGET

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import onnx
 
+from onnxq.calibration.calibrate import Notice
 from onnxq.calibration.data import Data
-from onnxq.calibration.resume import Notice
 from onnxq.config.scheme import Mode
 from onnxq.data.dataset import split
 from onnxq.data.inputs import Sample, SampleSource

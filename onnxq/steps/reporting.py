@@ -9,8 +9,8 @@ from pathlib import Path
 
 from onnxq.algorithms.noting import noted
 from onnxq.algorithms.parameters import corrected_biases
+from onnxq.calibration.methods import chosen_methods
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.range_table import chosen_methods
 from onnxq.data.dataset import (
     Selection,
     counting_as_one,

@@ -11,11 +11,10 @@ import onnx
 
 from onnxq.algorithms.noting import recipe_of
 from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.range_table import FIRST_RANGES
-from onnxq.calibration.ranges import Extremes, MinMax, RangeMethod
-from onnxq.calibration.resume import Collection
+from onnxq.calibration.methods import FIRST_RANGES, Extremes, MinMax, RangeMethod
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.errors import OutputError, SchemeError, note_failure, tolerate

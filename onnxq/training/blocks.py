@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onnxq.calibration.spool import Activations
+from onnxq.calibration.activations import Activations
 from onnxq.training.lessons import Batch, Entries, Lessons, Tensors, as_tensors
 from onnxq.training.module import FakeQuantized
 from onnxq.training.parts import Part

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxq.calibration.spool import Activations
+from onnxq.calibration.activations import Activations
 from onnxq.data.arrays import npy_array
 from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Sample, SampleSource

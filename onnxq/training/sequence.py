@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from onnxq.calibration.spool import Activations
+from onnxq.calibration.activations import Activations
 from onnxq.errors import DataError
 from onnxq.system.resources import Progress, silent
 from onnxq.training.blocks import Block, Flow, blocks

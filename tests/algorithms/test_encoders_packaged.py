@@ -17,8 +17,7 @@ from onnxq.algorithms.encoders import encode_array, encode_weight, encoder_named
 from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.recipe import USUAL, Recipe
 from onnxq.calibration.data import Data
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.observing import observe
+from onnxq.calibration.statistics import Evidence, observe
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal

@@ -11,10 +11,9 @@ import pytest
 from conftest import Build
 
 from onnxq.algorithms.flat_ends import Within, flat_ends, unlimited
-from onnxq.calibration.evidence import Evidence, TensorEvidence
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.observing import Observers
-from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.calibration.kinds import Observers, request_for
+from onnxq.calibration.methods import MinMax, Percentile
+from onnxq.calibration.statistics import Evidence, TensorEvidence
 from onnxq.config.presets import PRESETS
 from onnxq.errors import SchemeError
 from onnxq.ir import as_graph

@@ -21,8 +21,7 @@ from onnxq.algorithms.encoders import weight_requests
 from onnxq.algorithms.gptq import Compensation, Matrices, Moments, compensated
 from onnxq.algorithms.migration import Around, Factors, Migration
 from onnxq.algorithms.recipe import USUAL, Recipe
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.observing import observe
+from onnxq.calibration.statistics import Evidence, observe
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, as_graph, is_fixed
 from onnxq.numerics.affine import Parameters, QTensor

@@ -17,9 +17,9 @@ from onnxq.algorithms.migration import NOTHING, Around, Factors, Migration
 from onnxq.algorithms.parameters import requests_for
 from onnxq.algorithms.recipe import Recipe
 from onnxq.algorithms.sites import sites
-from onnxq.calibration.evidence import TensorEvidence
-from onnxq.calibration.ranges import MinMax
-from onnxq.calibration.runner import collect
+from onnxq.calibration.collect import collect
+from onnxq.calibration.methods import MinMax
+from onnxq.calibration.statistics import TensorEvidence
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Spec
 from onnxq.ir import Node, as_graph

@@ -12,8 +12,8 @@ from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.noting import noted, recipe_of
 from onnxq.algorithms.recipe import USUAL, Recipe
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.calibration.methods import MinMax, Percentile
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import SchemeError
 from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation, Scaling

@@ -7,11 +7,9 @@ import pytest
 from observations import evidence
 
 from onnxq.algorithms.parameters import activation_parameters, channel_means, requests_for
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.observing import observe
-from onnxq.calibration.range_table import FIRST_RANGES
-from onnxq.calibration.ranges import MinMax, MovingAverage
-from onnxq.calibration.requests import Request
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.methods import FIRST_RANGES, MinMax, MovingAverage
+from onnxq.calibration.statistics import Evidence, observe
 from onnxq.config.scheme import Method, Mode, Spec
 from onnxq.errors import DataError
 from onnxq.numerics.torch_observers import Observer, fixed_parameters

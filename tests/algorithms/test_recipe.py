@@ -9,7 +9,7 @@ import numpy as np
 from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.range_choice import RangeChoice
 from onnxq.algorithms.recipe import USUAL, Recipe
-from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.calibration.methods import MinMax, Percentile
 
 RECIPES = (
     USUAL,

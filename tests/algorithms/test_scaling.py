@@ -12,7 +12,7 @@ from conftest import Build
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.recipe import Recipe
 from onnxq.algorithms.scaling import divisible
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import preset_named
 from onnxq.ir import as_graph
 from onnxq.runtime.sessions import open_session, run

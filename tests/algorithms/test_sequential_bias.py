@@ -22,8 +22,8 @@ from onnxq.algorithms.sequential_bias import (
     told_from_chance,
     with_sequential_biases,
 )
-from onnxq.calibration.ranges import Percentile
-from onnxq.calibration.stage import stages
+from onnxq.calibration.methods import Percentile
+from onnxq.calibration.segments import stages
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model, save
 from onnxq.numerics.affine import Array, QTensor, parameters_from_range, quantize

@@ -12,7 +12,7 @@ from rounded_parts import both_outputs
 from onnxq.algorithms.codes import encode
 from onnxq.algorithms.recipe import Recipe
 from onnxq.algorithms.sequential_bias import Layer, layers_of, with_sequential_biases
-from onnxq.calibration.ranges import Percentile
+from onnxq.calibration.methods import Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
 from onnxq.runtime.targets import TARGETS

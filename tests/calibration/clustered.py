@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.collect import Ledger, collect
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.runner import Ledger, collect
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from observations import wanted
 
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.resume import Collection, calibrate_tensors
+from onnxq.calibration.calibrate import Collection, calibrate_tensors
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.calibration.body_taps import with_body_taps
+from onnxq.calibration.instrument import with_body_taps
 from onnxq.runtime.sessions import open_session, run
 
 Arrays = dict[str, NDArray[Any]]

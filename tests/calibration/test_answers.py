@@ -11,18 +11,14 @@ import pytest
 from observations import statistic
 
 from calibration.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
-from onnxq.calibration.answers import fits
-from onnxq.calibration.channel_means import ChannelMeans
-from onnxq.calibration.channel_ranges import ChannelRanges
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.gram import Gram
+from onnxq.calibration.accumulators import ChannelMeans, ChannelRanges, Range, Request, SampleExtremes
+from onnxq.calibration.collect import collect, tap
+from onnxq.calibration.dask_cluster import fits
+from onnxq.calibration.hessian import Gram
 from onnxq.calibration.histogram import Bins, Histogram
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.requests import Request
-from onnxq.calibration.runner import collect, tap
-from onnxq.calibration.sample_extremes import SampleExtremes
-from onnxq.calibration.shards import Tapped
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.workers import Tapped
 
 
 @pytest.fixture(scope="module")

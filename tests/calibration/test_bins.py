@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.calibration.bins import BINS, MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of, stride_of
+from onnxq.calibration.accumulators import stride_of
+from onnxq.calibration.histogram import BINS, MINIMUM_EXPONENT, add_bins, bin_of, bins_of, exponent_of
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

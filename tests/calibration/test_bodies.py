@@ -5,7 +5,7 @@ from __future__ import annotations
 from conftest import Build
 from onnx import GraphProto, helper
 
-from onnxq.calibration.bodies import bodies, known_dimensions, made_inside, names_made, own_bodies, unused_mark
+from onnxq.calibration.instrument import bodies, known_dimensions, made_inside, names_made, own_bodies, unused_mark
 
 TEXT = """(float[2,n] x, bool c) => (float[2,n] y) {
     s = Sin(x)

@@ -22,12 +22,11 @@ from calibration.tapped_bodies import (
     ran,
     tapped,
 )
-from onnxq.calibration.body_taps import with_body_sizes, with_body_taps
-from onnxq.calibration.budget import tap_sizes
-from onnxq.calibration.resume import Collection, calibrate_tensors
-from onnxq.calibration.runner import collect
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.calibrate import Collection, calibrate_tensors, tap_sizes
+from onnxq.calibration.collect import collect
+from onnxq.calibration.instrument import with_body_sizes, with_body_taps
 from onnxq.calibration.segments import segments
-from onnxq.calibration.value_range import Range
 from onnxq.errors import ModelError
 from onnxq.ir import read_model, to_model
 from onnxq.preparing.preparation import prepare

@@ -8,7 +8,8 @@ import onnx
 import pytest
 from observations import wanted
 
-from onnxq.calibration.budget import (
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.calibrate import (
     evidence_bytes,
     hungriest,
     largest_segment,
@@ -17,10 +18,9 @@ from onnxq.calibration.budget import (
     tap_passes,
     tap_sizes,
 )
+from onnxq.calibration.collect import collect
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.runner import collect
 from onnxq.calibration.segments import Segment
-from onnxq.calibration.value_range import Range
 from onnxq.errors import DataError
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"

@@ -9,11 +9,10 @@ import pytest
 from observations import wanted
 from onnx import TensorProto, helper
 
-from onnxq.calibration.chain import ChainedSamples, samples_of, with_optional
-from onnxq.calibration.data import Data, chain_of
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.collect import collect
+from onnxq.calibration.data import ChainedSamples, Data, chain_of, samples_of, with_optional
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.runner import collect
-from onnxq.calibration.value_range import Range
 from onnxq.data.dataset import Origin, Selection, origin_of
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import leaves_out, open_samples

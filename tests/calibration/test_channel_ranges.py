@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from observations import one_by_one, statistic
 
-from onnxq.calibration.channel_ranges import ChannelRanges
+from onnxq.calibration.accumulators import ChannelRanges
 from onnxq.errors import DataError
 
 

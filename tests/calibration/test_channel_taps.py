@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from conftest import Build
 
-from onnxq.calibration.channel_ranges import ChannelRanges
-from onnxq.calibration.channel_taps import ChannelTap, with_channel_taps
-from onnxq.calibration.requests import Request
-from onnxq.calibration.runner import collect
+from onnxq.calibration.accumulators import ChannelRanges, Request
+from onnxq.calibration.collect import collect
+from onnxq.calibration.instrument import ChannelTap, with_channel_taps
 
 BRANCHES = """(float[2,3,4] x, bool c) => (float[2,3,4] y)
 { y = If (c) <then_branch = yes () => (float[2,3,4] t) { inner = Neg(x) t = Relu(inner) },

@@ -13,10 +13,10 @@ import onnx
 import pytest
 
 from calibration.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
-from onnxq.calibration.cluster import Cluster
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.collect import collect
+from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.runner import collect
+from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError, SchemeError
@@ -172,7 +172,7 @@ def test_sessions_end_with_the_job(running: Any) -> None:
 
 
 def _sessions() -> int:
-    from onnxq.calibration.shards import _OPENED
+    from onnxq.calibration.workers import _OPENED
 
     gc.collect()
     return len(_OPENED)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxq.calibration.data import Data
-from onnxq.calibration.storage import save_statistics
+from onnxq.calibration.statistics import save_statistics
 from onnxq.data.images import IMAGE_PRESETS
 from onnxq.errors import DataError, OnnxqError
 from onnxq.pipeline import quantize

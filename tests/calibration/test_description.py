@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from observations import evidence
 
-from onnxq.calibration.description import described
-from onnxq.calibration.observing import observe
-from onnxq.calibration.requests import Request
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.methods import described
+from onnxq.calibration.statistics import observe
 
 MASKED = np.concatenate([np.linspace(-1, 1, 500), np.full(100, -1e4)])
 

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from observations import AFFINE, seen
 
-from onnxq.calibration.entropy import Entropy
-from onnxq.calibration.ranges import MinMax, bins_of_data
-from onnxq.calibration.squared_error import Grid, expected_errors
+from onnxq.calibration.methods import Entropy, Grid, MinMax, bins_of_data, expected_errors
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.spec import Spec
 

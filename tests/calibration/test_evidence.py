@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 from observations import evidence
 
-from onnxq.calibration.channel_means import ChannelMeans
-from onnxq.calibration.evidence import Evidence, EvidenceTotal
+from onnxq.calibration.accumulators import ChannelMeans, Range, Request
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.observing import observe
-from onnxq.calibration.requests import Request
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.statistics import Evidence, EvidenceTotal, observe
 from onnxq.errors import DataError
 
 

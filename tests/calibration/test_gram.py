@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from observations import one_by_one, statistic
 
-from onnxq.calibration.gram import Gram
+from onnxq.calibration.hessian import Gram
 from onnxq.errors import DataError
 from onnxq.runtime.sessions import open_session, run
 

@@ -10,10 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxq.calibration import grouped as module
-from onnxq.calibration.grouped import Grouped, parts_of
-from onnxq.calibration.requests import Request
-from onnxq.calibration.runner import collect
+from onnxq.calibration import collect as module
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.collect import Grouped, collect, parts_of
 from onnxq.data.dataset import Selection
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError

@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from observations import one_by_one, statistic
 
-from onnxq.calibration.bins import BINS
-from onnxq.calibration.histogram import Bins, Histogram
+from onnxq.calibration.histogram import BINS, Bins, Histogram
 
 
 def floats(dtype: type[np.floating]) -> st.SearchStrategy[NDArray[np.floating]]:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from observations import AFFINE, seen
 
-from onnxq.calibration.histogram_search import HistogramSearch, searched_range
-from onnxq.calibration.ranges import MinMax
+from onnxq.calibration.methods import HistogramSearch, MinMax, searched_range
 from onnxq.numerics.spec import Method, Spec
 
 

@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from onnxq.calibration.accumulators import Request, Seen, Statistic
 from onnxq.calibration.kinds import ENTRY_POINTS, KINDS, kind_named, request_for
-from onnxq.calibration.observing import observe
-from onnxq.calibration.requests import Request
-from onnxq.calibration.statistic import Seen, Statistic
-from onnxq.calibration.storage import load_statistics, save_statistics
+from onnxq.calibration.statistics import load_statistics, observe, save_statistics
 from onnxq.errors import SchemeError
 from onnxq.system import plugins
 

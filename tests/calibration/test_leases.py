@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 
 from calibration.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
-from onnxq.calibration import leases
-from onnxq.calibration.answers import fits
-from onnxq.calibration.cluster import Cluster
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.gram import Gram
-from onnxq.calibration.runner import collect, tap
-from onnxq.calibration.shards import Tapped, observe_shard
-from onnxq.calibration.value_range import Range
-from onnxq.calibration.work import Shard, Work
+from onnxq.calibration import dask_cluster as leases
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.collect import collect, tap
+from onnxq.calibration.dask_cluster import Cluster, fits
+from onnxq.calibration.hessian import Gram
+from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.workers import Shard, Tapped, Work, observe_shard
 from onnxq.errors import DataError
 
 distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")

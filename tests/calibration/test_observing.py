@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from observations import KINDS
 
-from onnxq.calibration.observing import Observers, observe
-from onnxq.calibration.requests import Request
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.accumulators import Range, Request
+from onnxq.calibration.kinds import Observers
+from onnxq.calibration.statistics import observe
 
 
 def test_tensors_of_which_nothing_is_wanted_and_empty_arrays_are_passed_over() -> None:
@@ -17,7 +17,7 @@ def test_tensors_of_which_nothing_is_wanted_and_empty_arrays_are_passed_over() -
 
 def test_all_kinds_of_a_tensor_see_the_same_array_once(monkeypatch) -> None:
     looks = []
-    monkeypatch.setattr("onnxq.calibration.statistic.ends_of", lambda values: looks.append(1) or (0.0, 1.0))
+    monkeypatch.setattr("onnxq.calibration.accumulators.ends_of", lambda values: looks.append(1) or (0.0, 1.0))
     observers = Observers([Request.of("t", kind) for kind in KINDS])
     observers.add("t", np.float32([0, 1]), "ab")
     assert len(looks) == 1

@@ -16,11 +16,10 @@ import onnx
 import pytest
 
 from calibration.clustered import MODEL, SAMPLES, TAPS, Items, collected_here, ledger
-from onnxq.calibration import parcels
-from onnxq.calibration.cluster import Cluster
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.parcels import Parcel, pickled
-from onnxq.calibration.runner import collect
+from onnxq.calibration import dask_cluster as parcels
+from onnxq.calibration.collect import collect
+from onnxq.calibration.dask_cluster import Cluster, Parcel, pickled
+from onnxq.calibration.statistics import Evidence
 from onnxq.calibration.workers import Processes, Threads, Workers
 from onnxq.data import samples as items
 from onnxq.data.dataset import Selection

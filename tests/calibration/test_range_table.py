@@ -12,24 +12,32 @@ import pytest
 from numpy.typing import NDArray
 from observations import AFFINE, evidence, seen, wanted
 
-from onnxq.calibration.entropy import Entropy
-from onnxq.calibration.evidence import Evidence, TensorEvidence
-from onnxq.calibration.histogram_search import HistogramSearch
-from onnxq.calibration.observing import Observers
-from onnxq.calibration.range_table import (
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.kinds import Observers
+from onnxq.calibration.methods import (
     ENTRY_POINTS,
     FIRST_RANGES,
     RANGES,
     Auto,
+    Entropy,
+    Extremes,
+    Fixed,
+    Grid,
+    HistogramSearch,
+    MeanSquaredError,
+    MinMax,
+    MovingAverage,
+    Percentile,
+    RangeMethod,
+    bins_of_data,
     chosen_methods,
+    expected_errors,
     kinds_read,
     parse_range,
     range_by,
     range_text,
 )
-from onnxq.calibration.ranges import Extremes, Fixed, MinMax, MovingAverage, Percentile, RangeMethod, bins_of_data
-from onnxq.calibration.squared_error import Grid, MeanSquaredError, expected_errors
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.statistics import Evidence, TensorEvidence
 from onnxq.errors import DataError, SchemeError
 from onnxq.numerics.affine import parameters_from_range, quantize
 from onnxq.numerics.formats import FORMATS, format_named

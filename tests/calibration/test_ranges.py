@@ -12,12 +12,18 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from observations import AFFINE, evidence, seen
 
-from onnxq.calibration.entropy import Entropy
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.histogram_search import HistogramSearch
-from onnxq.calibration.range_table import Auto
-from onnxq.calibration.ranges import Fixed, MinMax, MovingAverage, Percentile, RangeMethod
-from onnxq.calibration.squared_error import MeanSquaredError
+from onnxq.calibration.methods import (
+    Auto,
+    Entropy,
+    Fixed,
+    HistogramSearch,
+    MeanSquaredError,
+    MinMax,
+    MovingAverage,
+    Percentile,
+    RangeMethod,
+)
+from onnxq.calibration.statistics import Evidence
 from onnxq.errors import DataError
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)

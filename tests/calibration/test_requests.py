@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from onnxq.calibration.requests import Request
+from onnxq.calibration.accumulators import Request
 
 REQUESTS = [
     Request("a", "channel-means"),

@@ -10,13 +10,14 @@ import pytest
 from observations import wanted
 
 from calibration.resumed_samples import INTERRUPTED, MODEL, SAMPLES, TAPS, Failing, ReadingFailedError, reused, whole
-from onnxq.calibration import resume, runner
-from onnxq.calibration.cluster import Cluster
+from onnxq.calibration import calibrate as resume
+from onnxq.calibration import collect as runner
+from onnxq.calibration.accumulators import SampleExtremes
+from onnxq.calibration.calibrate import Collection, calibrate_tensors, discard_checkpoints
+from onnxq.calibration.collect import collect
+from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.resume import Collection, calibrate_tensors, discard_checkpoints
-from onnxq.calibration.runner import collect
-from onnxq.calibration.sample_extremes import SampleExtremes
-from onnxq.calibration.storage import load_statistics, merged_files, save_statistics
+from onnxq.calibration.statistics import load_statistics, merged_files, save_statistics
 from onnxq.calibration.workers import Processes
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, OutputError, SchemeError
@@ -260,7 +261,7 @@ def test_a_folder_that_cannot_be_written_shows_before_anything_is_run(tmp_path: 
 def test_a_memory_budget_splits_the_taps_and_does_not_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[int, int]]
 ) -> None:
-    from onnxq.calibration.budget import evidence_bytes, tap_sizes
+    from onnxq.calibration.calibrate import evidence_bytes, tap_sizes
 
     sizes = tap_sizes(MODEL, SAMPLES[0], TAPS)
     monkeypatch.setattr(resume, "peak_memory", lambda: 1_000_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from calibration.resumed_samples import whole
-from onnxq.calibration.storage import save_statistics
+from onnxq.calibration.statistics import save_statistics
 
 PROGRAM = """
 import os, random, signal, sys, time
@@ -18,11 +18,11 @@ from pathlib import Path
 import onnxruntime
 from observations import wanted
 from test_resume import MODEL, SAMPLES, TAPS
-from onnxq.calibration.resume import Collection, calibrate_tensors, discard_checkpoints
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.calibrate import Collection, calibrate_tensors, discard_checkpoints
+from onnxq.calibration.statistics import Evidence
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.sample_extremes import SampleExtremes
-from onnxq.calibration.storage import save_statistics
+from onnxq.calibration.accumulators import SampleExtremes
+from onnxq.calibration.statistics import save_statistics
 
 whole, output = map(Path, sys.argv[1:])
 moments, kills, finished, kept = random.Random(0), 0, 0, 0

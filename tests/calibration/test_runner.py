@@ -10,16 +10,14 @@ import pytest
 from observations import statistic, wanted
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.calibration import shards
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration import workers as shards
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.collect import Ledger, collect, collect_apart
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.observing import observe
+from onnxq.calibration.instrument import with_taps
 from onnxq.calibration.provenance import Provenance, instruction_set, sample_digest
-from onnxq.calibration.runner import Ledger, collect, collect_apart
-from onnxq.calibration.shards import InstrumentedRunError
-from onnxq.calibration.taps import with_taps
-from onnxq.calibration.value_range import Range
-from onnxq.calibration.workers import Processes, Threads, Workers
+from onnxq.calibration.statistics import Evidence, observe
+from onnxq.calibration.workers import InstrumentedRunError, Processes, Threads, Workers
 from onnxq.data.dataset import Selection
 from onnxq.errors import CandidateError, DataError, ModelError, RunError
 from onnxq.runtime.sessions import runtime_version

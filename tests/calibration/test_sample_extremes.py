@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from observations import statistic
 
-from onnxq.calibration.sample_extremes import SampleExtremes
+from onnxq.calibration.accumulators import SampleExtremes
 
 
 def observed(values: list[float], sample: int) -> SampleExtremes:

@@ -9,8 +9,8 @@ from observations import wanted
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.calibration import segments as module
-from onnxq.calibration.runner import collect
-from onnxq.calibration.sample_extremes import SampleExtremes
+from onnxq.calibration.accumulators import SampleExtremes
+from onnxq.calibration.collect import collect
 from onnxq.calibration.segments import Segment, segments
 from onnxq.errors import ModelError
 from onnxq.runtime.sessions import open_session, run

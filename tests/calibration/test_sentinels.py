@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from observations import seen
 
-from onnxq.calibration.sentinels import data_range, doubtful_masks, sentinels
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.methods import data_range, doubtful_masks, sentinels
 
 SCORES = np.random.default_rng(0).normal(scale=5, size=4000).astype(np.float32)
 

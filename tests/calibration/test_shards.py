@@ -13,10 +13,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq.calibration.collect import tap
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.runner import tap
-from onnxq.calibration.shards import _OPENED, Tapped, _Opened, carrying_weights, forget_sessions, observe_shard
-from onnxq.calibration.work import Shard
+from onnxq.calibration.workers import (
+    _OPENED,
+    Shard,
+    Tapped,
+    _Opened,
+    carrying_weights,
+    forget_sessions,
+    observe_shard,
+)
 from onnxq.data.dataset import Stretch, held
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError

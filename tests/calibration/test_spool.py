@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.calibration import spool as module
-from onnxq.calibration.spool import Activations
+from onnxq.calibration import activations as module
+from onnxq.calibration.activations import Activations
 from onnxq.errors import OutputError
 
 ARRAYS = {
@@ -72,7 +72,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
     killed = (
-        "import os, signal, sys, numpy, pathlib; from onnxq.calibration.spool import Activations; "
+        "import os, signal, sys, numpy, pathlib; from onnxq.calibration.activations import Activations; "
         "held = Activations(0, pathlib.Path(sys.argv[1])); held.put(0, {'a': numpy.ones(3)}); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

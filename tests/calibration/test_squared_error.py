@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from observations import AFFINE, seen
 
-from onnxq.calibration.ranges import MinMax, bins_of_data
-from onnxq.calibration.squared_error import Grid, MeanSquaredError, expected_errors
+from onnxq.calibration.methods import Grid, MeanSquaredError, MinMax, bins_of_data, expected_errors
 from onnxq.numerics.affine import parameters_from_range, quantize
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.spec import Spec

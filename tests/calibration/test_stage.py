@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxq.calibration.stage import Stage, stages
+from onnxq.calibration.segments import Stage, stages
 from onnxq.errors import DataError, ModelError
 from onnxq.runtime.sessions import open_session, run
 from tests.conftest import Build

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from observations import one_by_one, seen, statistic
 
-from onnxq.calibration.channel_ranges import ChannelRanges
+from onnxq.calibration.accumulators import ChannelRanges, Range, Seen
 from onnxq.calibration.kinds import KINDS
-from onnxq.calibration.statistic import Seen
-from onnxq.calibration.value_range import Range
 from onnxq.errors import DataError
 
 AXES = {"channel-means": 1, "channel-ranges": 1, "gram": 1}

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from observations import evidence
 
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.accumulators import Request
 from onnxq.calibration.kinds import KINDS
-from onnxq.calibration.observing import observe
 from onnxq.calibration.provenance import Provenance
-from onnxq.calibration.requests import Request
-from onnxq.calibration.storage import load_statistics, merged_files, save_statistics
+from onnxq.calibration.statistics import Evidence, load_statistics, merged_files, observe, save_statistics
 from onnxq.errors import DataError, OutputError
 
 PROVENANCE = Provenance("model", "onnxruntime 1.2.3", ("aarch64", "x86_64 avx2"))

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.calibration.taps import tap_outputs, tapped_bytes, with_taps
+from onnxq.calibration.instrument import tap_outputs, tapped_bytes, with_taps
 from onnxq.errors import ModelError
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from observations import statistic
 
-from onnxq.calibration.value_range import Range
+from onnxq.calibration.accumulators import Range
 
 VALUES = st.lists(st.one_of(st.floats(-1e5, 1e5, width=32), st.sampled_from([8192.0, -8192.0, -3e38])), max_size=8)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.calibration.work import Pace, Shard, Work
+from onnxq.calibration.workers import Pace, Shard, Work
 from onnxq.data.inputs import Sample
 
 

@@ -20,12 +20,12 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.calibration.cluster import Cluster
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.calibrate import workers_for
+from onnxq.calibration.collect import collect
+from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.kinds import request_for
-from onnxq.calibration.runner import collect
-from onnxq.calibration.work import Shard, Work
-from onnxq.calibration.workers import Pool, Processes, Threads, Workers, run_pool, workers_for
+from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.workers import Pool, Processes, Shard, Threads, Work, Workers, run_pool
 from onnxq.data.dataset import Stretch
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import Samples, open_samples
@@ -187,7 +187,7 @@ CALIBRATING = """
     from pathlib import Path
     import numpy as np
     from onnxq.calibration.kinds import request_for
-    from onnxq.calibration.runner import collect
+    from onnxq.calibration.collect import collect
     from onnxq.calibration.workers import Processes
 
     if __name__ == "__main__":

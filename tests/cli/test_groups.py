@@ -9,7 +9,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from cli.commands import COMMANDS, invoke
-from onnxq.calibration.range_table import RANGES
+from onnxq.calibration.methods import RANGES
 from onnxq.cli.groups import ORDER, OTHER, PRESET, GroupedCommand
 from onnxq.cli.main import cli
 from onnxq.config.presets import PRESETS

@@ -7,8 +7,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from onnxq.calibration.cluster import Cluster
-from onnxq.calibration.resume import Collection
+from onnxq.calibration.calibrate import Collection
+from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.workers import Processes
 from onnxq.cli.options import chain_option, collection_options, image_options, two_models
 from onnxq.data.images import IMAGE_PRESETS, ImageOptions

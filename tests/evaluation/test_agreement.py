@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from onnxq.calibration.chain import samples_of
-from onnxq.calibration.data import Data
+from onnxq.calibration.data import Data, samples_of
 from onnxq.errors import CandidateError, DataError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
 from onnxq.evaluation.comparison import Views

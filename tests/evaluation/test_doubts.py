@@ -10,7 +10,7 @@ import pytest
 from conftest import Build
 from observations import wanted
 
-from onnxq.calibration.observing import observe
+from onnxq.calibration.statistics import observe
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.warnings import LOOKED_AT, distinct, doubts, heard, masked

@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 from PIL import Image
 
 from hostile.bad_samples import Bomb, npy_bytes, npy_claiming, png_claiming, write_zip, zeros, zipped
-from onnxq.calibration.storage import load_statistics, save_statistics
+from onnxq.calibration.statistics import load_statistics, save_statistics
 from onnxq.data.samples import ImageOptions, Input, open_samples
 from onnxq.errors import DataError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.calibration.requests import Request
+from onnxq.calibration.accumulators import Request
 from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.plan import Activation, Decision, Plan
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.calibration.evidence import Evidence
 from onnxq.calibration.histogram import Bins, Histogram
 from onnxq.calibration.kinds import request_for
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import as_graph
 from onnxq.planning.plan import Activation, Decision, Plan, Weight

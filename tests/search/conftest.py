@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
 from onnxq.evaluation.verification import Judge
 from onnxq.ir import load

@@ -13,8 +13,8 @@ import pytest
 
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.ranges import Percentile
+from onnxq.calibration.methods import Percentile
+from onnxq.calibration.statistics import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.search import affording
 from onnxq.search.candidate_files import Candidate

@@ -91,7 +91,7 @@ def test_samples_that_were_given_for_judging_set_no_ranges(perceptron, samples, 
 def test_where_more_noise_is_seen_the_judged_model_is_written(
     perceptron, samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxq.calibration.range_table import parse_range
+    from onnxq.calibration.methods import parse_range
     from onnxq.search import all_samples
     from onnxq.search.folds import Basis
 

@@ -17,7 +17,7 @@ from runtime.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 from onnxq.algorithms.migration import Factors, Migration
 from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.data import Data
-from onnxq.calibration.range_table import parse_range
+from onnxq.calibration.methods import parse_range
 from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, SchemeError
 from onnxq.evaluation import latency

@@ -13,8 +13,8 @@ from conftest import Build
 
 from onnxq.algorithms.range_choice import Noise, pooled
 from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.methods import Percentile
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.ranges import Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.data.inputs import Input
 from onnxq.data.samples import evenly, open_samples

@@ -16,8 +16,8 @@ from onnxq.algorithms.channel_shares import Setting
 from onnxq.algorithms.recipe import USUAL
 from onnxq.algorithms.sites import sites
 from onnxq.calibration import workers
-from onnxq.calibration.range_table import FIRST_RANGES
-from onnxq.calibration.runner import collect_apart
+from onnxq.calibration.collect import collect_apart
+from onnxq.calibration.methods import FIRST_RANGES
 from onnxq.config.presets import preset_named
 from onnxq.data.dataset import Selection
 from onnxq.data.samples import evenly

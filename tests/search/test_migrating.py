@@ -15,7 +15,7 @@ from onnxq.algorithms.channel_shares import SMALLEST
 from onnxq.algorithms.flat_ends import Within
 from onnxq.algorithms.recipe import USUAL
 from onnxq.algorithms.sites import Sites, sites
-from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import as_graph

@@ -12,7 +12,7 @@ from observations import evidence, seen
 
 from onnxq.algorithms.range_choice import RangeChoice
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.ranges import MinMax, Percentile
+from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.data.samples import evenly
 from onnxq.ir import load

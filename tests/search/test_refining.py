@@ -14,7 +14,7 @@ import pytest
 from onnxq import quantize
 from onnxq.algorithms.migration import NOTHING, Factors, Migration
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.evaluation.goal import Goal
 from onnxq.report import Report
 from onnxq.search import choosers, refining

@@ -9,10 +9,9 @@ import numpy as np
 from conftest import Build
 
 from onnxq.algorithms.recipe import USUAL
-from onnxq.calibration.channel_means import ChannelMeans
+from onnxq.calibration.accumulators import ChannelMeans, Range
+from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
-from onnxq.calibration.resume import Collection
-from onnxq.calibration.value_range import Range
 from onnxq.config.presets import preset_named
 from onnxq.data.dataset import Selection
 from onnxq.ir import as_graph

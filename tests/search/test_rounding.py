@@ -13,11 +13,11 @@ from onnxq.algorithms.encoders import weight_requests
 from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.collect import collect
 from onnxq.calibration.data import Data
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.gram import Gram
-from onnxq.calibration.requests import Request
-from onnxq.calibration.runner import collect
+from onnxq.calibration.hessian import Gram
+from onnxq.calibration.statistics import Evidence
 from onnxq.calibration.workers import Threads
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.ranges import Percentile
+from onnxq.calibration.methods import Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import model_inputs

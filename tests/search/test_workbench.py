@@ -13,9 +13,8 @@ from onnx import ModelProto
 
 from onnxq.algorithms.parameters import channel_means, corrected_biases
 from onnxq.algorithms.recipe import Recipe
-from onnxq.calibration.channel_means import ChannelMeans
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.requests import Request
+from onnxq.calibration.accumulators import ChannelMeans, Request
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Spec
 from onnxq.data.inputs import Sample

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.calibration.resume import Collection
+from onnxq.calibration.calibrate import Collection
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.search.effort import FULL

@@ -10,7 +10,7 @@ from recurrent_models import LARGE, cell, sample
 
 from onnxq import pipeline
 from onnxq.calibration.data import Data
-from onnxq.calibration.range_table import FIRST_RANGES
+from onnxq.calibration.methods import FIRST_RANGES
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.search.choosing import Chooser

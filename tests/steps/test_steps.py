@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
-from onnxq.calibration.evidence import Evidence
-from onnxq.calibration.range_table import FIRST_RANGES
-from onnxq.calibration.ranges import MinMax
-from onnxq.calibration.resume import Collection
+from onnxq.calibration.methods import FIRST_RANGES, MinMax
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric, Top1

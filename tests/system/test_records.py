@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onnxq import Plan
-from onnxq.calibration.evidence import Evidence
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.planning.plan import Decision

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.calibration.spool import Activations
+from onnxq.calibration.activations import Activations
 from onnxq.training.blocks import Flow, blocks
 from onnxq.training.lessons import Batch
 from onnxq.training.module import FakeQuantized

@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.calibration.taps import with_taps
+from onnxq.calibration.instrument import with_taps
 from onnxq.ir import Variable, constants, save
 from onnxq.runtime.sessions import Array, open_session, run
 from onnxq.training.parts import Part

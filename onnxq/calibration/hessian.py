@@ -13,8 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from onnxq.calibration.requests import Option, Request
-from onnxq.calibration.statistic import Arrays, Seen, Statistic, check_channels, restored_from
+from onnxq.calibration.accumulators import Arrays, Option, Request, Seen, Statistic, check_channels, restored_from
 from onnxq.errors import DataError
 
 GRAM_ROWS = 128

@@ -1,0 +1,736 @@
+"""Accumulators: what is requested of a tensor, and values that sum up its arrays and merge in any order, exactly."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import total_ordering
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.data.inputs import is_floating
+from onnxq.errors import DataError
+
+Option = int | float | str
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Request:
+    """A statistic that is wanted of a tensor.
+
+    Args:
+        tensor: Its name.
+        kind: A name of `onnxq.calibration.kinds.KINDS`, or one that an installed package registers.
+        axis: Of the channels, for kinds that tell channels apart; negative ones are counted from the end.
+        options: Names and values of what the kind lets one choose, by name.
+
+    >>> Request.of("x", "histogram", elements=100)
+    Request(tensor='x', kind='histogram', axis=None, options=(('elements', 100),))
+    """
+
+    tensor: str
+    kind: str
+    axis: int | None = None
+    options: tuple[tuple[str, Option], ...] = ()
+
+    @classmethod
+    def of(cls, tensor: str, kind: str, axis: int | None = None, **options: Option) -> Request:
+        """Return a request with its options in order."""
+        return cls(tensor, kind, axis, tuple(sorted(options.items())))
+
+    def option(self, name: str, default: Option) -> Option:
+        """Return the value of an option."""
+        return dict(self.options).get(name, default)
+
+    def like(self, other: Request) -> bool:
+        """Return whether another request is for the same but for its options."""
+        return (self.tensor, self.kind, self.axis) == (other.tensor, other.kind, other.axis)
+
+    def __str__(self) -> str:
+        along = "" if self.axis is None else f" along axis {self.axis}"
+        return f"{self.kind} of {self.tensor!r}{along}"
+
+    def __lt__(self, other: Request) -> bool:
+        return self._key < other._key
+
+    @property
+    def _key(self) -> tuple[str, str, int, str]:
+        # No axis comes before every other, and options of any types can be compared as text.
+        return self.tensor, self.kind, -(1 << 30) if self.axis is None else self.axis, repr(self.options)
+
+
+# Statistics: what a request gives, as a value that merges; and how arrays become one.
+
+Found = TypeVar("Found")
+Arrays = Mapping[str, NDArray[Any]]
+
+MASK = 8192.0
+"""Least magnitude of an attention-mask constant: -1e4 with a score added to it still counts."""
+
+
+def stride_of(size: int, elements: int | None) -> int:
+    """Return a step that takes about `elements` of `size`; sharing no factor with any axis, it visits all of each."""
+    if elements is None or size <= elements:
+        return 1
+    stride = size // elements
+    while math.gcd(stride, size) > 1:
+        stride += 1
+    return stride
+
+
+class _Once(Generic[Found]):
+    """A property that is computed once; unlike functools' up to Python 3.11 it lets other threads compute theirs."""
+
+    def __init__(self, compute: Callable[[Any], Found]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, owner: Any, _: object = None) -> Found:
+        found = self._compute(owner)
+        # What is in the instance is found before what is in its class.
+        vars(owner)[self._compute.__name__] = found
+        return found
+
+
+class Seen:
+    """An array of a tensor in one sample, not empty, with what several kinds need of it, computed once.
+
+    Args:
+        tensor: Its name.
+        array: Of any shape.
+        sample: The digest of the sample.
+        index: Its place among the samples, for errors.
+    """
+
+    def __init__(self, tensor: str, array: NDArray[Any], sample: str = "", index: int | None = None) -> None:
+        self.tensor = tensor
+        self.array = array
+        self.sample = sample
+        self._index = index
+
+    @_Once
+    def values(self) -> NDArray[Any]:
+        """All elements, float32 or float64 of shape (elements,).
+
+        Raises:
+            DataError: The dtype is no float type.
+        """
+        if not is_floating(self.array.dtype):
+            raise DataError(
+                f"Tensor {self.tensor!r} is {self.array.dtype.name}, expected a float type; leave it out of calibration"
+            )
+        values = self.array.reshape(-1)
+        return values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)
+
+    @_Once
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest element.
+
+        Raises:
+            DataError: The dtype is no float type, or an element is NaN or infinite.
+        """
+        minimum, maximum = ends_of(self.values)
+        if not (math.isfinite(minimum) and math.isfinite(maximum)):
+            bad = self.values.size - int(np.count_nonzero(np.isfinite(self.values)))
+            at = "" if self._index is None else f" in sample {self._index}"
+            raise DataError(
+                f"Tensor {self.tensor!r} holds {bad} NaN or infinite values of {self.values.size}{at}, expected finite "
+                "values; check the sample and the float model, or keep the tensor in float"
+            )
+        return minimum, maximum
+
+    @_Once
+    def core(self) -> NDArray[Any]:
+        """The elements below `MASK` in magnitude, of shape (elements,)."""
+        minimum, maximum = self.ends
+        return self.values if max(-minimum, maximum) < MASK else self.values[np.abs(self.values) < MASK]
+
+    @_Once
+    def core_ends(self) -> tuple[float, float]:
+        """The least and the greatest element below `MASK` in magnitude; +inf and -inf where there is none."""
+        if self.core is self.values:
+            return self.ends
+        return ends_of(self.core) if self.core.size else (math.inf, -math.inf)
+
+    def selection(self, size: int, elements: int | None) -> slice:
+        """Return which of `size` elements of the array stand for all: about `elements`, evenly spaced; all for None.
+
+        Where they begin is the sample's own, so that not all samples show the same places, whatever their order.
+        """
+        stride = stride_of(size, elements)
+        return slice(int(self.sample[-8:] or "0", 16) % min(stride, size), None, stride)
+
+    def axis(self, axis: int | None) -> int:
+        """Return an axis counted from the front.
+
+        Raises:
+            DataError: The array has no such axis.
+        """
+        if axis is None or not -self.array.ndim <= axis < self.array.ndim:
+            raise DataError(
+                f"Tensor {self.tensor!r} has {self.array.ndim} axes, expected axis {axis} for its channels; "
+                "observe it whole"
+            )
+        return axis % self.array.ndim
+
+
+def ends_of(values: NDArray[Any]) -> tuple[float, float]:
+    """Return the least and the greatest element of an array that is not empty."""
+    # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
+    return float(np.minimum.reduce(values)) + 0.0, float(np.maximum.reduce(values)) + 0.0
+
+
+class Observer(Protocol):
+    """What is shown the arrays of one tensor, one after the other, and turns them into a statistic."""
+
+    def add(self, seen: Seen) -> None:
+        """Take in one array."""
+        ...
+
+    def statistic(self) -> Statistic:
+        """Return the statistic of all that was added."""
+        ...
+
+
+class Statistic(ABC):
+    """What a request has given: a value that merges, in any order, with ``cls()`` as its neutral element.
+
+    A kind is a frozen dataclass (``eq=False``) of this class: it says what it keeps of an array, how two merge, and
+    which arrays hold it in a file. Kinds that gain by changing themselves in place bring an observer of their own.
+    """
+
+    kind: ClassVar[str]
+    """Its name in requests and files."""
+    options: ClassVar[tuple[tuple[str, Option], ...]] = ()
+    """Of a request that does not say otherwise."""
+
+    @classmethod
+    @abstractmethod
+    def observed(cls, seen: Seen, request: Request) -> Self:
+        """Return the statistic of one array.
+
+        Raises:
+            DataError: The array is not what the kind is for.
+        """
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """Return the statistic of the elements of both.
+
+        Raises:
+            DataError: They do not belong together.
+        """
+
+    @abstractmethod
+    def arrays(self) -> Arrays:
+        """Return arrays, under names, that say all of it; of one name all statistics have one dtype."""
+
+    @classmethod
+    @abstractmethod
+    def restored(cls, arrays: Arrays) -> Self:
+        """Return the statistic of which these are the arrays.
+
+        Raises:
+            ValueError: They contradict each other.
+        """
+
+    def check(self) -> None:
+        """Check that it is one that arrays may have given, which what comes from elsewhere need not be.
+
+        Raises:
+            ValueError: It is not.
+        """
+        arrays, plain = self.arrays(), type(self)().arrays()
+        if any(arrays[name].dtype != array.dtype for name, array in plain.items()):
+            raise ValueError(f"the arrays of {self.kind} have other types than theirs")
+        type(self).restored(arrays)
+
+    @classmethod
+    def observer(cls, request: Request) -> Observer:
+        """Return what turns the arrays of one tensor into a statistic of this kind."""
+        return _Merging(cls, request)
+
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory the statistic of a tensor takes.
+
+        Args:
+            request: What is wanted of the tensor.
+            elements: How many the tensor has in a sample.
+            samples: How many samples are seen.
+        """
+        return 64
+
+    @property
+    def note(self) -> str:
+        """What people should know of it, in some words; empty where there is nothing."""
+        return ""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other) or not isinstance(other, Statistic):
+            return False
+        mine, theirs = self.arrays(), other.arrays()
+        return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Merging:
+    """An observer that merges the statistics of the arrays."""
+
+    def __init__(self, kind: type[Statistic], request: Request) -> None:
+        self._kind, self._request = kind, request
+        self._total: Statistic = kind()
+
+    def add(self, seen: Seen) -> None:
+        self._total = self._total.merge(self._kind.observed(seen, self._request))
+
+    def statistic(self) -> Statistic:
+        return self._total
+
+
+def check_channels(a: int, b: int) -> None:
+    """Raise what is said where two parts of a tensor have different numbers of channels.
+
+    Raises:
+        DataError: They have.
+    """
+    if a != b:
+        raise DataError(f"A tensor has {a} and {b} channels, expected one number in all samples; observe it whole")
+
+
+def restored_from(arrays: Arrays, names: Iterable[str]) -> list[NDArray[Any]]:
+    """Return the arrays of these names.
+
+    Raises:
+        ValueError: One is missing, or there is another one.
+    """
+    wanted = list(names)
+    if set(arrays) != set(wanted):
+        raise ValueError(f"arrays are {sorted(arrays)}, expected {sorted(wanted)}")
+    return [arrays[name] for name in wanted]
+
+
+# The kind ``range``: count and exact extremes, with what tells attention-mask constants apart.
+
+_NOTHING = (math.inf, -math.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Range(Statistic):
+    """Count and extremes of the elements of a tensor, of all and of those below `MASK` in magnitude, the core.
+
+    Args:
+        count: Number of elements.
+        minimum: The least element; +inf if there was none.
+        maximum: The greatest element; -inf if there was none.
+        core_count: Number of elements of the core.
+        core_minimum: The least element of the core; +inf if there was none.
+        core_maximum: The greatest element of the core; -inf if there was none.
+        below: The greatest element of at most -`MASK`; -inf if there was none.
+        above: The least element of at least `MASK`; +inf if there was none.
+    """
+
+    kind: ClassVar[str] = "range"
+
+    count: int = 0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    core_count: int = 0
+    core_minimum: float = math.inf
+    core_maximum: float = -math.inf
+    below: float = -math.inf
+    above: float = math.inf
+
+    @classmethod
+    def observed(cls, seen: Seen, request: Request) -> Range:
+        """Return the range of one array.
+
+        Raises:
+            DataError: The dtype is no float type, or an element is NaN or infinite.
+        """
+        low, high = seen.ends
+        if seen.core is seen.values:
+            return cls(seen.values.size, low, high, seen.values.size, low, high)
+        below = float(np.max(seen.values, initial=-math.inf, where=seen.values <= -MASK))
+        above = float(np.min(seen.values, initial=math.inf, where=seen.values >= MASK))
+        return cls(seen.values.size, low, high, seen.core.size, *seen.core_ends, below, above)
+
+    @classmethod
+    def observer(cls, request: Request) -> RangeObserver:
+        """Return what takes in arrays in place."""
+        return RangeObserver(request)
+
+    def merge(self, other: Range) -> Range:
+        """Return the range of the elements of both."""
+        return Range(
+            self.count + other.count,
+            min(self.minimum, other.minimum),
+            max(self.maximum, other.maximum),
+            self.core_count + other.core_count,
+            min(self.core_minimum, other.core_minimum),
+            max(self.core_maximum, other.core_maximum),
+            max(self.below, other.below),
+            min(self.above, other.above),
+        )
+
+    def arrays(self) -> Arrays:
+        """Return counts of shape (2,) and ends of shape (6,)."""
+        ends = (self.minimum, self.maximum, self.core_minimum, self.core_maximum, self.below, self.above)
+        return {"counts": np.array([self.count, self.core_count], np.int64), "ends": np.array(ends, np.float64)}
+
+    @classmethod
+    def restored(cls, arrays: Arrays) -> Range:
+        """Return the range of which these are the arrays."""
+        counts, ends = restored_from(arrays, ("counts", "ends"))
+        count, core_count = (int(one) for one in counts)
+        low, high, core_low, core_high, below, above = (float(end) for end in ends)
+        found = cls(count, low, high, core_count, core_low, core_high, below, above)
+        ordered = math.isfinite(low) and math.isfinite(high) if count else (low, high) == _NOTHING
+        core = low <= core_low <= core_high <= high if core_count else (core_low, core_high) == _NOTHING
+        masks = below <= -MASK and above >= MASK
+        if not (0 <= core_count <= count and ordered and (low <= high or not count) and core and masks):
+            raise ValueError("the ends of a range contradict its counts")
+        return found
+
+
+class RangeObserver:
+    """Takes in arrays in place: to make two values of each would take longer than to look at most of them."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._count, self._minimum, self._maximum = 0, math.inf, -math.inf
+        self._with_masks = Range()
+
+    def add(self, seen: Seen) -> None:
+        """Take in one array.
+
+        Raises:
+            DataError: The dtype is no float type, or an element is NaN or infinite.
+        """
+        low, high = seen.ends
+        if seen.core is not seen.values:
+            self._with_masks = self._with_masks.merge(Range.observed(seen, self._request))
+            return
+        self._count += seen.values.size
+        self._minimum, self._maximum = min(low, self._minimum), max(high, self._maximum)
+
+    def statistic(self) -> Range:
+        """Return the range of all that was added."""
+        ends = self._count, self._minimum, self._maximum
+        return self._with_masks.merge(Range(*ends, *ends))
+
+
+# The kind ``channel-ranges``: the exact extremes of each channel.
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelRanges(Statistic):
+    """The least and the greatest element of each channel.
+
+    Args:
+        ends: float64 of shape (channels, 2); of shape (0, 2) if there was no element.
+    """
+
+    kind: ClassVar[str] = "channel-ranges"
+
+    ends: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+
+    @classmethod
+    def observed(cls, seen: Seen, request: Request) -> ChannelRanges:
+        """Return the extremes of the channels of one array.
+
+        Raises:
+            DataError: The axis is not there, the dtype is no float type, or an element is NaN or infinite.
+        """
+        axis = seen.axis(request.axis)
+        wide = np.moveaxis(seen.values.reshape(seen.array.shape), axis, 0).reshape(seen.array.shape[axis], -1)
+        # What is not finite is told by the extremes of the whole.
+        _ = seen.ends
+        # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
+        return cls(np.stack([wide.min(1), wide.max(1)], 1).astype(np.float64) + 0.0)
+
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        # There seldom are more channels than places.
+        return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
+
+    def merge(self, other: ChannelRanges) -> ChannelRanges:
+        """Return the extremes of the elements of both.
+
+        Raises:
+            DataError: The numbers of channels differ.
+        """
+        if not len(self.ends) or not len(other.ends):
+            return self if len(self.ends) else other
+        check_channels(len(self.ends), len(other.ends))
+        lows, highs = np.minimum(self.ends[:, 0], other.ends[:, 0]), np.maximum(self.ends[:, 1], other.ends[:, 1])
+        return ChannelRanges(np.stack([lows, highs], 1))
+
+    def arrays(self) -> Arrays:
+        """Return the ends."""
+        return {"ends": self.ends}
+
+    @classmethod
+    def restored(cls, arrays: Arrays) -> ChannelRanges:
+        """Return the extremes of which these are the arrays."""
+        (ends,) = restored_from(arrays, ("ends",))
+        if ends.shape != (len(ends), 2) or not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
+            raise ValueError("the extremes of channels are out of order or not finite")
+        return cls(ends)
+
+    @property
+    def note(self) -> str:
+        """How many channels there are."""
+        return f"ranges of {len(self.ends)} channels" if len(self.ends) else ""
+
+
+# The kind ``sample-extremes``: minimum and maximum of each sample, for what depends on how samples differ.
+
+
+@dataclass(frozen=True, eq=False)
+class SampleExtremes(Statistic):
+    """The least and the greatest element of each sample; equal samples count as one.
+
+    Args:
+        samples: The first 64 bits of each sample's digest, uint64 of shape (samples,), rising: an order of samples that
+            does not depend on how they were run, split or merged.
+        ends: float64 of shape (samples, 2).
+    """
+
+    kind: ClassVar[str] = "sample-extremes"
+
+    samples: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    ends: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+
+    @classmethod
+    def observed(cls, seen: Seen, request: Request) -> SampleExtremes:
+        """Return the extremes of one array.
+
+        Raises:
+            DataError: The dtype is no float type, or an element is NaN or infinite.
+        """
+        return cls(np.array([int(seen.sample[:16] or "0", 16)], np.uint64), np.array([seen.ends]))
+
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        return 3 * np.dtype(np.float64).itemsize * samples
+
+    def merge(self, other: SampleExtremes) -> SampleExtremes:
+        """Return the extremes of the samples of both; a sample that both saw a part of keeps the wider ones."""
+        if not len(self.samples) or not len(other.samples):
+            return self if len(self.samples) else other
+        together = np.concatenate([self.samples, other.samples])
+        ends = np.concatenate([self.ends, other.ends])
+        samples, places = np.unique(together, return_inverse=True)
+        widest = np.tile([np.inf, -np.inf], (len(samples), 1))
+        np.minimum.at(widest[:, 0], places, ends[:, 0])
+        np.maximum.at(widest[:, 1], places, ends[:, 1])
+        return SampleExtremes(samples, widest)
+
+    def arrays(self) -> Arrays:
+        """Return samples and ends."""
+        return {"samples": self.samples, "ends": self.ends}
+
+    @classmethod
+    def restored(cls, arrays: Arrays) -> SampleExtremes:
+        """Return the extremes of which these are the arrays."""
+        samples, ends = restored_from(arrays, ("samples", "ends"))
+        if ends.shape != (len(samples), 2) or not (samples[1:] > samples[:-1]).all():
+            raise ValueError("the extremes of samples are out of order")
+        if not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
+            raise ValueError("the extremes of samples are out of order or not finite")
+        return cls(samples, ends)
+
+    @property
+    def note(self) -> str:
+        """How many samples there are."""
+        return f"extremes of {len(self.samples)} samples" if len(self.samples) else ""
+
+
+# The kind ``channel-means``: sums of channels that are exact for any order, so that means are too.
+
+SUM_BITS = 40
+"""Sums are whole numbers of 2**-40: added in any order they are the same, which sums of floats are not."""
+
+# Sums are kept in units of 2**22, of which an int64 counts more than anybody's arrays add up to, and a rest below that.
+_UNIT_BITS = 22
+_REST_BITS = _UNIT_BITS + SUM_BITS
+# Of one array; as many as wait to be rounded add up within an int64.
+_LARGEST = 2.0**48
+# Sums of channels, of several arrays, that wait to be rounded.
+_WAITING = 1 << 11
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMeans(Statistic):
+    """The sum of each channel; of what is not finite, or is too large to be added up exactly, none is kept.
+
+    Args:
+        count: Number of elements.
+        sums: Sum of each channel, rounded for each array: how many times 2**22, and the rest in units of 2**-40, which
+            is below 2**62; int64 of shape (channels, 2), of shape (0, 2) where they are not known.
+    """
+
+    kind: ClassVar[str] = "channel-means"
+
+    count: int = 0
+    sums: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+
+    @property
+    def rows(self) -> int:
+        """How many elements each channel had; 0 where the means are not known."""
+        return self.count // len(self.sums) if len(self.sums) else 0
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """The mean of each channel, float64 of shape (channels,); of shape (0,) where they are not known."""
+        if not len(self.sums):
+            return np.zeros(0)
+        units, rest = self.sums.T
+        whole, fraction = divmod(rest, 1 << SUM_BITS)
+        # Only the last of these additions may round.
+        totals = (
+            np.ldexp(units.astype(np.float64), _UNIT_BITS) + whole + np.ldexp(fraction.astype(np.float64), -SUM_BITS)
+        )
+        return np.asarray(totals / self.rows)
+
+    @classmethod
+    def observed(cls, seen: Seen, request: Request) -> ChannelMeans:
+        """Return the sums of one array.
+
+        Raises:
+            DataError: The axis is not there.
+        """
+        observer = cls.observer(request)
+        observer.add(seen)
+        return observer.statistic()
+
+    @classmethod
+    def observer(cls, request: Request) -> MeansObserver:
+        """Return what adds up arrays in place."""
+        return MeansObserver(request.axis)
+
+    @classmethod
+    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
+        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        # There seldom are more channels than places.
+        return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
+
+    def merge(self, other: ChannelMeans) -> ChannelMeans:
+        """Return the sums of the elements of both; not known where one of them does not know.
+
+        Raises:
+            DataError: The numbers of channels differ.
+        """
+        if not self.count or not other.count:
+            return self if self.count else other
+        if not len(self.sums) or not len(other.sums):
+            return ChannelMeans(self.count + other.count)
+        check_channels(len(self.sums), len(other.sums))
+        return ChannelMeans(self.count + other.count, _carried(self.sums + other.sums, _REST_BITS))
+
+    def arrays(self) -> Arrays:
+        """Return the count of shape (1,) and the sums."""
+        return {"count": np.array([self.count], np.int64), "sums": self.sums}
+
+    @classmethod
+    def restored(cls, arrays: Arrays) -> ChannelMeans:
+        """Return the means of which these are the arrays."""
+        count, sums = restored_from(arrays, ("count", "sums"))
+        whole = int(count[0])
+        if sums.shape != (len(sums), 2) or whole < len(sums) or (len(sums) and whole % len(sums)):
+            raise ValueError("sums belong to no channels")
+        if ((sums[:, 1] < 0) | (sums[:, 1] >> _REST_BITS > 0)).any():
+            raise ValueError("sums have a rest that is a whole unit or more")
+        return cls(whole, sums)
+
+    @property
+    def note(self) -> str:
+        """How many channels have a mean."""
+        if not self.count:
+            return ""
+        return f"means of {len(self.sums)} channels" if len(self.sums) else "no mean, which is not finite or too large"
+
+
+class MeansObserver:
+    """Adds up arrays: what their channels sum up to is rounded, and added to the rest, for many arrays at once.
+
+    Args:
+        axis: Of the channels.
+    """
+
+    def __init__(self, axis: int | None) -> None:
+        self._axis = axis
+        self._total, self._count = ChannelMeans(), 0
+        self._waiting: list[NDArray[np.float64]] = []
+
+    def add(self, seen: Seen) -> None:
+        """Take in one array.
+
+        Raises:
+            DataError: The axis is not there, or the number of channels is another one than before.
+        """
+        # What is not finite in the array is not in its sums either.
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = channel_sums(seen.array, seen.axis(self._axis))
+        if self._waiting and (len(self._waiting) * len(sums) >= _WAITING or len(sums) != len(self._waiting[0])):
+            self._add_up()
+        self._waiting.append(sums)
+        self._count += seen.array.size
+
+    def statistic(self) -> ChannelMeans:
+        """Return the sums of all that was added.
+
+        Raises:
+            DataError: The number of channels is another one than before.
+        """
+        self._add_up()
+        return self._total
+
+    def _add_up(self) -> None:
+        if not self._waiting:
+            return
+        sums, count = np.array(self._waiting), self._count
+        self._waiting, self._count = [], 0
+        # A comparison with NaN is false too.
+        known = bool((np.abs(sums) <= _LARGEST).all())
+        found = ChannelMeans(count, _units_and_rest(sums)) if known else ChannelMeans(count)
+        self._total = self._total.merge(found)
+
+
+def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
+    """Return the sum of each channel of an array, float64 of shape (channels,).
+
+    >>> channel_sums(np.ones((2, 3, 4), np.float32), 1)
+    array([8., 8., 8.])
+    """
+    axis %= array.ndim
+    values = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    wide = values.reshape(math.prod(array.shape[:axis]), array.shape[axis], -1)
+    if wide.shape[2] == 1:
+        return np.asarray(wide[:, :, 0].sum(0, dtype=np.float64))
+    # Several times as fast as sum() along short rows; rounding in float32 is far below what means are used for.
+    return np.asarray(np.einsum("bcs->bc", wide).sum(0, dtype=np.float64))
+
+
+def _units_and_rest(sums: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return sums of shape (arrays, channels) in units of 2**22 and of 2**-40, added up exactly."""
+    whole = np.floor(sums)
+    parts = whole, np.rint(np.ldexp(sums - whole, SUM_BITS))
+    whole, fraction = _carried(np.stack([part.astype(np.int64).sum(0) for part in parts], 1), SUM_BITS).T
+    units, rest = divmod(whole, 1 << _UNIT_BITS)
+    return np.stack([units, (rest << SUM_BITS) + fraction], 1)
+
+
+def _carried(sums: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
+    """Return numbers of two places, of shape (channels, 2), with the second from 0 on and below 2**bits."""
+    over = sums[:, 1] >> bits
+    return np.stack([sums[:, 0] + over, sums[:, 1] - (over << bits)], 1) if over.any() else sums

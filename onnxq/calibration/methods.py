@@ -1,0 +1,842 @@
+"""Calibration methods: pure functions from statistics of a tensor to the range that quantized values will cover."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.calibration.accumulators import MASK, Range, SampleExtremes
+from onnxq.calibration.histogram import BINS, Bins, Histogram
+from onnxq.calibration.statistics import Evidence, TensorEvidence
+from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.spec import Spec
+from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
+
+# Fewer than 1 in so many elements are outliers, and therefore data.
+_RARE = 4096
+# Half floats have so many bits.
+_ROUNDING = 2.0**-10
+# Beyond this magnitude nothing is data.
+_NEVER_DATA = 1e30
+
+
+def sentinels(found: Range) -> tuple[float, ...]:
+    """Return the extremes that are attention-mask constants such as -1e4 or -3.4e38 rather than data.
+
+    They are recognised by a wide gap and a narrow spread: the elements below `MASK` in magnitude, of which there are
+    some, lie within `MASK` / 8 of zero, and those on either side of them spread no more than twice as far as they do,
+    as constants with scores added to them would, rounding of large numbers allowed for. Fewer than 1 in 4096 elements,
+    below 1e30 in magnitude, are outliers and therefore data. A constant of data that looks the same is taken for a mask
+    too; `doubtful_masks` says of which tensors something was.
+    """
+    far = found.count - found.core_count
+    if not far or not found.core_count or max(-found.core_minimum, found.core_maximum) > MASK / 8:
+        return ()
+    masks = tuple(value for value in (found.minimum, found.maximum) if abs(value) >= MASK)
+    if far < found.count / _RARE and min(map(abs, masks)) < _NEVER_DATA:
+        return ()
+    spread = 2 * (found.core_maximum - found.core_minimum)
+    below = found.below - found.minimum if found.minimum <= -MASK else 0.0
+    above = found.maximum - found.above if found.maximum >= MASK else 0.0
+    narrow = below <= max(spread, -found.minimum * _ROUNDING) and above <= max(spread, found.maximum * _ROUNDING)
+    return masks if narrow else ()
+
+
+def data_range(found: Range) -> tuple[float, float]:
+    """Return the least and the greatest element that is no mask constant."""
+    return (found.core_minimum, found.core_maximum) if sentinels(found) else (found.minimum, found.maximum)
+
+
+def doubtful_masks(seen: Mapping[str, Range]) -> dict[str, float]:
+    """Return by tensor the largest value that is taken for a mask constant and may be data all the same.
+
+    Args:
+        seen: what was seen of tensors, by name.
+    """
+    found = {tensor: sentinels(one) for tensor, one in seen.items()}
+    largest = {tensor: max(masks, key=abs) for tensor, masks in found.items() if masks}
+    return {tensor: value for tensor, value in largest.items() if abs(value) < _NEVER_DATA}
+
+
+# Range methods: pure functions from what calibration saw to the range that codes will cover.
+
+
+class RangeMethod(Protocol):
+    """Anything that turns what is known of a tensor into (low, high), for codes of a spec.
+
+    It reads the statistics of its ``kinds``, ``("range", "histogram")`` where it does not say.
+    """
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high), low <= high, for a tensor of which at least one element was seen."""
+        ...
+
+    def __hash__(self) -> int:
+        """Methods are values; functions and frozen dataclasses have this anyway."""
+        ...
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """The least and the greatest element, mask constants left out."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("range",)
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (minimum, maximum).
+
+        Raises:
+            DataError: No element was seen.
+        """
+        return ends_of_data(seen)
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The least and the greatest element, those that look like mask constants as well."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("range",)
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (minimum, maximum).
+
+        Raises:
+            DataError: No element was seen.
+        """
+        ends_of_data(seen)
+        found = seen.need(Range)
+        return found.minimum, found.maximum
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """The range that keeps the central `percent` of the counted elements, half of the rest cut off on either side.
+
+    Elements are taken as evenly spread inside a bin of the histogram. Ends beyond all that are counted
+    are cut off as well, unless all are kept.
+
+    Raises:
+        SchemeError: `percent` is not above 0 and at most 100.
+    """
+
+    percent: float = 99.99
+
+    def __post_init__(self) -> None:
+        convert_numpy_numbers(self, "percent")
+        check_type(self.percent, (int, float), "the percentile", "a number such as 99.99")
+        if not 0 < self.percent <= 100:
+            raise SchemeError(f"Percentile is {self.percent}, expected above 0 and at most 100, such as 99.99")
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high) within the minimum and maximum.
+
+        Raises:
+            DataError: No element was seen, or none was counted.
+        """
+        return self.within(bins_of_data(seen))
+
+    def within(self, data: Bins) -> tuple[float, float]:
+        """Return (low, high) of a histogram that is not empty."""
+        below = np.concatenate([[0], np.cumsum(data.counts)]).astype(np.float64)
+        cut = (1 - self.percent / 100) / 2 * below[-1]
+        edges = data.edges.clip(data.minimum, data.maximum)
+        low = _last_edge(edges, below, cut)
+        high = -_last_edge(-edges[::-1], below[-1] - below[::-1], cut)
+        return low, max(low, high)
+
+
+@dataclass(frozen=True)
+class MovingAverage:
+    """Minimum and maximum of each sample, averaged one after the other in the order of the samples' digests.
+
+    The first sample counts in full, each later one moves the average by `constant` of its distance. That order is a
+    shuffled one that does not depend on how samples were run or merged. A sample that has nothing but mask constants
+    does not count.
+
+    Raises:
+        SchemeError: `constant` is not above 0 and at most 1.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("range", "sample-extremes")
+    constant: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.constant <= 1:
+            raise SchemeError(f"Averaging constant is {self.constant}, expected above 0 and at most 1, such as 0.01")
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high) within the minimum and maximum.
+
+        Raises:
+            DataError: No element was seen, or the extremes of the samples were not kept.
+        """
+        minimum, maximum = ends_of_data(seen)
+        ends = seen.need(SampleExtremes).ends
+        # A sample of which nothing but masks was seen has no ends within the data.
+        ends = ends[(ends[:, 1] >= minimum) & (ends[:, 0] <= maximum)].clip(minimum, maximum)
+        average = ends[0]
+        for extremes in ends[1:]:
+            average = average + self.constant * (extremes - average)
+        low, high = average.clip(minimum, maximum).tolist()
+        return low, high
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same range whatever was seen.
+
+    Raises:
+        SchemeError: The ends are not finite, or in the wrong order.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("range",)
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        convert_numpy_numbers(self, "low", "high")
+        for end in (self.low, self.high):
+            check_type(end, (int, float), "an end of a fixed range", "a number")
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+            raise SchemeError(f"Fixed range is {self.low} to {self.high}, expected low and high such as -1,1")
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high) as given."""
+        return self.low, self.high
+
+
+def ends_of_data(seen: TensorEvidence) -> tuple[float, float]:
+    """Return the least and the greatest element that is no mask constant.
+
+    Raises:
+        DataError: No element was seen.
+    """
+    found = seen.need(Range)
+    if not found.count:
+        raise DataError("The tensor had no elements in any sample, expected some; leave it in float or add samples")
+    return data_range(found)
+
+
+def bins_of_data(seen: TensorEvidence) -> Bins:
+    """Return the histogram of what is data and no mask constant.
+
+    Raises:
+        DataError: No element was seen, or none was counted.
+    """
+    ends_of_data(seen)
+    histogram = seen.need(Histogram)
+    return histogram.below_mask if sentinels(seen.need(Range)) else histogram.whole
+
+
+def _last_edge(edges: NDArray[np.float64], below: NDArray[np.float64], cut: float) -> float:
+    """Return where `cut` elements lie below, interpolated in the last bin that begins at or before it."""
+    if cut <= 0:
+        return float(edges[0])
+    index = min(int(np.searchsorted(below, cut, side="right")) - 1, len(edges) - 2)
+    share = min(float((cut - below[index]) / (below[index + 1] - below[index])), 1.0)
+    start, end = float(edges[index]), float(edges[index + 1])
+    return min(max(start * (1 - share) + end * share, start), end)
+
+
+# The range of least squared error, for the grid of codes that a spec makes of it.
+
+_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The codes that data gets from a range, and whether zero is the middle one.
+
+    Args:
+        levels: Number of codes, evenly spaced.
+        symmetric: Whether the range is widened to be even on both sides of zero.
+        format: Of codes that are floating-point numbers, which are not evenly spaced; None for integers.
+    """
+
+    levels: int
+    symmetric: bool = False
+    format: Format | None = None
+
+    @classmethod
+    def of(cls, spec: Spec, levels: int | None = None) -> Grid:
+        """Return the grid of a spec; with `levels` one of so many codes and a zero point."""
+        if levels is not None:
+            return cls(levels)
+        format = format_named(spec.format)
+        steps = int(format.maximum - format.minimum)
+        return cls(steps + 1, spec.symmetric, format if format.is_float else None)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether codes are finer than the bins of a histogram, which then cannot tell what clipping would gain.
+
+        >>> Grid(1 << 16).is_fine, Grid(1 << 8).is_fine
+        (True, False)
+        """
+        return self.format is None and self.levels > BINS
+
+    def rounded(
+        self, lows: NDArray[np.float64], highs: NDArray[np.float64], values: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return what values become with each range, float64 of shape (ranges, values).
+
+        Args:
+            lows: At most 0, of shape (ranges,).
+            highs: At least 0, of shape (ranges,).
+            values: Of shape (values,).
+        """
+        if self.symmetric:
+            highs = np.maximum(-lows, highs)
+            lows = -highs
+        # A range of zero width gives every element the code of zero.
+        scales = np.maximum((highs - lows)[:, None] / (self.levels - 1), np.finfo(np.float64).tiny)
+        if self.format is not None:
+            return np.asarray(self.format.numbers(self.format.round(values / scales)).astype(np.float64) * scales)
+        zeros = np.full(scales.shape, self.levels // 2) if self.symmetric else np.rint(-lows[:, None] / scales)
+        codes = np.clip(np.rint(values / scales) + zeros, 0, self.levels - 1)
+        return np.asarray((codes - zeros) * scales)
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    """The range with which data that is rounded to codes has the least squared error.
+
+    Rounding and clipping errors are weighed over the histogram, see `expected_errors`; each end is searched in 64 steps
+    between zero and the extreme, both ends in turn, twice; where zero is the middle code, both together. No range found
+    has a greater error than the one from minimum to maximum.
+
+    Args:
+        levels: Number of codes, evenly spaced and with one for zero; None takes those of the spec.
+
+    Raises:
+        SchemeError: `levels` is below 2.
+    """
+
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.levels is not None and self.levels < 2:
+            raise SchemeError(f"MSE levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high) within the minimum and maximum.
+
+        Data that is all negative may end nearer to zero where codes are symmetric, which reach further below it.
+
+        Raises:
+            DataError: No element was seen, or none was counted.
+        """
+        data, grid = bins_of_data(seen), Grid.of(spec, self.levels)
+        elements = _Elements.of(data)
+        magnitude, (low, high) = elements.magnitude, elements.ends.tolist()
+        low, high = min(low, 0.0), max(high, 0.0)
+        steps = np.arange(_STEPS, 0, -1) / _STEPS
+        if grid.symmetric:
+            ends = steps * max(-low, high)
+            errors = _errors(-ends, ends, elements, grid)
+            end = float(ends[np.argmin(errors)])
+            low, high = max(low, -end), min(high, end)
+        else:
+            lows, highs = steps * low, steps * high
+            for _ in range(2):
+                if high > 0:
+                    errors = _errors(np.full(_STEPS, low), highs, elements, grid)
+                    high = float(highs[np.argmin(errors)])
+                if low < 0:
+                    errors = _errors(lows, np.full(_STEPS, high), elements, grid)
+                    low = float(lows[np.argmin(errors)])
+        low, high = max(low * magnitude, data.minimum), min(high * magnitude, data.maximum)
+        return low, max(low, high)
+
+
+def expected_errors(
+    data: Bins, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
+) -> NDArray[np.float64]:
+    """Return the mean squared error of data that is rounded to codes with each range, over the histogram.
+
+    Where codes are finer than bins, a single element that is clipped costs more than clipping gains. The least and the
+    greatest one therefore count as one each, which an even selection of the elements need not hold.
+
+    Args:
+        data: Of at least one element, mask constants left out.
+        lows: Low ends, of shape (candidates,).
+        highs: High ends, of shape (candidates,).
+        grid: The codes.
+
+    Returns:
+        Errors relative to the square of the greatest magnitude, float64 of shape (candidates,).
+    """
+    elements = _Elements.of(data)
+    return _errors(np.minimum(lows, 0) / elements.magnitude, np.maximum(highs, 0) / elements.magnitude, elements, grid)
+
+
+@dataclass(frozen=True, eq=False)
+class _Elements:
+    """The elements of a histogram, in units of the greatest magnitude: squares of the largest floats stay finite.
+
+    Args:
+        magnitude: The greatest; 1 where all are zero.
+        ends: The least and the greatest element, float64 of shape (2,).
+        centers: Of the bins that are not empty, float64 of shape (bins,).
+        weights: Shares of the elements in these, float64 of shape (bins,).
+        share: That of one element.
+    """
+
+    magnitude: float
+    ends: NDArray[np.float64]
+    centers: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    share: float
+
+    @classmethod
+    def of(cls, data: Bins) -> _Elements:
+        edges = data.edges.clip(data.minimum, data.maximum)
+        filled = data.counts > 0
+        magnitude = max(-data.minimum, data.maximum) or 1.0
+        centers = ((edges[:-1] / 2 + edges[1:] / 2) / magnitude)[filled]
+        total = data.counts.sum()
+        ends = np.array([data.minimum, data.maximum]) / magnitude
+        return cls(magnitude, ends, centers, data.counts[filled] / total, float(1 / total))
+
+
+def _errors(
+    lows: NDArray[np.float64], highs: NDArray[np.float64], elements: _Elements, grid: Grid
+) -> NDArray[np.float64]:
+    """Return the mean squared error of each candidate range, float64 of shape (candidates,)."""
+    centers, weights = elements.centers, elements.weights
+    if grid.is_fine:
+        # Elements lie anywhere between two codes.
+        highs = np.maximum(-lows, highs) if grid.symmetric else highs
+        lows = -highs if grid.symmetric else lows
+        clipped, beyond = (one - one.clip(lows[:, None], highs[:, None]) for one in (centers, elements.ends))
+        steps = (highs - lows) / (grid.levels - 1)
+        return np.asarray(
+            np.square(clipped) @ weights + np.square(beyond).sum(1) * elements.share + np.square(steps) / 12
+        )
+    result: NDArray[np.float64] = np.square(grid.rounded(lows, highs, centers) - centers) @ weights
+    return result
+
+
+# The range that keeps the most information: least Kullback-Leibler divergence between floats and codes.
+
+_BINS = 2048
+_ENTROPY_CANDIDATES = 256
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """The magnitude at which to clip so that codes tell most about the magnitudes of the elements.
+
+    For each candidate, the histogram of magnitudes up to it, with all greater ones in its last bin, is compared with
+    the same histogram coarsened to `levels`; the candidate of least divergence is taken, the wider one of equals. Codes
+    of more than 4096 levels are finer than the histogram, which cannot tell what they keep: they get all elements.
+
+    Args:
+        levels: For magnitudes; None takes half of the spec's codes, from 2 to 1024.
+
+    Raises:
+        SchemeError: `levels` is not from 2 to 1024.
+    """
+
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.levels is not None and not 2 <= self.levels <= _BINS // 2:
+            raise SchemeError(f"Entropy levels are {self.levels}, expected 2 to {_BINS // 2}, such as 128 for 8 bits")
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high) within the minimum and maximum.
+
+        Raises:
+            DataError: No element was seen, or none was counted.
+        """
+        data = bins_of_data(seen)
+        if self.levels is None and Grid.of(spec).is_fine:
+            return data.minimum, data.maximum
+        levels = self.levels or _magnitude_levels(format_named(spec.format))
+        counts, width, fold = _magnitudes(data)
+        # The spike at zero, which has a code of its own, would decide alone.
+        if fold < len(counts):
+            counts[:fold] = counts[fold]
+        if not counts.any():
+            return data.minimum, data.maximum
+        sizes = np.unique(np.linspace(levels, len(counts), _ENTROPY_CANDIDATES).astype(int))[::-1]
+        limit = float(sizes[_divergences(counts, sizes, levels).argmin()]) * width
+        low, high = max(data.minimum, -limit), min(data.maximum, limit)
+        # An end beyond the limit on the wrong side of zero keeps its sign.
+        return min(low, data.maximum), max(high, data.minimum)
+
+
+def _magnitude_levels(format: Format) -> int:
+    """Return half of the codes, two at least: zero and another one."""
+    codes = len(format.codebook.numbers) if format.codebook else int(format.maximum - format.minimum) + 1
+    return min(max(codes // 2, 2), _BINS // 2)
+
+
+def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float, int]:
+    """Return the histogram of magnitudes in at least 2,048 bins from zero, the width of one, and how many were one."""
+    first = data.first
+    last = first + len(data.counts)
+    size = max(last, -first)
+    # Far from zero the bins would outnumber memory; coarser ones keep what a candidate can tell apart.
+    shift = max(0, math.ceil(math.log2(size / (4 * _BINS))))
+    bins = np.arange(first, last)
+    counts = np.bincount(np.where(bins < 0, -1 - bins, bins) >> shift, weights=data.counts)
+    fold = max(1, math.ceil(_BINS / len(counts)))
+    return np.repeat(counts / fold, fold), math.ldexp(1.0, data.exponent + shift) / fold, fold
+
+
+def _divergences(counts: NDArray[np.float64], sizes: NDArray[np.int64], levels: int) -> NDArray[np.float64]:
+    """Return, for each size, how far the first bins coarsened to levels are from them with all others in the last.
+
+    With k the bins that are kept, c the same with all others added to the last, and s the mean of the filled bins of a
+    level, the divergence of c and s, each divided by its sum, is a sum over bins of c log(c / s), which running sums of
+    k and k log k give for every size at once. A size whose last bin is empty while greater ones are not has none.
+    """
+    own = counts * _logarithms(counts)
+    below, filled, ordered = (np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, own))
+    starts = np.arange(levels + 1) * sizes[:, None] // levels
+    inside, number = np.diff(below[starts]), np.diff(filled[starts])
+    shares = _logarithms(inside / np.maximum(number, 1))
+    total, kept, last = below[-1], below[sizes], counts[sizes - 1]
+    rest = total - kept
+    clipped = ordered[sizes - 1] + (last + rest) * _logarithms(last + rest)
+    coarse = (inside * shares).sum(1) + rest * shares[:, -1]
+    found = (clipped - coarse) / total - np.log(total) + _logarithms(kept)
+    return np.where((rest > 0) & (last == 0), np.inf, found)
+
+
+def _logarithms(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return natural logarithms, and 0 of 0, which is only ever multiplied by 0."""
+    return np.log(values, out=np.zeros_like(values), where=values > 0)
+
+
+# The range that PyTorch's HistogramObserver finds: the tails are cut off step by step while the error falls.
+
+_STEP = 1e-5
+
+
+@dataclass(frozen=True)
+class HistogramSearch:
+    """The search of PyTorch's HistogramObserver on the bins of the statistics.
+
+    Codes are the middles of even steps there, none of them zero, so that few codes may clip all but a spike at zero. At
+    least 1 in 100,000 elements is cut off, which costs codes of more than 4096 levels more than it gains: they get all.
+
+    Args:
+        levels: Number of codes; None takes all of the type's, as PyTorch does even where half of them are used.
+
+    Raises:
+        SchemeError: `levels` is below 2.
+    """
+
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.levels is not None and self.levels < 2:
+            raise SchemeError(f"Search levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high) within the minimum and maximum.
+
+        Raises:
+            DataError: No element was seen, or none was counted.
+        """
+        data, levels = bins_of_data(seen), self.levels or 2 ** format_named(spec.format).bits
+        if Grid(levels).is_fine:
+            return data.minimum, data.maximum
+        magnitude = max(-data.minimum, data.maximum) or 1.0
+        edges = data.edges / magnitude
+        low, high = searched_range(data.counts, edges[0], edges[-1], levels)
+        low, high = (min(max(end * magnitude, data.minimum), data.maximum) for end in (low, high))
+        return low, high
+
+
+def searched_range(
+    histogram: NDArray[np.int64] | NDArray[np.float32], minimum: float, maximum: float, levels: int
+) -> tuple[float, float]:
+    """Return the range that HistogramObserver finds in its own histogram, in its float32 arithmetic.
+
+    Args:
+        histogram: Elements in each of equally wide bins.
+        minimum: Lower edge of the first bin.
+        maximum: Upper edge of the last bin.
+        levels: Number of codes.
+    """
+    counts = np.asarray(histogram, np.float32)
+    below = np.cumsum(counts)
+    total = float(counts.sum())
+    steps = int(1 / _STEP) + 2
+    # Sums of steps, rounded as the observer rounds them.
+    lower = np.concatenate([[0.0], np.full(steps, _STEP)]).cumsum()
+    upper = np.concatenate([[1.0], np.full(steps, -_STEP)]).cumsum()
+    lefts = np.searchsorted(below, lower * total, side="left").tolist()
+    rights = (np.searchsorted(below, upper * total, side="right") - 1).tolist()
+    start, end = 0, len(counts) - 1
+    taken, given, least = 0, 0, float("inf")
+    while lower[taken] < upper[given]:
+        left = max(start, min(lefts[taken + 1], end))
+        right = min(end, max(rights[given + 1], start))
+        if left - start > end - right:
+            candidate, taken = (left, end), taken + 1
+        else:
+            candidate, given = (start, right), given + 1
+        if candidate == (start, end):
+            continue
+        error = _error(counts, *candidate, (float(np.float32(maximum) - np.float32(minimum))) / len(counts), levels)
+        if error > least:
+            break
+        least, (start, end) = error, candidate
+    width = (np.float32(maximum) - np.float32(minimum)) / np.float32(len(counts))
+    return (
+        float(np.float32(minimum) + width * np.float32(start)),
+        float(np.float32(minimum) + width * np.float32(end + 1)),
+    )
+
+
+def _error(counts: NDArray[np.float32], start: int, end: int, width: float, levels: int) -> float:
+    """Return the squared error of all elements, spread evenly in their bins, when bins `start` to `end` get codes."""
+    step = np.float32(width * (end - start + 1) / levels)
+    if step == 0:
+        return 0.0
+    half = step / np.float32(2)
+    begins = (np.arange(len(counts)) - start).astype(np.float32) * np.float32(width)
+    ends = begins + np.float32(width)
+    first, last = (np.clip(np.floor(edges / step), 0, levels - 1) for edges in (begins, ends))
+    to_center = half**3 - (begins - (first + np.float32(0.5)) * step) ** 3
+    whole = (last - first - 1) * (half**3 + half**3)
+    from_center = (ends - (last * step + half)) ** 3 + half**3
+    density = counts / np.float32(width)
+    return float((density * (to_center + whole + from_center) / np.float32(3)).sum())
+
+
+# Range methods by name: the table, one that chooses among them, and those that other packages register.
+
+ENTRY_POINTS = "onnxq.ranges"
+"""Group of entry points; each names a class or function that makes a `RangeMethod`."""
+
+FIRST_RANGES: tuple[RangeMethod, ...] = (
+    MinMax(),
+    Percentile(99.999),
+    Percentile(99.99),
+    MeanSquaredError(),
+    Percentile(99.9),
+    Entropy(),
+)
+"""The range methods that are tried when the user names none; the first is taken where nothing is measured."""
+
+_CANDIDATES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), Percentile(99.9), Entropy(), MeanSquaredError())
+_KINDS = ("range", "histogram")
+# A method that clips must be better than this share of the error of one before it.
+_WORTH = 0.95
+
+
+@dataclass(frozen=True)
+class Auto:
+    """For each tensor the method of least expected quantization error, min-max unless it pays.
+
+    Args:
+        levels: Number of codes, evenly spaced and with one for zero; None takes those of the spec.
+
+    Raises:
+        SchemeError: `levels` is below 2.
+    """
+
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.levels is not None and self.levels < 2:
+            raise SchemeError(f"Auto levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
+
+    def choose(self, seen: TensorEvidence, spec: Spec) -> RangeMethod:
+        """Return the method for a tensor.
+
+        Raises:
+            DataError: No element was seen.
+        """
+        lows, highs = np.array([method(seen, spec) for method in _CANDIDATES]).T
+        errors = expected_errors(bins_of_data(seen), lows, highs, Grid.of(spec, self.levels))
+        chosen = 0
+        for index in range(1, len(errors)):
+            if errors[index] < errors[chosen] * _WORTH:
+                chosen = index
+        return _CANDIDATES[chosen]
+
+    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+        """Return (low, high) of the chosen method.
+
+        Raises:
+            DataError: No element was seen.
+        """
+        return self.choose(seen, spec)(seen, spec)
+
+
+RANGES: Mapping[str, Callable[..., RangeMethod]] = MappingProxyType(
+    {
+        "minmax": MinMax,
+        "extremes": Extremes,
+        "average": MovingAverage,
+        "percentile": Percentile,
+        "entropy": Entropy,
+        "mse": MeanSquaredError,
+        "histogram": HistogramSearch,
+        "fixed": Fixed,
+        "auto": Auto,
+    }
+)
+
+
+def parse_range(text: str) -> RangeMethod:
+    """Return the range method for ``NAME`` or ``NAME:NUMBER``, such as ``percentile:99.9``, ``mse:16``, ``fixed:-1,1``.
+
+    Names are those of `RANGES` and those that installed packages register as entry points of the group
+    ``onnxq.ranges``: what such an entry point names is called with the numbers.
+
+    Raises:
+        SchemeError: The name is unknown, or its numbers are none or not allowed.
+
+    >>> parse_range("percentile:99.9")
+    Percentile(percent=99.9)
+    """
+    name, separator, numbers = text.strip().partition(":")
+    make = RANGES.get(name) or load_registered(ENTRY_POINTS, name, "Range method")
+    if make is None:
+        known = [*RANGES, *registered_names(ENTRY_POINTS)]
+        raise SchemeError(
+            f"Range method {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+        )
+    options = _options(make)
+    if separator and name in RANGES and not options:
+        raise SchemeError(f"Range method {name!r} takes no number, found {numbers!r}; write {name!r} alone")
+    # What may be left out is a number of codes.
+    whole = bool(options) and (options[0].default is None or isinstance(options[0].default, int))
+    try:
+        given = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
+        with wrap_plugin_errors(f"Range method {text!r}") if name not in RANGES and not options else nullcontext():
+            return make(*given)
+    except (TypeError, ValueError) as error:
+        wanted = ", ".join(option.name for option in options) or "its options"
+        raise SchemeError(
+            f"Range method {text!r} has {numbers!r} for {wanted}, expected {_example(name, options)}"
+        ) from error
+
+
+def range_by(method: RangeMethod, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    """Return the range that a method finds for a tensor.
+
+    Raises:
+        DataError: No element was seen.
+        SchemeError: The method, which may be a user's, fails or gives something else than a range.
+    """
+
+    def what() -> str:
+        name = range_text(method) or getattr(method, "__name__", repr(method))
+        return f"Range method {name!r} for tensor {seen.tensor!r}"
+
+    with wrap_plugin_errors(what):
+        low, high = map(float, method(seen, spec))
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ValueError(f"it found {low:g} to {high:g}, expected two finite numbers, the lower first")
+    return low, high
+
+
+def range_text(method: object) -> str:
+    """Return what `parse_range` makes an equal method from; an empty string for one that has no name.
+
+    >>> range_text(Percentile(99.9999999)), range_text(MinMax()), range_text(MeanSquaredError(16))
+    ('percentile:99.9999999', 'minmax', 'mse:16')
+    """
+    for name, make in chain(RANGES.items(), _packaged()):
+        if type(method) is make:
+            given = [getattr(method, field.name) for field in _options(make)]
+            numbers = ",".join(_number_text(number) for number in given if number is not None)
+            return f"{name}:{numbers}" if numbers else name
+    return ""
+
+
+def _packaged() -> Iterator[tuple[str, object]]:
+    """Yield what installed packages register and can be loaded, by name."""
+    for name in registered_names(ENTRY_POINTS):
+        with suppress(SchemeError):
+            yield name, load_registered(ENTRY_POINTS, name, "Range method")
+
+
+def _number_text(number: float) -> str:
+    """Return a number with all of its digits."""
+    return str(int(number)) if float(number).is_integer() and abs(number) < 2**53 else repr(float(number))
+
+
+def kinds_read(methods: Iterable[object]) -> tuple[str, ...]:
+    """Return the kinds of statistics that range methods read, each once."""
+    return tuple(dict.fromkeys(kind for method in methods for kind in getattr(method, "kinds", _KINDS)))
+
+
+def chosen_methods(method: object, specs: Mapping[str, Spec], evidence: Evidence) -> dict[str, str]:
+    """Return which method a method that chooses has chosen for each tensor; nothing for one that does not."""
+    if not isinstance(method, Auto):
+        return {}
+    seen = {tensor: evidence.of(tensor) for tensor in specs}
+    return {name: repr(method.choose(one, specs[name])) for name, one in seen.items() if one.need(Range).count}
+
+
+def _options(make: object) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(make) if isinstance(make, type) and dataclasses.is_dataclass(make) else ()
+
+
+def _example(name: str, options: tuple[dataclasses.Field[Any], ...]) -> str:
+    if options and options[0].default is None:
+        return f"a number as in '{name}:256'"
+    if options and options[0].default is not dataclasses.MISSING:
+        return f"a number as in '{name}:{options[0].default}'"
+    return f"numbers as in '{name}:-1,1'"
+
+
+# What evidence says, as plain values for people and JSON.
+
+_PERCENT = 99.99
+
+
+def described(evidence: Evidence) -> dict[str, Any]:
+    """Return what evidence says, as plain values for people and JSON."""
+    return {
+        "model": evidence.provenance.model,
+        "samples": len(evidence.samples),
+        "runtime": evidence.provenance.runtime,
+        "machines": list(evidence.provenance.machines),
+        "tensors": {tensor: _described(evidence.of(tensor)) for tensor in evidence.by_tensor},
+    }
+
+
+def _described(seen: TensorEvidence) -> dict[str, Any]:
+    found = seen.find(Range) or Range()
+    notes = [statistic.note for _, statistic in sorted(seen.statistics.items(), key=lambda one: one[0])]
+    counted = found.count and seen.find(Histogram) is not None
+    return {
+        "elements": found.count,
+        "minimum": found.minimum if found.count else None,
+        "maximum": found.maximum if found.count else None,
+        "percentile": list(Percentile(_PERCENT).within(bins_of_data(seen))) if counted else [None, None],
+        "note": "; ".join(note for note in (_range_note(seen.find(Range)), *notes) if note),
+    }
+
+
+def _range_note(found: Range | None) -> str:
+    if found is None:
+        return ""
+    if not found.count:
+        return "empty"
+    if masks := sentinels(found):
+        return "masked with " + ", ".join(f"{value:g}" for value in masks)
+    if found.minimum == found.maximum:
+        return "all zero" if found.minimum == 0 else "constant"
+    return ""
