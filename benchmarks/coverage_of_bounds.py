@@ -39,7 +39,7 @@ from onnxq.ir import load
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
 from onnxq.search.workbench import open_workbench
 from onnxq.system.resources import silent
 

@@ -28,9 +28,8 @@ from onnxq.numerics.affine import decibels
 from onnxq.onnx_api import skeleton
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import target_named
-from onnxq.search.noises import likely_shares, measure_noises, worst
-from onnxq.search.switchboard import Switchboard
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.sensitivity import Switchboard, likely_shares, measure_noises, worst
 from onnxq.search.workbench import open_workbench
 from onnxq.system.resources import silent
 

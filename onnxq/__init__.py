@@ -34,15 +34,7 @@ if TYPE_CHECKING:
     from onnxq.config.scheme_file import load_scheme
     from onnxq.data.images import ImageOptions
     from onnxq.data.sources import Audio, Source, Text
-    from onnxq.errors import (
-        DataError,
-        EngineError,
-        ModelError,
-        OnnxqError,
-        OutputError,
-        PassError,
-        SchemeError,
-    )
+    from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, OutputError, PassError, SchemeError
     from onnxq.evaluation.agreement import compare_files
     from onnxq.evaluation.goal import Goal
     from onnxq.evaluation.latency import bench
@@ -56,7 +48,7 @@ if TYPE_CHECKING:
     from onnxq.preparing.rewriting import Verify, run_passes
     from onnxq.report import FidelityError, Report, load_report
     from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, Pipeline, RewriteRule, RewriteRules
-    from onnxq.search.sensitivity import Sensitivity
+    from onnxq.search.sensitivity_report import Sensitivity
     from onnxq.steps.budget import Budget
     from onnxq.steps.calibrating import calibrate
     from onnxq.training.pipeline import train
@@ -229,7 +221,7 @@ _HOMES = {
         "Spec",
     ),
     "onnxq.config.scheme_file": ("load_scheme",),
-    "onnxq.search.sensitivity": ("Sensitivity",),
+    "onnxq.search.sensitivity_report": ("Sensitivity",),
     "onnxq.training.pipeline": ("train",),
 }
 

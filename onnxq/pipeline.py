@@ -48,7 +48,7 @@ from onnxq.system.resources import Deadline
 
 if TYPE_CHECKING:
     from onnxq.report.explanation import Explanation
-    from onnxq.search.sensitivity import Sensitivity
+    from onnxq.search.sensitivity_report import Sensitivity
 
 _LOG = logging.getLogger(__name__)
 # After the first crash nothing is searched, and after the second the graph stays as it was given.
@@ -194,7 +194,7 @@ def carried_out(
         elif crashes:
             wanted = wanted.as_given
         if goal.prefers_size:
-            from onnxq.search.coarser import COARSER_OPSET
+            from onnxq.search.fallback import COARSER_OPSET
 
             wanted = replace(wanted, least=COARSER_OPSET)
         ready = prepared(model, wanted, folder, output, budget, engine)
@@ -331,7 +331,7 @@ def sensitivity(
         EngineError: the engine that was asked for is not installed, or fails.
         PassError: one of your passes fails.
     """
-    from onnxq.search.sensitivity import measure_sensitivity
+    from onnxq.search.sensitivity_report import measure_sensitivity
 
     wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     if budget.effort is None:

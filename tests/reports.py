@@ -30,8 +30,8 @@ from onnxq.report.parts import (
     TensorValues,
     WeightChannels,
 )
-from onnxq.search.refining import Gain
-from onnxq.search.regions import NodeTime, Region
+from onnxq.search.kernel_times import NodeTime, Region
+from onnxq.search.refinement import Gain
 from onnxq.search.search import NodeNoise, Point
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)

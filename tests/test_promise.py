@@ -37,8 +37,8 @@ from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
 from onnxq.passes.shapes import FoldShapes
 from onnxq.report import FidelityError, Report
-from onnxq.search import attempts, choosers
-from onnxq.search.trials import Trials
+from onnxq.search import attempts, refinement
+from onnxq.search.evaluator import Trials
 from onnxq.steps.steps import Prepared, Settled
 from onnxq.steps.wanted import Wanted
 
@@ -78,15 +78,15 @@ def test_outside_of_a_run_errors_are_raised() -> None:
         ("onnxq.search.frontier.find_fastest", "the search for the fastest plan"),
         ("onnxq.steps.steps.units", "the look at unused units"),
         ("onnxq.steps.reporting._ran", "the look at kernels"),
-        ("onnxq.search.choosing.Chooser.affordable", "the search for factors of channels that cost no time"),
-        ("onnxq.search.choosers.CHOOSERS", "accuracy method 'bias'"),
+        ("onnxq.search.context.Chooser.affordable", "the search for factors of channels that cost no time"),
+        ("onnxq.search.refinement.CHOOSERS", "accuracy method 'bias'"),
     ],
 )
 def test_a_part_that_fails_is_left_out_and_reported(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, part: str
 ) -> None:
     if place.endswith("CHOOSERS"):
-        monkeypatch.setattr(place, MappingProxyType({**choosers.CHOOSERS, "bias": fail}))
+        monkeypatch.setattr(place, MappingProxyType({**refinement.CHOOSERS, "bias": fail}))
     else:
         monkeypatch.setattr(place, fail)
     report = quick(layers=1, accuracy="bias")

@@ -18,7 +18,7 @@ from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, threads
 from onnxq.report.parts import TensorValues
-from onnxq.search.sensitivity import NodeCost, Sensitivity, TensorCost
+from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost
 
 
 def print_agreement(agreement: Agreement) -> None:

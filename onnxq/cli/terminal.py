@@ -25,7 +25,7 @@ from onnxq.report.formatting import counted, decibels, duration, shortened, size
 from onnxq.report.refusal import suggestions
 from onnxq.report.report import speed, which
 from onnxq.rewrite import Applied
-from onnxq.search.refining import TRAINING
+from onnxq.search.refinement import TRAINING
 
 if TYPE_CHECKING:
     from onnxq.commands.inspection import Inspection

@@ -16,8 +16,7 @@ from onnxq.planning.plan import Activation, Plan, Weight
 from onnxq.report import Report
 from onnxq.report.parts import TensorValues, WeightChannels
 from onnxq.runtime.kernels import Kernel, loaded_kernels
-from onnxq.search.kernel_times import kernels_by_node
-from onnxq.search.regions import NodeTime
+from onnxq.search.kernel_times import NodeTime, kernels_by_node
 from onnxq.search.search import NodeNoise
 from onnxq.system.records import to_plain
 

@@ -37,7 +37,7 @@ from onnxq.report.charts import (
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, size, threads, visible
 from onnxq.report.refusal import suggestions
 from onnxq.report.report import EQUAL, Report, compared, speed, told_equal, which
-from onnxq.search.refining import Gain
+from onnxq.search.refinement import Gain
 from onnxq.system.publish import write_text
 
 # Characters that end a script element or a line of JavaScript, whatever string they stand in.

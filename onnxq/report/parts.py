@@ -24,8 +24,8 @@ from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import size
 from onnxq.rewrite import Applied, Pass
-from onnxq.search.refining import Gain
-from onnxq.search.regions import NodeTime, Region
+from onnxq.search.kernel_times import NodeTime, Region
+from onnxq.search.refinement import Gain
 from onnxq.search.search import NodeNoise, Point
 from onnxq.system.records import read_record
 from onnxq.system.resources import available_cores

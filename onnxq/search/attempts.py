@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
+from onnxq.algorithms.range_choice import pooled
 from onnxq.algorithms.recipe import Recipe
+from onnxq.config.scheme import Spec
+from onnxq.data.dataset import Selection
 from onnxq.errors import tolerate
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import Goal, aim_of, enough_of
 from onnxq.evaluation.latency import NOT_SLOWER
 from onnxq.evaluation.verification import Verification
-from onnxq.planning.plan import Plan
-from onnxq.search.choosing import SEARCH_RUNS, Chooser, Chosen
+from onnxq.ir import nodes
+from onnxq.numerics.affine import decibels
+from onnxq.numerics.formats import format_named
+from onnxq.ops import operator_of
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.search.context import SEARCH_RUNS, Chooser, Chosen
+from onnxq.search.cross_validation import WORTH, Folds
 from onnxq.search.effort import OFF, Accuracy
 from onnxq.search.efforts import Effort
-from onnxq.search.refining import Refined
-from onnxq.search.search import Outcome, as_stored, slower, without_integers
-from onnxq.search.trials import Hard, Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.refinement import Gain, Refined, refit
+from onnxq.search.search import FINER, Demotions, Outcome, as_stored, slower, without_integers
 
 # How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
 _MORE_SEARCHES = 2
 # Models of the shortest search.
 _SHORTEST = 3
-# So many of those samples then join the ones that candidates are tried on.
-_JOINING = 4
 _UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
 # A metric falls as the noise rises, so the noisiest aim is tried first.
 _METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
@@ -96,8 +103,8 @@ class _Choice:
     def faithful(self) -> Chosen:
         """Return a plan that is faithful to the samples that judge it, or the last that was tried.
 
-        Where it is not, those of them join the trials that it is least faithful to, on which the next plan is to have
-        as many decibels more as this one lacked of all; in the end weights are only stored.
+        If it is not, the next plan is to have as many decibels more on the samples of the trials as this one lacked on
+        those that judge. In the end weights are only stored.
         """
         trials, aim = self.chooser.trials, self.chooser.aim(self.goal)
         found = self._attempted(trials, aim)
@@ -111,7 +118,8 @@ class _Choice:
             if last and found.verification.floats_miss(self.goal.min_sqnr):
                 # What only stores weights computes in the engine's floats.
                 break
-            trials = self._with_hardest(trials, found, aim, lacking)
+            reached = trials.sqnr(found.outcome.plan, found.recipe)
+            aim = lacking + (max(aim, reached) if math.isfinite(reached) else aim)
             found = self._attempted(trials, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)
             if last:
@@ -133,21 +141,6 @@ class _Choice:
         # What labels stand for is a bound itself.
         by_judging = min((one.decibels if one.bound is None else one.bound for one in outputs), default=-math.inf)
         return max(wanted - max(trials.sqnr(found.outcome.plan, found.recipe), by_judging), 0.0)
-
-    def _with_hardest(self, trials: Trials, found: Chosen, aim: float, lacking: float) -> Trials:
-        """Return trials on the samples too that a model is least faithful to, in which plans have what it lacked."""
-        chooser = self.chooser
-        hardest = chooser.judge.hardest(chooser.files.staged, _JOINING)
-        easy = len(trials.answered.samples) - (trials.hard.count if trials.hard is not None else 0)
-        trials = trials.joined(hardest)
-        # Where outputs are large, not all of them join.
-        count = len(trials.answered.samples) - easy
-        if not count or trials.count >= self.effort.measurements:
-            return trials
-        enough = trials.sqnr_of_last(found.outcome.plan, found.recipe, count) + lacking
-        shift = aim - enough if math.isfinite(enough) else 0.0
-        hard = Hard(tuple(trials.answered.views.names), count, shift, trials.answered.files)
-        return replace(trials, hard=hard, measured={}, earlier=trials.count)
 
     def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
@@ -216,3 +209,138 @@ class _Choice:
             # It is as fast as float, whatever chance made of that.
             speed = max(speed, 1.0)
         return self.chooser.laboratory(self.recipe).found_speed(self.chooser.files.staged, speed)
+
+
+# What is taken where there is no search: the scheme's plan, with tables as fine as the goal takes.
+
+_REASON = "a row that is looked up adds nothing up, so errors of coarser codes would not cancel"
+_BITS = 8
+_MEGABYTE = 1e6
+
+
+def unsearched(chooser: Chooser, plan: Plan, recipe: Recipe, goal: Goal, last: Accuracy, *, tables: bool) -> Chosen:
+    """Build and judge a plan as it is, but for its tables.
+
+    Args:
+        chooser: builds and judges.
+        plan: what the scheme wants.
+        recipe: how codes are chosen.
+        goal: how faithful the model has to be.
+        last: what is tried for the accuracy of the plan.
+        tables: whether tables may have more bits than the scheme wants.
+    """
+    gains: tuple[Gain, ...] = ()
+    if tables and goal.metric is None and len(chooser.samples) > 1 and chooser.has_time(SEARCH_RUNS):
+        with tolerate("lookup tables of more bits"):
+            plan, gains = with_finer_tables(chooser.trials, plan, recipe, aim_of(goal.min_sqnr))
+    # What is found for one plan costs most, so that with little effort only what is lacking is made up for.
+    refined = chooser.refined(plan, recipe, last, enough_of(goal))
+    return replace(chooser.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))
+
+
+def with_finer_tables(trials: Trials, plan: Plan, recipe: Recipe, aim: float) -> tuple[Plan, tuple[Gain, ...]]:
+    """Return a plan with as many tables of 8 bits as an aim takes, and what they did, where any were tried.
+
+    What a product multiplies is rounded so that its errors cancel in sums; of a table each error stands as it is, so it
+    is worth most bits for its bytes. First come those that take off most noise for the bytes that they add.
+
+    Args:
+        trials: try plans.
+        plan: the one without.
+        recipe: how codes are chosen.
+        aim: decibels to reach.
+    """
+    finer = _finer(trials, plan)
+    if not finer or trials.sqnr(plan, recipe) >= aim:
+        return plan, ()
+    start, before = time.monotonic(), pooled(trials.noise(plan, recipe))
+
+    def planned(demotions: Demotions) -> Plan:
+        return trials.bench.plan(demotions)
+
+    def noise(demotions: Demotions) -> float:
+        return pooled(trials.noise(planned(demotions), recipe))
+
+    alone = {node: noise({node: one}) for node, one in finer.items()}
+    added = {node: _added_bytes(plan, node) for node in finer}
+    worth = sorted(
+        (node for node in finer if alone[node] < WORTH * before),
+        key=lambda node: (alone[node] - before) / added[node],
+    )
+    taken: dict[str, Demotion] = {}
+    for node in worth:
+        if taken and trials.sqnr(planned(taken), recipe) >= aim:
+            break
+        taken[node] = finer[node]
+    kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _MEGABYTE:.2f} MB more"
+    gain = Gain("tables", decibels(before), decibels(noise(taken)), kept, time.monotonic() - start, where=tuple(taken))
+    if not taken or gain.after <= gain.before:
+        return plan, (Gain("tables", gain.before, gain.before, "", gain.seconds, "no less noise"),)
+    return planned(taken), (gain,)
+
+
+def _finer(trials: Trials, plan: Plan) -> dict[str, Demotion]:
+    """Return what tables of fewer bits than 8 may become, by node."""
+    return {
+        node.name: Demotion(decision.mode, _REASON, weight=FINER, finer=_REASON)
+        for _, node in nodes(trials.bench.graph)
+        if (operator := operator_of(node)) is not None and operator.looks_up
+        for decision in (plan.by_node[node.name],)
+        if decision.weights and len(set(node.inputs[0].outputs)) == 1 and _is_coarse(decision.weights[0].spec)
+    }
+
+
+def _is_coarse(spec: Spec) -> bool:
+    return format_named(spec.format).bits < _BITS and not spec.is_followed
+
+
+def _added_bytes(plan: Plan, node: str) -> float:
+    weights = plan.by_node[node].weights
+    return sum(one.elements * (_BITS - format_named(one.spec.format).bits) / 8 for one in weights)
+
+
+# Ranges and factors of all samples, once the model of those that were not kept for judging has been judged.
+
+# The samples that judge have judged the model before.
+_SECOND = 2
+# Runs of the float model for each of these samples: to calibrate, to see channels, and to compare.
+_RUNS = 3
+
+
+def refitted(chooser: Chooser, full: Plan, refined: Refined, found: Chosen) -> tuple[Refined, Chosen]:
+    """Return what was chosen with ranges and factors of all samples, unless those that judge see more noise then.
+
+    What was found by cross-validation is found once more on all there is, as is usual. The verdict stays that of the
+    model before: it is of samples that it had not seen.
+
+    Args:
+        chooser: has built and judged it.
+        full: the plan in which every node is static that can be.
+        refined: what the codes rest on.
+        found: what was chosen.
+    """
+    judge, plan = chooser.judge, found.outcome.plan
+    apart = judge.samples is not chooser.samples and judge.scorer is None
+    if not apart or not plan.calibrated or chooser.bench.is_large or not chooser.has_time(_RUNS * len(judge.samples)):
+        return refined, found
+    start, before = time.monotonic(), found.verification.agreement.worst_sqnr
+    more = Selection(judge.samples, range(len(judge.samples)))
+    folds = Folds(chooser.trials, chooser.samples)
+    reached, better, count = before, False, len(chooser.samples) + len(more)
+    with tolerate("ranges of all samples"):
+        basis = refit(folds, full, plan, replace(refined.basis, recipe=found.recipe), more)
+        again = chooser.with_evidence(basis.evidence)
+        after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND)
+        reached = after.agreement.worst_sqnr
+        better = after.agreement.sound and not (math.isnan(reached) or reached < before)
+    told, where = f"{len(plan.calibrated)} ranges of {count} samples", tuple(plan.calibrated)
+    gain = Gain("all samples", before, reached, told, 0.0, where=where)
+    if not better:
+        chooser.bench.build(
+            plan, chooser.evidence, found.recipe, chooser.files.staged, external_data=chooser.files.external_data
+        )
+        gain = replace(gain, after=before, kept="", left="no less noise", where=())
+    gains = (*found.gains, replace(gain, seconds=time.monotonic() - start))
+    if not better:
+        return refined, replace(found, gains=gains)
+    return replace(refined, basis=basis), replace(found, recipe=basis.recipe, gains=gains, refitted=count)

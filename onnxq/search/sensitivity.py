@@ -1,271 +1,510 @@
-"""What codes cost, one by one: the noise and time of every tensor, and of every node in each way that it can run."""
+"""One session of the float model in which any of what a plan makes codes of can be codes: questions without builds."""
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice, pairwise
+from statistics import median
+from types import MappingProxyType
+from typing import Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.config.scheme import Mode, Spec
-from onnxq.errors import check_name
-from onnxq.ir import Node, scopes
-from onnxq.numerics.affine import decibels
-from onnxq.planning.plan import Activation, Decision, Demotion
-from onnxq.search.costs import Costs
-from onnxq.search.kernel_times import UNTIMED
-from onnxq.search.laboratory import Laboratory
-from onnxq.search.layer_groups import sources_of
-from onnxq.search.noises import worst
-from onnxq.search.prices import Noise
-from onnxq.search.profiling import measure_noise, offers_of, profile_costs
-from onnxq.search.switchboard import Source
-from onnxq.system.records import html_table, to_plain
-
-ORDERS = ("graph", "noise", "time", "name")
-"""How tensors and nodes can be sorted: as they are computed, or the noisiest, the slowest, or the alphabet first."""
-
-# Part of the time after which no more ways to run nodes are profiled.
-_PROFILED = 1 / 4
-# Seconds of a run at least, as far as clocks tell.
-_SHORTEST_RUN = 1e-6
+from onnxq.algorithms.recipe import Recipe
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.statistics import Evidence
+from onnxq.config.scheme import Mode
+from onnxq.data.inputs import Sample
+from onnxq.evaluation.comparison import View
+from onnxq.evaluation.sqnr import Pair, influence_by_sample, noise_by_sample
+from onnxq.ir import Graph, Node, is_fixed, scopes
+from onnxq.numerics.affine import decibels, largest
+from onnxq.passes.quantize.switch_codes import Switches
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import Plan
+from onnxq.runtime.targets import Target
+from onnxq.search.activation_methods import noise_share
+from onnxq.search.cost_model import gives_codes
+from onnxq.search.evaluator import Trials
+from onnxq.search.search import NodeNoise
 
 
-@dataclass(frozen=True)
-class TensorCost:
-    """What it costs that a tensor becomes codes with a fixed scale.
+@dataclass(frozen=True, order=True)
+class Source:
+    """Where noise comes from.
 
     Attributes:
-        tensor: its name.
-        format: of the codes.
-        sqnr: SQNR in decibels of the worst output with this tensor as codes and nothing else; None for one that gets
-            the codes of another passed on, which add nothing of their own.
-        error: standard error of the SQNR in decibels; None where it was measured on one sample.
-        alone: whether it was measured alone; otherwise the SQNR is its share of what a group of neighbours adds.
-        output: the output that is worst.
-        quantize: milliseconds that making codes of it takes where floats come in; None where that is not known.
-        dequantize: milliseconds that making floats of its codes takes; None likewise.
+        name: of a tensor that becomes codes, or of a node whose weights or dynamic data do.
+        is_node: which of the two.
     """
 
-    tensor: str
-    format: str
-    sqnr: float | None
-    error: float | None
-    alone: bool
-    output: str
-    quantize: float | None
-    dequantize: float | None
+    name: str
+    is_node: bool = False
 
 
-@dataclass(frozen=True)
-class WayCost:
-    """What it costs that a node runs in one way.
+@dataclass(frozen=True, eq=False)
+class Switchboard:
+    """The float model with switches.
 
     Attributes:
-        mode: static, dynamic, weight-only or storage, which is decoded when the model is loaded.
-        weight: how its weights are quantized; None where it has none.
-        milliseconds: time of a run, what it makes slower around it included; None where that is not known.
-        sqnr: SQNR in decibels of the worst output with this node so and all else in float; None where that is not
-            known.
+        trials: the samples, and what the float model gives for them.
+        view: the model with switches.
+        switches: the input that says what is codes.
     """
 
-    mode: Mode
-    weight: Spec | None
-    milliseconds: float | None
-    sqnr: float | None
+    trials: Trials
+    view: View
+    switches: Switches
 
-
-@dataclass(frozen=True)
-class NodeCost:
-    """What a node costs in float, and in each other way that it can run.
-
-    Attributes:
-        node: its name.
-        op_type: its operator.
-        mode: what the scheme makes of it.
-        milliseconds: time of a run in float, together with what the runtime fuses into it; None where that is not
-            known.
-        ways: how else it can run.
-    """
-
-    node: str
-    op_type: str
-    mode: Mode
-    milliseconds: float | None
-    ways: tuple[WayCost, ...]
-
-    @property
-    def sqnr(self) -> float:
-        """SQNR in decibels in the noisiest way."""
-        return min((way.sqnr for way in self.ways if way.sqnr is not None), default=math.inf)
-
-
-@dataclass(frozen=True, repr=False)
-class Sensitivity:
-    """What quantizing each part of a model costs.
-
-    Attributes:
-        scheme: name of the scheme.
-        target: name of the runtime.
-        samples: how many samples noise was measured on.
-        sqnr: SQNR in decibels of the worst output with everything as codes.
-        tensors: those that the scheme makes codes of, in graph order.
-        nodes: all nodes, in graph order.
-    """
-
-    scheme: str
-    target: str
-    samples: int
-    sqnr: float
-    tensors: tuple[TensorCost, ...]
-    nodes: tuple[NodeCost, ...]
-
-    def __repr__(self) -> str:
-        return f"Sensitivity({self._told}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
-
-    def _repr_html_(self) -> str:
-        """Return what notebooks show: the noise of each tensor, and of each node in its noisiest way."""
-        tensors = [(one.tensor, one.format, _figure(one.sqnr), _figure(one.quantize, 3)) for one in self.tensors]
-        nodes = [
-            (one.node, one.op_type, one.mode, _figure(one.sqnr), _figure(one.milliseconds, 3)) for one in self.nodes
-        ]
-        return html_table(self._told, ("tensor", "codes", "noise alone, dB", "quantize, ms"), tensors) + html_table(
-            "", ("node", "operator", "mode", "noisiest way, dB", "in float, ms"), nodes
-        )
-
-    @property
-    def _told(self) -> str:
-        return f"{self.sqnr:.1f} dB with all as {self.scheme} codes for {self.target}, on {self.samples} samples"
-
-    def ordered(self, order: str, top: int | None = None) -> Sensitivity:
-        """Return the same with tensors and nodes sorted.
+    @classmethod
+    def of(cls, trials: Trials, plan: Plan, recipe: Recipe, nodes: Set[str] | None = None) -> Self:
+        """Build the model that answers for everything that a plan makes codes of.
 
         Args:
-            order: one of ORDERS.
-            top: how many tensors, and how many nodes, to keep; None keeps all.
-
-        Raises:
-            SchemeError: there is no such order.
+            trials: builds from the same evidence as candidates are.
+            plan: says what becomes codes.
+            recipe: how these are chosen.
+            nodes: those whose own codes are asked about, and no tensors; None asks about all.
         """
-        check_name("order", order, ORDERS)
-        tensors = sorted(self.tensors, key=lambda one: _place(order, one.tensor, one.sqnr, _borders(one)))
-        nodes = sorted(self.nodes, key=lambda one: _place(order, one.node, one.sqnr, one.milliseconds))
-        return replace(self, tensors=tuple(tensors[:top]), nodes=tuple(nodes[:top]))
+        path = trials.bench.prepared.with_name("switched.onnx")
+        switches = trials.bench.build_switched(plan, trials.evidence, recipe, path, nodes)
+        large = trials.bench.is_large
+        return cls(trials, trials.answered.views.open(path, mapped=large, at_once=not large), switches)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; an infinite SQNR, of what adds no noise at all, is the word Infinity."""
-        return dict(to_plain(self))
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All there are, tensors first."""
+        return (*map(Source, self.switches.tensors), *(Source(node, is_node=True) for node in self.switches.nodes))
+
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Return the noise-to-signal ratio of each output for several sets of codes, see `noise_by_sample`.
+
+        Args:
+            asked: what is codes in each; all else is float.
+            samples: places of those to run.
+
+        Returns:
+            For each set float64 of shape (samples, outputs), in units of the signal of these samples.
+        """
+        return map(noise_by_sample, self._pairs(asked, samples))
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the noise of all there are together, and how much each sample counts, see `influence_by_sample`.
+
+        Returns:
+            Both float64 of shape (samples, outputs).
+        """
+        [pairs] = self._pairs([self.sources], range(len(self.trials.answered.samples)))
+        return noise_by_sample(pairs), influence_by_sample(pairs, self.trials.answered.files)
+
+    def _pairs(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[list[Pair]]:
+        """Yield what the float model and the one with some sets of codes gave for samples."""
+        expected, given = self.trials.answered.expected, self.trials.answered.given
+        fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
+        answers = self.view.run_each(fed)
+        while some := list(islice(answers, len(samples))):
+            yield list(zip((expected[place] for place in samples), some, strict=True))
+
+    def _switched(self, coded: Collection[Source]) -> Sample:
+        values = np.zeros(len(self.switches), np.bool_)
+        values[[self._place(source) for source in coded]] = True
+        return {self.switches.name: values}
+
+    def _place(self, source: Source) -> int:
+        return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]
 
 
-def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) -> Sensitivity:
-    """Measure what each tensor and weight adds in noise with all else in float, and what each node takes in each way.
+# What each sample counts where noise is measured to choose plans by.
+
+# However much or little of what can be trusted depends on a sample: without the codes that make it so noisy, as in the
+# plans that will do, it is noisy no more.
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.3, 6.0
+
+
+def weights_of(noises: NDArray[np.float64], influences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what each sample counts at each output, so that the noise of all samples stays what it is.
 
     Args:
-        laboratory: builds and measures; its progress is told of the stages ``profile`` and ``noise``.
-        timed: whether times are measured.
-        seconds: time to spend. Where it does not last for everything alone, groups of neighbours are measured.
+        noises: noise-to-signal ratio with all codes, of shape (samples, outputs).
+        influences: how much what can be trusted depends on each, of the same shape; see `onnxq.evaluation.bounds`.
+
+    Returns:
+        float64 of the same shape.
+
+    >>> weights_of(np.array([[1.0], [1.0], [4.0]]), np.array([[-2.0], [1.0], [99.0]])).round(2).tolist()
+    [[0.07], [0.24], [1.42]]
     """
-    # Figures are of all samples alike.
-    laboratory = replace(laboratory, weighs=False)
-    start, full, trials = time.monotonic(), laboratory.plan({}), laboratory.trials
-    graph, target = trials.bench.graph, trials.bench.target
-    integers = (Mode.STATIC, Mode.DYNAMIC)
-    stored = Demotion(Mode.STORAGE, "stored to see what others are without integers")
-    stores = {one.node: stored for one in full.decisions if one.mode in integers}
-    if timed:
-        latest = start + _PROFILED * seconds
-        costs = profile_costs(laboratory, graph, target, stores, latest=latest, progress=laboratory.progress)
-    else:
-        # Each other way would take another model of all weights.
-        offers = [] if trials.bench.is_large else offers_of(laboratory, full, target, stores)
-        expressed = tuple(one for one in offers if laboratory.expresses(one.plan))
-        costs = Costs(graph, target, full, UNTIMED, UNTIMED, expressed)
-    rest = max(seconds - (time.monotonic() - start), 0.0)
-    runs = math.ceil(rest / max(trials.answered.seconds, _SHORTEST_RUN))
-    noise = measure_noise(laboratory, full, stores, {one: one.nodes for one in costs.offers}, runs)
-    return Sensitivity(
-        full.scheme,
-        full.target,
-        len(trials.answered.samples),
-        decibels(worst(noise.static.joint)),
-        tuple(_tensors(costs, noise, trials.answered.views.names)),
-        tuple(_nodes(costs, noise)),
-    )
+    weights = influences.clip(_LEAST_WEIGHT, _MOST_WEIGHT)
+    weighed = (weights * noises).sum(0)
+    return np.asarray(weights * np.divide(noises.sum(0), weighed, out=np.ones_like(weighed), where=weighed > 0))
 
 
-def _tensors(costs: Costs, noise: Noise, outputs: Sequence[str]) -> Iterator[TensorCost]:
-    borders = {border.tensor: border for border in costs.borders}
-    for one in costs.full.activations:
-        border = borders.get(one.tensor)
-        times = (None, None) if border is None else (border.quantize / 1e6, border.dequantize / 1e6)
-        yield TensorCost(one.tensor, one.spec.format, *_measured(one, noise, outputs), *times)
+def typical_sample(noises: NDArray[np.float64]) -> int:
+    """Return the place of the sample with which half of the noise of all is reached, from the quietest on.
+
+    That is the noisiest one where it has half of the noise, and else one like most.
+
+    >>> typical_sample(np.array([5.0, 1.0, 3.0])), typical_sample(np.array([5.0, 1.0, 5.0, 4.0, 6.0]))
+    (0, 2)
+    """
+    order = np.argsort(noises, kind="stable")
+    return int(order[int(np.searchsorted(np.cumsum(noises[order]), noises.sum() / 2))])
 
 
-def _measured(one: Activation, noise: Noise, outputs: Sequence[str]) -> tuple[float | None, float | None, bool, str]:
-    """Return the SQNR of a tensor alone, its standard error, whether it was alone, and the worst output."""
-    source, found = Source(one.tensor), noise.static
-    if source not in found.ratios:
-        return None, None, False, ""
-    ratios = found.ratios[source]
-    ratio, error = worst(ratios), found.errors.get(source)
-    relative = 10 / math.log(10) * error / ratio if error is not None and ratio > 0 else None
-    output = outputs[int(np.argmax(ratios))] if outputs else ""
-    return decibels(ratio), relative, source in found.alone, output
+# What each tensor and each node's weights add in noise to each output, measured with everything else in float.
+
+Ratios = NDArray[np.float64]
+"""Noise-to-signal ratio of each output."""
+
+# Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
+LARGEST_NOISE = 1e10
+# Part of the questions that goes to groups of one size.
+_FIRST_LOOK = 4 / 5
+# Part of the runs that goes to the first look, at one sample; the rest is for the noisiest on the others.
+_FIRST_PART = 0.6
+# Questions without which nothing is known, however few runs are to be made.
+_FEWEST = 16
+# Seconds of a run that no clock tells from none.
+_SHORTEST = 1e-6
+# Less noise is none.
+_LEAST = 1e-30
+# Groups that hold less of the noise are not split.
+_QUIET = 0.0125
 
 
-def _nodes(costs: Costs, noise: Noise) -> Iterator[NodeCost]:
-    decisions = costs.full.by_node
-    for scope in scopes(costs.graph):
-        for node in scope.nodes:
-            if node.name in decisions:
-                one = decisions[node.name]
-                ways = tuple(_ways(node, one, costs, noise))
-                yield NodeCost(one.node, one.op_type, one.mode, _milliseconds(costs.floats.nodes, one.node), ways)
+class Questions(Protocol):
+    """Answers what some codes do; see `Switchboard`."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All there are, in the order of the plan."""
+        ...
+
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Return the noise-to-signal ratio by sample and output for several sets of codes."""
+        ...
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the noise of all sources together, and how much each sample counts, by sample and output."""
+        ...
 
 
-def _ways(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterator[WayCost]:
-    weight = decision.weights[0].spec if decision.weights else None
-    own = noise.static.nodes.get(node.name)
-    if decision.mode is Mode.STATIC:
-        sqnr = decibels(noise.static.of(sources_of(node, costs.full, costs.target)))
-        yield WayCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
-    for offer in costs.offers:
-        if node.name in offer.nodes:
-            other = offer.alternative
-            times = costs.offered[other] if costs.floats.nodes else {}
-            ratio = noise.alternatives[other].nodes.get(node.name)
-            alone = None if ratio is None else decibels(ratio)
-            yield WayCost(other.mode, other.weight or weight, _milliseconds(times, node.name), alone)
-    if decision.weights and own is not None:
-        mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
-        # What could be integers computes as in float when it is stored; all else is as it was profiled.
-        known = costs.floats if decision.mode in (Mode.STATIC, Mode.DYNAMIC) else costs.static
-        yield WayCost(mode, weight, _milliseconds(known.nodes, node.name), decibels(own))
+@dataclass(frozen=True, eq=False)
+class Noises:
+    """What codes add in noise, and what they do together.
+
+    Attributes:
+        ratios: noise-to-signal ratio of each output, by source: alone, or as the share of a group.
+        errors: standard error of the ratio at the worst output, of those that were measured on several samples.
+        alone: the sources that were measured alone.
+        joint: noise-to-signal ratio of each output with all of them.
+    """
+
+    ratios: Mapping[Source, Ratios] = field(default_factory=lambda: MappingProxyType({}))
+    errors: Mapping[Source, float] = field(default_factory=lambda: MappingProxyType({}))
+    alone: frozenset[Source] = frozenset()
+    joint: Ratios = field(default_factory=lambda: np.zeros(0))
+
+    @cached_property
+    def tensors(self) -> Mapping[str, float]:
+        """The ratio of each tensor at its worst output."""
+        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if not source.is_node}
+
+    @cached_property
+    def nodes(self) -> Mapping[str, float]:
+        """The ratio of what a node alone has as codes, such as its weights, at its worst output."""
+        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if source.is_node}
+
+    @property
+    def share_of_nodes(self) -> float:
+        """The part of the noise of all codes that those make which nodes alone have, such as of weights."""
+        total = self.of(self.ratios)
+        return self.of(source for source in self.ratios if source.is_node) / total if total else 0.0
+
+    def of(self, sources: Iterable[Source]) -> float:
+        """Return the ratio of the sum of some sources at the worst output."""
+        known = [self.ratios[source] for source in sources if source in self.ratios]
+        return worst(np.sum(known, axis=0)) if known else 0.0
+
+    def together(self, sources: Iterable[Source]) -> Ratios:
+        """Return the ratio of each output that is predicted for some sources together.
+
+        What all make together is measured, and is more than their sum where they err alike, and less where codes hide
+        the errors of others before them. The fewer they are, the nearer to their sum: signal-to-noise ratios, which
+        are the inverse, are by the same more or less than those of the sums.
+        """
+        known = [self.ratios[source] for source in sources if source in self.ratios]
+        summed, everything = (np.atleast_1d(np.sum(some, axis=0)) for some in (known, list(self.ratios.values())))
+        if not (known and self.joint.size):
+            return summed
+        one, whole, joint = (np.maximum(ratio, _LEAST) for ratio in (summed, everything, self.joint))
+        return np.where(summed > 0, 1 / (1 / one + 1 / joint - 1 / whole), 0.0)
+
+    def of_plan(self, plan: Plan) -> float:
+        """Return the ratio that is predicted for a plan whose codes are those that were measured."""
+        tensors = (Source(one.tensor) for one in plan.activations)
+        nodes = (Source(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
+        return worst(self.together((*tensors, *nodes)))
 
 
-def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:
-    return nanoseconds[name] / 1e6 if name in nanoseconds else None
+SILENT = Noises()
+"""Nothing adds any noise."""
 
 
-def _figure(value: float | None, digits: int = 1) -> str:
-    """Return a figure as text; that of nothing, such as the noise of what adds none, is a dash."""
-    return "-" if value is None or math.isinf(value) else f"{value:.{digits}f}"
+def worst(ratios: Ratios) -> float:
+    """Return the ratio at the worst output, a number also where that is not finite."""
+    return min(largest(ratios), LARGEST_NOISE)
 
 
-def _borders(one: TensorCost) -> float | None:
-    return None if one.quantize is None else one.quantize + (one.dequantize or 0.0)
+def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[Source, float]:
+    """Return the noise-to-signal ratio of each tensor of a plan where it becomes codes, as its histogram tells it.
+
+    What of it reaches an output is much the same for neighbours, so this is how noise that was measured of some
+    together is likely divided among them.
+    """
+    specs = plan.calibrated
+    seen = {tensor: evidence.of(tensor) for tensor in specs}
+    known = (tensor for tensor, one in seen.items() if one.find(Histogram) and one.need(Range).count)
+    return {Source(tensor): noise_share(seen[tensor], specs[tensor]) for tensor in known}
 
 
-def _place(order: str, name: str, sqnr: float | None, milliseconds: float | None) -> tuple[float, str]:
-    """Return what sorts a row: what is not known comes last."""
-    known = {
-        # Sorting keeps the order of equals.
-        "graph": 0.0,
-        "noise": math.inf if sqnr is None else sqnr,
-        "time": math.inf if milliseconds is None else -milliseconds,
-        "name": 0.0,
+def measure_noises(
+    board: Questions,
+    samples: int,
+    runs: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    shares: Mapping[Source, float] = MappingProxyType({}),
+    longest: float = math.inf,
+    weighed: bool = False,
+) -> Noises:
+    """Measure what each source adds in noise, the noisiest on all samples.
+
+    The first look is at one sample, up to which the noise with all codes comes to half of it all, from the quietest on:
+    each source alone where there are runs enough, else groups of neighbours, of which the noisiest are split. All are
+    then measured on the other samples too, noisiest first, as far as the runs go. What was seen on one sample alone
+    counts for all as a share of what all sources do together, which is measured on every sample: too much where weights
+    are quiet in samples in which tensors are not.
+
+    Args:
+        board: answers questions.
+        samples: how many it has.
+        runs: how often to run a sample: unlike seconds, they are the same the next time. 0 asks nothing but what all
+            sources do together.
+        told: called with how many questions were answered, and how many there may be.
+        shares: by which the noise of groups is divided, see `likely_shares`.
+        longest: seconds that the runs may take, of which there are fewer where they would take longer, as those of
+            thousands of switches may.
+        weighed: whether samples count by how much what can be trusted depends on them, so that what is noisy in the few
+            that decide is noisier than what is noisy in others. What all sources do together stays what it is.
+
+    Returns:
+        The noises of all sources.
+    """
+    sources, everything = board.sources, tuple(range(samples))
+    if not sources or not samples:
+        return Noises()
+    start = time.monotonic()
+    by_sample, influence = board.everything()
+    affordable = longest / max((time.monotonic() - start) / samples, _SHORTEST)
+    by_sample = _finite(by_sample)
+    weights = weights_of(by_sample, influence) if weighed else np.ones_like(by_sample)
+    by_sample = weights * by_sample
+    joint = by_sample.sum(0)
+    place = typical_sample(by_sample[:, int(joint.argmax())]) if len(joint) else 0
+    asked = 0
+    alone: dict[Source, Ratios] = {}
+
+    def measure(groups: Sequence[Sequence[Source]]) -> list[Ratios]:
+        nonlocal asked
+        found: list[Ratios] = []
+        for ratios in board.noises(map(frozenset, groups), [place]):
+            asked += 1
+            told(asked, max(most, asked))
+            found.append(_finite(ratios).sum(0))
+        alone.update((group[0], ratios) for group, ratios in zip(groups, found, strict=True) if len(group) == 1)
+        return found
+
+    wanted = max(int(_FIRST_PART * (runs - samples)), _FEWEST) if runs > 0 else 0
+    most = int(min(wanted, len(sources), affordable))
+    [whole] = (_finite(ratios).sum(0) for ratios in board.noises([sources], [place]))
+    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
+    # The outputs' signals and how noisy the sample is are not those of all.
+    scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
+    found = {source: ratio * scale for source, ratio in ratios.items()}
+    errors: dict[Source, float] = {}
+    others = [other for other in everything if other != place]
+    order = _by_loudness(found, joint)
+    for number, source in enumerate(order, 1):
+        if not others or asked + (number + 1) * samples > min(runs, affordable):
+            break
+        told(asked + number, asked + len(order))
+        [seen] = (weights * _finite(ratios) for ratios in board.noises([{source}], everything))
+        found[source] = seen.sum(0)
+        alone[source] = found[source]
+        at = int(np.argmax(found[source]))
+        errors[source] = float(seen[:, at].std(ddof=1) * math.sqrt(samples))
+    return Noises(found, errors, frozenset(alone), joint)
+
+
+def _finite(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.nan_to_num(ratios, nan=LARGEST_NOISE, posinf=LARGEST_NOISE).clip(0.0, LARGEST_NOISE))
+
+
+def _by_loudness(ratios: Mapping[Source, Ratios], joint: Ratios) -> list[Source]:
+    """Return the sources by their part of the noise of any output, noisiest first."""
+    shares = {
+        source: worst(np.divide(ratio, joint, out=np.zeros_like(joint), where=joint > 0))
+        for source, ratio in ratios.items()
     }
-    return known[order], "" if order == "graph" else name
+    return sorted(shares, key=lambda source: -shares[source])
+
+
+def spread_noise(
+    units: Sequence[Source],
+    measure: Callable[[Sequence[Sequence[Source]]], list[Ratios]],
+    *,
+    whole: Ratios,
+    most: int,
+    negligible: float,
+    shares: Mapping[Source, float] = MappingProxyType({}),
+) -> dict[Source, Ratios]:
+    """Tell how much noise each unit adds, from measuring it alone, or, where that is too much, groups of neighbours.
+
+    Four fifths of the measurements go to groups of one size, two units at least, so that quiet units can be told apart
+    too; with the rest the noisiest group is split in two each time, and what the halves make alone says how its noise
+    is divided among them. The noise of a group that is not split is divided among its units by their likely shares.
+
+    Args:
+        units: in the order in which data flows, so that neighbours share borders.
+        measure: groups to the noise-to-signal ratio of each at each output with everything else silent.
+        whole: the ratios of all units together.
+        most: measurements to make at most.
+        negligible: the part of the whole's noise below which a group is not split.
+        shares: in any unit; units of which none is known have the median.
+
+    Returns:
+        Noise-to-signal ratios by unit.
+    """
+    if most >= len(units):
+        return dict(zip(units, measure([[unit] for unit in units]), strict=True))
+    usual = median(shares.values()) if shares else 1.0
+    count = max(min(int(_FIRST_LOOK * most), len(units) // 2), 1)
+    bounds = [round(index * len(units) / count) for index in range(count + 1)]
+    groups = [units[start:stop] for start, stop in pairwise(bounds)]
+    measured = count if count > 1 else 0
+    first = zip(groups, measure(groups) if measured else [whole], strict=True)
+    heap = [(-_share(ratio, whole), number, group, ratio) for number, (group, ratio) in enumerate(first)]
+    heapq.heapify(heap)
+    found: dict[Source, Ratios] = {}
+    number = len(heap)
+    while heap:
+        share, _, group, ratio = heapq.heappop(heap)
+        if len(group) <= 1 or -share <= negligible or measured + 2 > most:
+            parts = np.array([shares.get(unit, usual) for unit in group]) + _LEAST
+            found.update({unit: ratio * part for unit, part in zip(group, parts / parts.sum(), strict=True)})
+            continue
+        middle = len(group) // 2
+        halves = (group[:middle], group[middle:])
+        one, other = measure(halves)
+        total = one + other
+        for half, own in zip(halves, (one, other), strict=True):
+            # Errors that point the same way make more together than the sum of what they make alone.
+            part = ratio * np.divide(own, total, out=np.full_like(total, 1 / 2), where=total > 0)
+            heapq.heappush(heap, (-_share(part, whole), number, half, part))
+            number += 1
+        measured += 2
+    return {unit: found[unit] for unit in units}
+
+
+def _share(ratio: Ratios, whole: Ratios) -> float:
+    return worst(np.divide(ratio, whole, out=np.zeros_like(ratio), where=whole > 0))
+
+
+# Noise of the nodes of a model that is too large to look at each alone: groups of one kind of layer, by depth.
+
+_Kind = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class ByKind:
+    """Questions about the same codes, in an order in which neighbours are layers of one kind.
+
+    The layers of a network that repeats its blocks are alike where they have the same operator and weights of the same
+    shapes, and next to one another where they follow on one another in that, so groups of neighbours say what a kind
+    of layer adds at some depth, in few questions.
+
+    Attributes:
+        asked: answers.
+        graph: the prepared graph.
+    """
+
+    asked: Questions
+    graph: Graph
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """All there are: tensors, then nodes, each by the kind of layer that they belong to, and by depth in that."""
+        kinds = self._kinds()
+        places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
+        return tuple(
+            sorted(self.asked.sources, key=lambda one: (one.is_node, places[kinds[one]] if one in kinds else -1))
+        )
+
+    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        """Return the noise-to-signal ratio by sample and output for several sets of codes."""
+        return self.asked.noises(asked, samples)
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the noise of all codes together, and how much each sample counts, by sample and output."""
+        return self.asked.everything()
+
+    def _kinds(self) -> dict[Source, _Kind]:
+        found: dict[Source, _Kind] = {}
+        for scope in scopes(self.graph):
+            for node in scope.nodes:
+                kind = node.op, tuple(tensor.shape for tensor in node.inputs if is_fixed(tensor))
+                found[Source(node.name, is_node=True)] = kind
+                found.update((Source(tensor.name), kind) for tensor in node.outputs)
+        return found
+
+
+def sources_of(node: Node, plan: Plan, target: Target) -> Iterator[Source]:
+    """Yield what becomes codes when a node and nothing else is static."""
+    yield Source(node.name, is_node=True)
+    given = node.outputs if gives_codes(node, target) else ()
+    for tensor in dict.fromkeys((*data_inputs(node), *given)):
+        if tensor.name in plan.by_tensor:
+            yield Source(tensor.name)
+
+
+def node_noises(
+    graph: Graph, target: Target, measure: Callable[[], Noises]
+) -> Callable[[Plan, Set[Mode]], list[NodeNoise]]:
+    """Return what tells the noise of a plan's weighted nodes of some modes.
+
+    Args:
+        graph: the prepared graph.
+        target: the runtime.
+        measure: what codes add in noise; asked when it is first needed.
+    """
+    nodes: Mapping[str, Node] = {node.name: node for scope in scopes(graph) for node in scope.nodes}
+
+    def told(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
+        known = measure()
+
+        def of(name: str, mode: Mode) -> float:
+            own = (Source(name, is_node=True),)
+            return decibels(known.of(sources_of(nodes[name], plan, target) if mode is Mode.STATIC else own))
+
+        wanted = (one for one in plan.decisions if one.mode in modes and one.weights)
+        return [NodeNoise(one.node, one.mode, of(one.node, one.mode)) for one in wanted]
+
+    return told

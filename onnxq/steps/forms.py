@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal
 from onnxq.preparing.integer_steps import gives_forms, gives_scans
-from onnxq.search.choosing import SEARCH_RUNS
+from onnxq.search.context import SEARCH_RUNS
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Evidenced, Prepared, Settled, chooser_of, first_recipe
 from onnxq.system.resources import NEVER, Deadline

@@ -45,7 +45,7 @@ from onnxq.report.parts import (
     weight_channels,
 )
 from onnxq.runtime.kernels import loaded_kernels
-from onnxq.search.choosing import Chosen
+from onnxq.search.context import Chosen
 from onnxq.search.kernel_times import kernels_by_node
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Evidenced, Prepared, Settled, tried

@@ -46,14 +46,13 @@ from onnxq.runtime.engine import Engine
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.measuring import times_tell
 from onnxq.runtime.targets import target_named
-from onnxq.search.choosing import Chooser, Chosen, Files
+from onnxq.search.attempts import unsearched
+from onnxq.search.context import Chooser, Chosen, Files
 from onnxq.search.cost_cache import CostCache
+from onnxq.search.cross_validation import Folds, observe_groups
 from onnxq.search.effort import METHODS, OFF, Accuracy
-from onnxq.search.folds import Folds
-from onnxq.search.grouping import observe_groups
-from onnxq.search.refining import Refined
-from onnxq.search.trials import Panel
-from onnxq.search.unsearched import unsearched
+from onnxq.search.evaluator import Panel
+from onnxq.search.refinement import Refined
 from onnxq.search.workbench import Workbench
 from onnxq.steps.budget import Budget
 from onnxq.steps.opening import Model, Opened, opened, opened_samples, parted, rewritten
@@ -326,7 +325,7 @@ def settled(
     """
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if model.replay is not None:
-        from onnxq.search.replaying import replayed
+        from onnxq.search.weight_methods import replayed
 
         basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
         model.ahead.check()
@@ -346,7 +345,7 @@ def settled(
         given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last
         found = choose(*given, is_stored=model.is_stored)
     if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
-        from onnxq.search.all_samples import refitted
+        from onnxq.search.attempts import refitted
 
         return Settled(*refitted(chooser, seen.plan, refined, found))
     return Settled(refined, found)

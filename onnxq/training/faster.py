@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxq.evaluation.goal import Goal
-from onnxq.search.choosing import Chosen
+from onnxq.search.context import Chosen
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Evidenced, Prepared, Settled, settled
 from onnxq.training.settings import Training

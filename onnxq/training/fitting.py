@@ -18,7 +18,7 @@ from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Graph
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Plan
-from onnxq.search.refining import TRAINING, Gain
+from onnxq.search.refinement import TRAINING, Gain
 from onnxq.system.resources import Progress
 from onnxq.training.checkpoints import Checkpoint, key_of
 from onnxq.training.learning import learn

@@ -12,8 +12,8 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.reference import Reference, run_beside
 from onnxq.evaluation.sqnr import noise_by_sample
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Judge
-from onnxq.search.choosing import Chosen
-from onnxq.search.refining import Gain
+from onnxq.search.context import Chosen
+from onnxq.search.refinement import Gain
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Evidenced, Prepared, Settled, judge_of
 from onnxq.training.fitting import fitted

@@ -32,7 +32,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
 from onnxq.search.workbench import open_workbench
 from onnxq.system.resources import silent
 from tests.conftest import Build

@@ -11,7 +11,7 @@ from onnxq.config.scheme import Mode, Spec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.portability import Port
-from onnxq.search.sensitivity import NodeCost, Sensitivity, TensorCost, WayCost
+from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost, WayCost
 
 LONG = "/a/very/long/name" * 10
 

@@ -18,7 +18,7 @@ from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import runtime_version
-from onnxq.search.refining import Gain
+from onnxq.search.refinement import Gain
 from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parents[2] / "models"

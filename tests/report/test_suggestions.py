@@ -14,7 +14,7 @@ from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import Elsewhere
 from onnxq.report import FidelityError
 from onnxq.report.refusal import suggestions
-from onnxq.search.refining import Gain
+from onnxq.search.refinement import Gain
 from onnxq.search.search import NodeNoise, Point
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)

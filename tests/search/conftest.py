@@ -12,8 +12,8 @@ from onnxq.config.presets import PRESETS
 from onnxq.evaluation.verification import Judge
 from onnxq.ir import load
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.choosing import Chooser, Files
-from onnxq.search.trials import Panel
+from onnxq.search.context import Chooser, Files
+from onnxq.search.evaluator import Panel
 from onnxq.search.workbench import open_workbench
 from onnxq.system.resources import silent
 

@@ -20,9 +20,8 @@ from onnxq.runtime.targets import target_named
 from onnxq.search.efforts import EFFORTS
 from onnxq.search.frontier import find_fastest
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.noises import Noises
 from onnxq.search.search import FINEST, Outcome
-from onnxq.search.switchboard import Source
+from onnxq.search.sensitivity import Noises, Source
 from onnxq.system.resources import silent
 
 NODES = ("c0", "c1", "c2", "c3", "c4", "c5")

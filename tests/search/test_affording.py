@@ -16,11 +16,11 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.methods import Percentile
 from onnxq.calibration.statistics import Evidence
 from onnxq.planning.plan import Plan
-from onnxq.search import affording
-from onnxq.search.candidate_files import Candidate
-from onnxq.search.folds import Basis
-from onnxq.search.laboratory import Laboratory
-from onnxq.search.refining import Refined
+from onnxq.search import refinement
+from onnxq.search.cross_validation import Basis
+from onnxq.search.evaluator import Candidate
+from onnxq.search.profiling import Laboratory
+from onnxq.search.refinement import Refined
 
 ONE = {"a": Factors(1, np.array([0.5, 1.0]))}
 BOTH = ONE | {"b": Factors(1, np.array([0.25]))}
@@ -56,8 +56,8 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     places = {EVERY: 0, FEWER: 1}
-    monkeypatch.setattr(affording, "folded", lambda *_: Migration(free))
-    monkeypatch.setattr(affording, "costly", lambda *_: [frozenset({"b"})])
+    monkeypatch.setattr(refinement, "folded", lambda *_: Migration(free))
+    monkeypatch.setattr(refinement, "costly", lambda *_: [frozenset({"b"})])
     trials = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
         candidate=lambda _, recipe: Candidate(Path(_name(recipe)), {}),
@@ -67,17 +67,17 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
     timed = SimpleNamespace(trials=trials, speeds_of=lambda models: [speeds[places[one.name]] for one in models])
     laboratory: Any = cast(Laboratory, timed)
     refined = Refined(Basis(RECIPE, Evidence()), (), UNMIGRATED)
-    found = affording.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0).basis.recipe
+    found = refinement.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0).basis.recipe
     assert _name(found) == taken
     # Without factors ranges are those that were found best without.
     assert (found.ranges == UNMIGRATED.ranges) == (not found.migration.factors)
 
 
 def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affording, "folded", lambda graph, plan, migration: migration)
+    monkeypatch.setattr(refinement, "folded", lambda graph, plan, migration: migration)
     laboratory: Any = SimpleNamespace(trials=SimpleNamespace(bench=SimpleNamespace(graph=None)))
     refined = Refined(Basis(RECIPE, Evidence()), (), UNMIGRATED)
-    assert affording.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0) is refined
+    assert refinement.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0) is refined
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_factors_that_fidelity_does_not_need_are_left_out(buys: dict[str, float]
         return 5.0 + sum(buys.get(name, 0.0) for name in recipe.migration.factors)
 
     trials: Any = SimpleNamespace(sqnr=sqnr)
-    found = affording._needed(trials, Plan((), (), "s", "t"), every, [frozenset({name}) for name in names], 20.0)
+    found = refinement._needed(trials, Plan((), (), "s", "t"), every, [frozenset({name}) for name in names], 20.0)
     assert "".join(sorted(found.migration.factors)) == kept
     assert len(tried) <= 13
 
@@ -110,6 +110,6 @@ def test_of_many_groups_a_few_models_tell_nothing() -> None:
     trials: Any = SimpleNamespace(sqnr=lambda *_: 30.0)
     groups = [frozenset({str(number)}) for number in range(13)]
     every = Recipe(migration=Migration({str(number): Factors(1, np.array([0.5, 1.0])) for number in range(13)}))
-    assert affording._needed(trials, Plan((), (), "s", "t"), every, groups, 20.0) is every
-    fewer = affording._needed(trials, Plan((), (), "s", "t"), every, groups[:12], 20.0)
+    assert refinement._needed(trials, Plan((), (), "s", "t"), every, groups, 20.0) is every
+    fewer = refinement._needed(trials, Plan((), (), "s", "t"), every, groups[:12], 20.0)
     assert fewer.migration.factors.keys() == {"12"}

@@ -92,13 +92,13 @@ def test_where_more_noise_is_seen_the_judged_model_is_written(
     perceptron, samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from onnxq.calibration.methods import parse_range
-    from onnxq.search import all_samples
-    from onnxq.search.folds import Basis
+    from onnxq.search import attempts
+    from onnxq.search.cross_validation import Basis
 
     def worse(folds, full, plan, basis: Basis, more) -> Basis:
         return replace(basis, recipe=replace(basis.recipe, ranges=parse_range("fixed:-0.01,0.01")))
 
-    monkeypatch.setattr(all_samples, "refit", worse)
+    monkeypatch.setattr(attempts, "refit", worse)
     path = tmp_path / "float.onnx"
     path.write_bytes(perceptron.SerializeToString())
     report = quantized(perceptron, samples, tmp_path, "ranges").report

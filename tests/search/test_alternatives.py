@@ -9,7 +9,7 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import TARGETS, target_named
-from onnxq.search.alternatives import Alternative, alternatives, takers, wishes
+from onnxq.search.cost_model import Alternative, alternatives, takers, wishes
 from search.timed_models import TARGET, planned
 
 DYNAMIC = Alternative(Mode.DYNAMIC)

@@ -17,17 +17,17 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
-from onnxq.evaluation.verification import Elsewhere, Judge, Kernels, Verification
+from onnxq.evaluation.verification import Elsewhere, Kernels, Verification
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import open_session
 from onnxq.search.attempts import choose
-from onnxq.search.choosing import Chooser, Chosen
+from onnxq.search.context import Chooser, Chosen
 from onnxq.search.effort import OFF
 from onnxq.search.efforts import Effort
-from onnxq.search.laboratory import Laboratory
+from onnxq.search.evaluator import Trials
+from onnxq.search.profiling import Laboratory
 from onnxq.search.search import Outcome
-from onnxq.search.trials import Hard, Trials
 from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -100,26 +100,21 @@ def test_stored_weights_keep_a_metric_that_integers_lose(quantize_to: QuantizeTo
     assert {one.mode for one in done.report.plan.decisions} <= {Mode.STORAGE, Mode.FLOAT}
 
 
-def test_the_next_plan_is_to_have_on_the_hardest_samples_what_the_one_before_lacked_of_all(
+def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_lacked(
     chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, tried, judged = chooser.bench.plan({}), [], iter([18.0, 19.5, 20.0])
-    had = {2: 15.0, 4: 17.0}
 
     def attempted(self: object, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
-        tried.append((aim, len(trials.answered.samples), trials.hard))
+        tried.append(aim)
         agreement = Agreement(1, (OutputAgreement("y", next(judged), None, 0.1, True, True, 0),))
         return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
 
     monkeypatch.setattr("onnxq.search.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr(Judge, "hardest", lambda self, candidate, most: list(self.samples)[:2])
-    monkeypatch.setattr(Trials, "sqnr", lambda *given: 24.5)
-    monkeypatch.setattr(Trials, "sqnr_of_last", lambda self, plan, recipe, count: had[count])
+    monkeypatch.setattr(Trials, "sqnr", lambda *given: 25.0)
     found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
-    names, count = tuple(chooser.trials.answered.views.names), len(chooser.trials.answered.samples)
-    # Of 15 dB it lacked 2 more, and 24.5 are aimed at, as none is spared to judge by.
-    first, second = Hard(names, 2, 24.5 - 17.0), Hard(names, 4, 24.5 - 17.5)
-    assert tried == [(24.5, count, None), (24.5, count + 2, first), (24.5, count + 4, second)]
+    # 24.5 are aimed at, as none is spared to judge by, and 25 were reached.
+    assert tried == [24.5, 25.0 + 2.0, 27.0 + 0.5]
     assert found.rounds == 3
 
 
@@ -147,8 +142,7 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
         return Chosen(Recipe(), Outcome(plan, (), 1), seen, None)
 
     monkeypatch.setattr("onnxq.search.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr(Judge, "hardest", lambda self, candidate, most: list(self.samples)[:2])
-    monkeypatch.setattr(Trials, "sqnr_of_last", lambda *given: 25.0)
+    monkeypatch.setattr(Trials, "sqnr", lambda *given: 25.0)
     choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     assert steps == stored
 
@@ -169,8 +163,6 @@ def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise
         return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
 
     monkeypatch.setattr("onnxq.search.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr(Judge, "hardest", lambda self, candidate, most: list(self.samples)[:2])
-    monkeypatch.setattr(Trials, "sqnr_of_last", lambda *given: 14.0)
     monkeypatch.setattr(Trials, "sqnr", lambda *given: trusted)
     assert choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
     assert numbers == list(range(1, attempts + 1))

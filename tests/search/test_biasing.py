@@ -17,10 +17,10 @@ from onnxq.data.samples import evenly
 from onnxq.ir import Graph, load
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.biasing import with_biases
+from onnxq.search.cross_validation import LARGE, Basis, Folds
 from onnxq.search.effort import FAST, FULL
-from onnxq.search.folds import LARGE, Basis, Folds
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.weight_methods import with_biases
 from onnxq.search.workbench import Workbench, open_workbench
 from onnxq.system.resources import silent
 
@@ -75,8 +75,8 @@ def test_with_little_effort_they_are_found_once_and_kept_where_that_leaves_no_do
         found.append(len(samples))
         return replace(recipe, biases=right)
 
-    monkeypatch.setattr("onnxq.search.biasing.with_sequential_biases", once)
-    monkeypatch.setattr("onnxq.search.folds.takes_off", lambda *_: is_sure)
+    monkeypatch.setattr("onnxq.search.weight_methods.with_sequential_biases", once)
+    monkeypatch.setattr("onnxq.search.cross_validation.takes_off", lambda *_: is_sure)
     corrected = with_biases(folds, plan, basis, FAST)
     assert found == [6]
     assert bool(corrected.recipe.biases) is is_sure
@@ -88,7 +88,9 @@ def test_biases_that_do_not_pay_are_not_kept(
     folds = folds_of(8, 24)
     basis = Basis(Recipe(), folds.trials.evidence)
     wrong = {node: 1 + bias for node, bias in with_biases(folds, plan, basis, FULL).recipe.biases.items()}
-    monkeypatch.setattr("onnxq.search.biasing.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong))
+    monkeypatch.setattr(
+        "onnxq.search.weight_methods.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
+    )
     assert with_biases(folds, plan, basis, FAST).recipe.key == Recipe().key
 
 

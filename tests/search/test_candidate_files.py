@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnxq.errors import DataError
-from onnxq.search.candidate_files import Answers, Candidate, Candidates, Runner
+from onnxq.search.evaluator import Answers, Candidate, Candidates, Runner
 
 
 def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:

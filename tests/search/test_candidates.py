@@ -9,8 +9,8 @@ import pytest
 
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Decision, Plan
-from onnxq.search.candidates import Candidate, distinct, expectation, fastest, halfway, is_worth_trying, points
-from onnxq.search.prices import Assignment
+from onnxq.search.frontier import Candidate, distinct, expectation, fastest, halfway, is_worth_trying, points
+from onnxq.search.tradeoff import Assignment
 
 
 def candidate(

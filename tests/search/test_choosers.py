@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from onnxq.search.choosers import CHOOSERS
 from onnxq.search.effort import METHODS
+from onnxq.search.refinement import CHOOSERS
 
 
 def test_all_methods_are_carried_out() -> None:

@@ -20,9 +20,8 @@ from onnxq.pipeline import quantize
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.coarser import COARSER, coarser_weights
-from onnxq.search.noises import Noises
-from onnxq.search.switchboard import Source
+from onnxq.search.fallback import COARSER, coarser_weights
+from onnxq.search.sensitivity import Noises, Source
 from onnxq.steps.budget import Budget
 from search.timed_models import planned
 

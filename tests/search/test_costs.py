@@ -12,9 +12,9 @@ from onnxq.config.scheme import Mode, Spec
 from onnxq.ir import read_model
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.alternatives import Alternative
 from onnxq.search.assignment import Border, cheapest
-from onnxq.search.prices import SILENT, Prices
+from onnxq.search.cost_model import Alternative
+from onnxq.search.tradeoff import SILENT, Prices
 from search.timed_models import timed, times
 
 DYNAMIC = Alternative(Mode.DYNAMIC)

@@ -14,11 +14,10 @@ from onnxq.config.presets import preset_named
 from onnxq.ir import as_graph
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.dividing import with_scaling
+from onnxq.search.cross_validation import LARGE, Basis, Folds
 from onnxq.search.effort import FULL
-from onnxq.search.folds import LARGE, Basis, Folds
-from onnxq.search.rounding import with_compensation
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.weight_methods import with_compensation, with_scaling
 from onnxq.search.workbench import open_workbench
 from onnxq.system.resources import silent
 

@@ -16,7 +16,7 @@ from onnxq.ir import Graph
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.finer import FinerWeights
+from onnxq.search.fallback import FinerWeights
 from onnxq.search.search import FINER, FINEST
 from search.timed_models import planned
 

@@ -21,8 +21,8 @@ from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import load
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.folds import ALL, Basis, Finding, Folds, Groups, groups_of
-from onnxq.search.trials import Trials
+from onnxq.search.cross_validation import ALL, Basis, Finding, Folds, Groups, groups_of
+from onnxq.search.evaluator import Trials
 from onnxq.search.workbench import open_workbench
 from onnxq.system.resources import silent
 

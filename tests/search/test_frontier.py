@@ -12,7 +12,7 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, read_model
 from onnxq.planning.plan import Plan
 from onnxq.preparing.preparation import prepare
-from onnxq.search import frontier, prices
+from onnxq.search import frontier, tradeoff
 from onnxq.search.assignment import Problem, cheapest
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.search import FINEST
@@ -200,7 +200,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         solved.append(len(found))
         return found
 
-    monkeypatch.setattr(prices, "cheapest", counted)
+    monkeypatch.setattr(tradeoff, "cheapest", counted)
     return solved
 
 

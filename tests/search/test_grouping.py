@@ -23,12 +23,11 @@ from onnxq.data.dataset import Selection
 from onnxq.data.samples import evenly
 from onnxq.ir import as_graph
 from onnxq.runtime.targets import target_named
-from onnxq.search import migrating
+from onnxq.search import activation_methods
+from onnxq.search.activation_methods import migrated_again, with_migration
+from onnxq.search.cross_validation import ALL, Basis, Folds, groups_of, observe_groups
 from onnxq.search.effort import FAST, FULL, Accuracy
-from onnxq.search.folds import ALL, Basis, Folds, groups_of
-from onnxq.search.grouping import observe_groups
-from onnxq.search.migrating import migrated_again, with_migration
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
 from onnxq.search.workbench import Workbench, open_workbench
 from onnxq.system.resources import silent
 
@@ -82,7 +81,7 @@ def test_for_factors_of_more_samples_only_these_run(
         plan = bench.plan({})
         if name == "grouped":
             observe_groups(bench, plan, known, FAST, FIRST_RANGES, silent)
-            monkeypatch.setattr(migrating, "collect_apart", partial(only_of, more, collect_apart))
+            monkeypatch.setattr(activation_methods, "collect_apart", partial(only_of, more, collect_apart))
         groups = (*groups_of(known, FAST.judges(len(known))), more)
         settings = dict.fromkeys(sites(bench.graph, plan).found, Setting(1.0, 1.0, 0.0))
         basis = Basis(USUAL, bench.calibrate(plan, samples, silent), settings)

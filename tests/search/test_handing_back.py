@@ -6,7 +6,7 @@ import pytest
 
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Demotion
-from onnxq.search.handing_back import Demotions, handed_back
+from onnxq.search.search import Demotions, handed_back
 
 FINE, COARSE = Demotion(Mode.STORAGE, "fine"), Demotion(Mode.STORAGE, "coarse")
 NODES = [f"n{index}" for index in range(16)]

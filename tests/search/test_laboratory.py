@@ -22,10 +22,9 @@ from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.targets import target_named
-from onnxq.search.laboratory import Laboratory, Timing, _of_other_shapes
-from onnxq.search.noises import likely_shares
-from onnxq.search.switchboard import Source
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.profiling import Laboratory, Timing, _of_other_shapes
+from onnxq.search.sensitivity import Source, likely_shares
 from onnxq.search.workbench import Workbench
 from onnxq.system.resources import available_cores, silent
 
@@ -72,7 +71,7 @@ def test_a_model_that_could_not_be_timed_has_no_speed_and_is_timed_the_next_time
             raise EngineError("the engine took longer than 1 s")
         return [Latency(2.0, 1.0, 1, 6) for _ in models[1:]]
 
-    monkeypatch.setattr("onnxq.search.laboratory.measure_latencies", measured)
+    monkeypatch.setattr("onnxq.search.profiling.measure_latencies", measured)
     with collect_failures() as failures:
         speeds = laboratory.speeds(plans)
     assert math.isnan(speeds[0])

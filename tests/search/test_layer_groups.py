@@ -18,9 +18,7 @@ from onnxq.ir import read_model
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.layer_groups import ByKind, node_noises
-from onnxq.search.noises import Noises
-from onnxq.search.switchboard import Source
+from onnxq.search.sensitivity import ByKind, Noises, Source, node_noises
 
 TARGET = target_named("onnxruntime-cpu")
 BLOCKS = 3

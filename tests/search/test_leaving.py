@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
-from onnxq.search.leaving import leave_what_hurts
+from onnxq.search.fallback import leave_what_hurts
 from onnxq.search.search import FINER, FINEST, NodeNoise, Outcome
 from onnxq.system.resources import silent
 

@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Granularity, Mode
 from onnxq.planning.plan import Decision, Demotion, Plan
-from onnxq.search.leaving import leave_what_hurts
+from onnxq.search.fallback import leave_what_hurts
 from onnxq.search.search import FINEST
 from onnxq.system.resources import silent
 

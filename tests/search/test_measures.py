@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.search.laboratory import Laboratory
-from onnxq.search.measures import Builds, Measures
+from onnxq.search.profiling import Builds, Laboratory, Measures
 from search.table_laboratory import Table
 
 

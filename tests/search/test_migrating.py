@@ -21,11 +21,11 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import as_graph
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import target_named
-from onnxq.search import migrating
+from onnxq.search import activation_methods
+from onnxq.search.activation_methods import _Channels, with_migration
+from onnxq.search.cross_validation import ALL, Basis, Folds
 from onnxq.search.effort import FAST, FULL, Accuracy
-from onnxq.search.folds import ALL, Basis, Folds
-from onnxq.search.migrating import _Channels, with_migration
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
 from onnxq.search.workbench import Workbench, open_workbench
 from onnxq.system.resources import silent
 
@@ -118,7 +118,9 @@ def test_sites_that_hardly_any_noise_comes_from_are_not_tried(
 ) -> None:
     found, plan = folds(bench, 4), bench.plan({})
     site = sites(bench.graph, plan).found[1]
-    monkeypatch.setattr(migrating, "sites", lambda *_: Sites((site,), {}))
-    monkeypatch.setattr(migrating, "noise_share", lambda seen, _: share if seen.tensor in site.tensors else 1.0)
+    monkeypatch.setattr(activation_methods, "sites", lambda *_: Sites((site,), {}))
+    monkeypatch.setattr(
+        activation_methods, "noise_share", lambda seen, _: share if seen.tensor in site.tensors else 1.0
+    )
     with_migration(found, plan, Basis(USUAL, found.trials.evidence), FAST)
     assert any(part.measured for part in found._judges) is tried

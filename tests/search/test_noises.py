@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxq.numerics.affine import decibels
-from onnxq.search.noises import LARGEST_NOISE, Noises, measure_noises, spread_noise, worst
-from onnxq.search.switchboard import Source
+from onnxq.search.sensitivity import LARGEST_NOISE, Noises, Source, measure_noises, spread_noise, worst
 
 UNITS = tuple(Source(f"t{index}") for index in range(32))
 

@@ -12,12 +12,11 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.plan import Demotion
-from onnxq.search import prices
-from onnxq.search.alternatives import STATIC, Alternative
+from onnxq.search import tradeoff
 from onnxq.search.assignment import Problem, cheapest
-from onnxq.search.noises import Noises
-from onnxq.search.prices import SILENT, Noise, Prices
-from onnxq.search.switchboard import Source
+from onnxq.search.cost_model import STATIC, Alternative
+from onnxq.search.sensitivity import Noises, Source
+from onnxq.search.tradeoff import SILENT, Noise, Prices
 from search.timed_models import timed, times
 
 DYNAMIC = Alternative(Mode.DYNAMIC)
@@ -189,7 +188,7 @@ def test_what_is_best_for_two_weights_is_so_between(perceptron: ModelProto, monk
     noise = Noise(noises({}, x=1e-3, h=1e-4, r=1e-2))
     weights = [0.0, *(2.0**power for power in range(40))]
     expected = [found.best(noise, weight) for weight in weights]
-    monkeypatch.setattr(prices, "cheapest", counted)
+    monkeypatch.setattr(tradeoff, "cheapest", counted)
     assigned = found.by_weight(noise, weights)
     # The ends first, then what halves them.
     order = sorted(range(len(weights)), key=lambda place: (place not in (0, 40), place % 20, place % 5, place))

@@ -14,8 +14,7 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import Graph
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.search.alternatives import Alternative
-from onnxq.search.costs import Costs
+from onnxq.search.cost_model import Alternative, Costs
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.profiling import profile_costs
 from onnxq.system.resources import silent

@@ -19,11 +19,11 @@ from onnxq.ir import load
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import TARGETS
-from onnxq.search import ranging
+from onnxq.search import activation_methods
+from onnxq.search.activation_methods import noise_share, ranges_by_tensor, with_ranges
+from onnxq.search.cross_validation import Basis, Folds
 from onnxq.search.effort import FAST
-from onnxq.search.folds import Basis, Folds
-from onnxq.search.ranging import noise_share, ranges_by_tensor, with_ranges
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
 from onnxq.search.workbench import Workbench, open_workbench
 from onnxq.system.resources import silent
 
@@ -65,7 +65,7 @@ def test_ranges_are_kept_where_they_hold_on_samples_held_out(
 ) -> None:
     found = folds(bench, plan, 4, 12)
     basis = Basis(Recipe(Percentile(before)), found.trials.evidence)
-    monkeypatch.setattr(ranging, "choose_ranges", lambda *_, **__: RangeChoice(Percentile(chosen)))
+    monkeypatch.setattr(activation_methods, "choose_ranges", lambda *_, **__: RangeChoice(Percentile(chosen)))
     recipe = with_ranges(found, plan, basis, FAST).recipe
     assert repr(recipe.ranges) == repr(Percentile(chosen if kept else before))
 
@@ -75,7 +75,7 @@ def test_ranges_end_where_what_follows_is_flat(bench: Workbench, plan: Plan, mon
     basis, tensor = Basis(Recipe(), found.trials.evidence), plan.taps[1]
     _, high = MinMax()(basis.evidence.of(tensor), plan.calibrated[tensor])
     for end, kept in ((high, True), (high / 50, False)):
-        monkeypatch.setattr(ranging, "flat_ends", lambda *_, end=end: {tensor: (-math.inf, end)})
+        monkeypatch.setattr(activation_methods, "flat_ends", lambda *_, end=end: {tensor: (-math.inf, end)})
         recipe = with_ranges(found, plan, basis, FAST, (MinMax(),)).recipe
         # The first changes nothing, and takes nothing off; the second is not flat in truth.
         assert not recipe.own_ranges or kept

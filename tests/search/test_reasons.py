@@ -7,11 +7,9 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.config.scheme import Mode
-from onnxq.search.alternatives import Alternative
-from onnxq.search.noises import Noises
-from onnxq.search.prices import Noise, Prices
-from onnxq.search.reasons import reason_of, untimed_reason
-from onnxq.search.switchboard import Source
+from onnxq.search.cost_model import Alternative
+from onnxq.search.sensitivity import Noises, Source
+from onnxq.search.tradeoff import Noise, Prices, reason_of, untimed_reason
 from search.timed_models import timed, times
 
 DYNAMIC = Alternative(Mode.DYNAMIC)

@@ -17,11 +17,10 @@ from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.statistics import Evidence
 from onnxq.evaluation.goal import Goal
 from onnxq.report import Report
-from onnxq.search import choosers, refining
-from onnxq.search.choosers import CHOOSERS
+from onnxq.search import refinement
+from onnxq.search.cross_validation import Basis
 from onnxq.search.effort import FAST, Accuracy
-from onnxq.search.folds import Basis
-from onnxq.search.refining import Gain, Refined, refine
+from onnxq.search.refinement import CHOOSERS, Gain, Refined, refine
 from onnxq.steps.budget import Budget
 from onnxq.system.resources import Deadline, silent
 
@@ -105,10 +104,10 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
         asked.append(accuracy.models)
         return basis
 
-    monkeypatch.setattr(refining.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(refining, "_decibels", tried)
-    monkeypatch.setattr(refining, "_is_free", lambda plan: True)
-    monkeypatch.setattr(choosers, "CHOOSERS", {"ranges": choosing})
+    monkeypatch.setattr(refinement.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(refinement, "_decibels", tried)
+    monkeypatch.setattr(refinement, "_is_free", lambda plan: True)
+    monkeypatch.setattr(refinement, "CHOOSERS", {"ranges": choosing})
     folds: Any = SimpleNamespace(
         samples=[0, 1], trials=SimpleNamespace(answered=SimpleNamespace(seconds=0.1, samples=[0, 1]))
     )
@@ -122,5 +121,5 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
 def test_without_all_effort_no_method_begins_where_a_trial_takes_as_long_as_many_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(refining, "_PROCESSES", 1e-3)
+    monkeypatch.setattr(refinement, "_PROCESSES", 1e-3)
     assert report("fast", samples=16, goal=Goal(45.0, force=True)).encoding.gains == ()

@@ -17,11 +17,11 @@ from onnxq.data.dataset import Selection
 from onnxq.ir import as_graph
 from onnxq.pipeline import quantize
 from onnxq.runtime.targets import target_named
+from onnxq.search.activation_methods import with_migration
+from onnxq.search.cross_validation import Basis, Folds
 from onnxq.search.effort import FAST
-from onnxq.search.folds import Basis, Folds
-from onnxq.search.migrating import with_migration
-from onnxq.search.refitting import refit
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.refinement import refit
 from onnxq.search.workbench import open_workbench
 from onnxq.steps.budget import Budget
 from onnxq.system.resources import silent

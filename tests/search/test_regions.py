@@ -11,8 +11,7 @@ from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.regions import NodeTime, Region, find_regions, node_times
+from onnxq.search.kernel_times import NodeTime, NodeTimes, Region, find_regions, node_times
 
 
 def test_a_float_node_parts_two_regions(residual: ModelProto) -> None:

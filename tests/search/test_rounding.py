@@ -30,12 +30,12 @@ from onnxq.numerics.spec import Method, Spec
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search import rounding
+from onnxq.search import weight_methods
+from onnxq.search.cross_validation import LARGE, Basis, Finding, Folds
 from onnxq.search.effort import FAST, FULL, Accuracy
-from onnxq.search.folds import LARGE, Basis, Finding, Folds
-from onnxq.search.rounding import with_compensation
-from onnxq.search.switchboard import Switchboard
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.sensitivity import Switchboard
+from onnxq.search.weight_methods import with_compensation
 from onnxq.search.workbench import Workbench, open_workbench
 from onnxq.steps.budget import Budget
 from onnxq.system.resources import silent
@@ -161,7 +161,7 @@ def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
         asked.append(({request.tensor for request in requests}, more["workers"]))
         return collect(model, samples, requests)
 
-    monkeypatch.setattr(rounding, "collect", collected)
+    monkeypatch.setattr(weight_methods, "collect", collected)
     # The rows of images are 28 values long, what later layers multiply is 128.
     narrow, wide = 28 * 28 * 8, 128 * 128 * 8
     best, plain, _ = chosen(bench, images("calib.npz", 32), replace(FAST, memory=9 * narrow - 1))
@@ -202,5 +202,5 @@ def test_what_had_no_room_is_rounded_again(bench: Workbench) -> None:
     compensation = Compensation.of_samples(32)
     (first, *others) = dict.fromkeys(request.tensor for request in weight_requests(plan, bench.graph, compensation))
     assert others
-    basis = rounding.with_seen_rows(folds, plan, Basis(Recipe(compensation=compensation), evidence), [first])
+    basis = weight_methods.with_seen_rows(folds, plan, Basis(Recipe(compensation=compensation), evidence), [first])
     assert {request.tensor for request in basis.evidence.statistics if request.kind == "gram"} == {first}

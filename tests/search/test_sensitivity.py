@@ -16,7 +16,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.pipeline import sensitivity
-from onnxq.search.sensitivity import ORDERS, NodeCost, Sensitivity, TensorCost, WayCost
+from onnxq.search.sensitivity_report import ORDERS, NodeCost, Sensitivity, TensorCost, WayCost
 from onnxq.steps.budget import Budget
 
 PLAIN = Budget(accuracy="off", latency=0.05)

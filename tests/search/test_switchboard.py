@@ -17,9 +17,8 @@ from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.noises import measure_noises, worst
-from onnxq.search.switchboard import Source, Switchboard
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
+from onnxq.search.sensitivity import Source, Switchboard, measure_noises, worst
 from onnxq.search.workbench import Workbench
 from onnxq.system.resources import silent
 

@@ -9,12 +9,10 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.runtime.targets import target_named
-from onnxq.search.candidates import Candidate
-from onnxq.search.costs import Costs
-from onnxq.search.noises import Noises
-from onnxq.search.prices import SILENT, Noise, Prices
-from onnxq.search.switchboard import Source
-from onnxq.search.told import outcome_of
+from onnxq.search.cost_model import Costs
+from onnxq.search.frontier import Candidate, outcome_of
+from onnxq.search.sensitivity import Noises, Source
+from onnxq.search.tradeoff import SILENT, Noise, Prices
 from search.table_laboratory import NODES, Table, products_of
 
 

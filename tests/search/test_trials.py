@@ -20,8 +20,7 @@ from onnxq.ir import load, read_model, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.candidate_files import Candidates
-from onnxq.search.trials import Hard, Trials, noises
+from onnxq.search.evaluator import Candidates, Trials, noises
 from onnxq.search.workbench import Workbench
 from onnxq.system.resources import silent
 
@@ -67,20 +66,6 @@ def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:
     for (own, *what), noise in zip(asked, found, strict=True):
         again = replace(alone, answered=own.answered, measured={})
         assert np.array_equal(again.noise(*what), noise)
-
-
-def test_a_plan_is_trusted_with_no_more_than_it_has_on_hard_samples(tmp_path: Path) -> None:
-    save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
-    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
-    plan = bench.plan({})
-    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, bench.calibrate(plan, SAMPLES, silent))
-    trusted, last = trials.sqnr(plan, Recipe()), trials.sqnr_of_last(plan, Recipe(), 2)
-    alone = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES[-2:], trials.evidence)
-    assert last == pytest.approx(alone.sqnr_of_last(plan, Recipe(), 2))
-    for shift, expected in ((100.0, trusted), (-30.0, last - 30)):
-        hard = replace(trials, hard=Hard(tuple(trials.answered.views.names), 2, shift), measured={})
-        assert hard.sqnr(plan, Recipe()) == expected
-        assert hard.trust(plan, Recipe()).noise == trials.trust(plan, Recipe()).noise
 
 
 def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:

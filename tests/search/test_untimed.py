@@ -16,9 +16,8 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.laboratory import Laboratory, Timing
-from onnxq.search.trials import Trials
-from onnxq.search.untimed import Untimed
+from onnxq.search.evaluator import Trials
+from onnxq.search.profiling import Laboratory, Timing, Untimed
 from onnxq.search.workbench import open_workbench
 from onnxq.system.resources import silent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.search.weighing import typical_sample, weights_of
+from onnxq.search.sensitivity import typical_sample, weights_of
 
 
 def test_the_sample_that_decides_counts_most_and_all_noise_stays_what_it_is() -> None:

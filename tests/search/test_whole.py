@@ -15,7 +15,7 @@ from onnxq.ir import Graph, read_model
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
-from onnxq.search.whole import fastest_whole
+from onnxq.search.frontier import fastest_whole
 from search.timed_models import TARGET
 
 

@@ -18,22 +18,14 @@ from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Spec
 from onnxq.data.inputs import Sample
-from onnxq.errors import (
-    CandidateError,
-    DataError,
-    ModelError,
-    OnnxqError,
-    PassError,
-    SchemeError,
-    collect_failures,
-)
+from onnxq.errors import CandidateError, DataError, ModelError, OnnxqError, PassError, SchemeError, collect_failures
 from onnxq.ir import constants, load, read_model, save
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.trials import Trials
+from onnxq.search.evaluator import Trials
 from onnxq.search.workbench import Workbench
 from onnxq.system.resources import silent
 

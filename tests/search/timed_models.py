@@ -14,10 +14,9 @@ from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.alternatives import Alternative, Offer, takers, wishes
-from onnxq.search.costs import Costs
+from onnxq.search.cost_model import Alternative, Costs, Offer, takers, wishes
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.laboratory import Laboratory
+from onnxq.search.profiling import Laboratory
 
 TARGET = target_named("onnxruntime-cpu")
 

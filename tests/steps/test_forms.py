@@ -13,8 +13,8 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.methods import FIRST_RANGES
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
-from onnxq.search.choosing import Chooser
-from onnxq.search.laboratory import Laboratory
+from onnxq.search.context import Chooser
+from onnxq.search.profiling import Laboratory
 from onnxq.steps.budget import Budget
 from onnxq.steps.calibrating import calibrate
 from onnxq.steps.forms import hopeless_forms, slowed_by_forms

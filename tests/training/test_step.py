@@ -18,7 +18,7 @@ from onnxq.evaluation.metrics import Metric
 from onnxq.evaluation.verification import Judge, Verification
 from onnxq.pipeline import Quantized
 from onnxq.runtime.sessions import open_session, run
-from onnxq.search.choosing import Chosen
+from onnxq.search.context import Chosen
 from onnxq.steps.budget import Budget
 from onnxq.steps.wanted import Wanted
 from onnxq.training import step as module

@@ -1,15 +1,18 @@
-"""Plans tried out: their models built, run on a few samples, and judged beside the float model."""
+"""Models of plans that were built and run: each is built once, and run once on a sample."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import shutil
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +23,112 @@ from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Selection, counting_as_one, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import tolerate
-from onnxq.evaluation.agreement import agreement_of
-from onnxq.evaluation.reference import Answered
+from onnxq.evaluation.reference import Answered, held_bytes
 from onnxq.evaluation.sqnr import Pair, Trust, noise_by_sample, trust
 from onnxq.ir import Graph, scopes
 from onnxq.planning.plan import Plan
 from onnxq.preparing.placing import coded_tensors
 from onnxq.runtime.sessions import return_memory
-from onnxq.search.candidate_files import Answers, Candidate, Candidates
 from onnxq.search.workbench import Workbench
 from onnxq.system.publish import stored_bytes
+
+Answers: TypeAlias = Mapping[int, Sequence[Any]]
+"""The outputs of a model by the number of the sample."""
+Runner: TypeAlias = Callable[[Sequence[int]], Answers]
+"""Runs a model on the samples of some numbers."""
+
+# Bytes of files that are kept, and models that are whatever they take: one that runs, and the next.
+_ROOM, _NEEDED = 1 << 29, 2
+# Bytes of outputs that are kept.
+_HELD = 1 << 26
+# No two models of a process are built in the same place.
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The model of a plan.
+
+    Attributes:
+        path: its file.
+        coded: the tensor of the prepared model that nodes around codes stand for, see `coded_tensors`.
+        is_whole: whether the file holds all of it, or weights lie in files that others share.
+    """
+
+    path: Path
+    coded: Mapping[str, str]
+    is_whole: bool = True
+
+
+class Candidates:
+    """Models that were built and run, so that one that is tried, judged otherwise, profiled and timed is built once.
+
+    What was longest not asked for is removed when there is no room for more.
+
+    Args:
+        room: bytes of files that are kept.
+        held: bytes of outputs that are kept.
+    """
+
+    def __init__(self, room: int = _ROOM, held: int = _HELD) -> None:
+        self._room, self._held = room, held
+        self._models: OrderedDict[Hashable, Candidate] = OrderedDict()
+        self._answers: OrderedDict[Hashable, Answers] = OrderedDict()
+        self._running: dict[Hashable, Future[Answers]] = {}
+        self._background = ThreadPoolExecutor(1)
+
+    def model(self, key: Hashable, folder: Path, build: Callable[[Path], Candidate]) -> Candidate:
+        """Return a model, built now or before; its file stays until two others are asked for.
+
+        Args:
+            key: what tells it from other models.
+            folder: where it is built.
+            build: writes it to a path.
+        """
+        if key not in self._models:
+            self._models[key] = build(folder / f"candidate.{next(_NUMBERS)}.onnx")
+        self._models.move_to_end(key)
+        while len(self._models) > _NEEDED and sum(stored_bytes(one.path) for one in self._models.values()) > self._room:
+            self._models.popitem(last=False)[1].path.unlink(missing_ok=True)
+        return self._models[key]
+
+    def copied(self, key: Hashable, place: Path) -> bool:
+        """Copy the file of a model that was built before and is all in one; return whether there is one."""
+        known = self._models.get(key)
+        if known is None or not known.is_whole:
+            return False
+        shutil.copyfile(known.path, place)
+        return True
+
+    def begin(self, key: Hashable, numbers: Sequence[int], build: Callable[[], Runner]) -> None:
+        """Run a model on samples in the background, one model at a time, unless that is done or begun.
+
+        Args:
+            key: what tells it from other models.
+            numbers: of the samples.
+            build: builds it now, in case it is not there.
+        """
+        if key not in self._running and (lacking := self._lacking(key, numbers)):
+            self._running[key] = self._background.submit(build(), lacking)
+
+    def answers(self, key: Hashable, numbers: Sequence[int], build: Callable[[], Runner]) -> list[Sequence[Any]]:
+        """Return what a model gives for samples, run now, in the background or before; see `begin`."""
+        begun = self._running.pop(key, None)
+        known = {**self._answers.get(key, {}), **(begun.result() if begun is not None else {})}
+        if lacking := [number for number in numbers if number not in known]:
+            known |= build()(lacking)
+        self._answers[key] = known
+        self._answers.move_to_end(key)
+        while sum(held_bytes(outputs) for one in self._answers.values() for outputs in one.values()) > self._held:
+            self._answers.popitem(last=False)
+        return [known[number] for number in numbers]
+
+    def _lacking(self, key: Hashable, numbers: Sequence[int]) -> list[int]:
+        known = self._answers.get(key, {})
+        return [number for number in numbers if number not in known]
+
+
+# Plans tried out: their models built, run on a few samples, and judged beside the float model.
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
@@ -62,39 +161,6 @@ class _Trusted:
 
     def __call__(self, pairs: Sequence[Pair]) -> Trust:
         return trust(pairs, self.files)
-
-
-@dataclass(frozen=True)
-class _OfLast:
-    """Tells the SQNR of the worst output over the last samples."""
-
-    names: tuple[str, ...]
-    count: int
-
-    def __call__(self, pairs: Sequence[Pair]) -> float:
-        return agreement_of(self.names, pairs[-self.count :]).worst_sqnr
-
-
-@dataclass(frozen=True)
-class Hard:
-    """Samples that a plan was not faithful enough to, though it was trusted to be: the last that others are tried on.
-
-    Attributes:
-        names: of the outputs that are compared.
-        count: how many they are.
-        shift: decibels by which the aim of plans is above the SQNR that is enough on these samples.
-        files: of all samples, see `trust`.
-    """
-
-    names: tuple[str, ...]
-    count: int
-    shift: float
-    files: tuple[str, ...] = ()
-
-    def __call__(self, pairs: Sequence[Pair]) -> Trust:
-        """Judge a candidate: what it is trusted with, and no more than what it has on these samples, shifted."""
-        found = trust(pairs, self.files)
-        return replace(found, sqnr=min(found.sqnr, _OfLast(self.names, self.count)(pairs) + self.shift))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +205,6 @@ class Trials:
         measured: what was found of models so far, by what judged it.
         built: the models of plans.
         earlier: how many models were tried before, on fewer samples.
-        hard: samples that plans have to be faithful to besides.
     """
 
     bench: Workbench
@@ -148,7 +213,6 @@ class Trials:
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
     built: Candidates = field(default_factory=Candidates)
     earlier: int = 0
-    hard: Hard | None = None
 
     @property
     def count(self) -> int:
@@ -166,11 +230,11 @@ class Trials:
 
     def part(self, places: Sequence[int]) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
-        return replace(self, answered=self.answered.part(places), measured={}, hard=None)
+        return replace(self, answered=self.answered.part(places), measured={})
 
     def joined(self, samples: SampleSource) -> Trials:
         """Return trials on more samples, on which the float model runs now."""
-        return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count, hard=None)
+        return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen.
@@ -181,16 +245,9 @@ class Trials:
             return self.trust(plan, recipe).sqnr
         return -math.inf
 
-    def sqnr_of_last(self, plan: Plan, recipe: Recipe, count: int) -> float:
-        """Return the SQNR in decibels that a plan's model has on the last samples, at its worst output."""
-        return self._judged(_OfLast(tuple(self.answered.views.names), count), plan, recipe)
-
     def trust(self, plan: Plan, recipe: Recipe) -> Trust:
-        """Judge a plan by its model; what was measured before is remembered.
-
-        It is trusted with less where it is not faithful enough to the hard samples.
-        """
-        return self._judged(_Trusted(self.answered.files) if self.hard is None else self.hard, plan, recipe)
+        """Judge a plan by its model; what was measured before is remembered."""
+        return self._judged(_Trusted(self.answered.files), plan, recipe)
 
     def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
         """Return what each sample adds to the noise at each output, those of one file together; see `noise_by_sample`.

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onnxq.algorithms.codes import Codes
 from onnxq.algorithms.recipe import Recipe
@@ -22,19 +21,17 @@ from onnxq.planning.plan import Plan
 from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.measuring import times_tell
 from onnxq.search.cost_cache import CostCache
+from onnxq.search.cross_validation import Basis, Folds
 from onnxq.search.effort import Accuracy
 from onnxq.search.efforts import Effort
-from onnxq.search.folds import Basis, Folds
-from onnxq.search.refining import Gain, Refined, asked_for, refine
+from onnxq.search.evaluator import Panel, Trials, candidate_key
+from onnxq.search.fallback import coarser_weights, leave_what_hurts
+from onnxq.search.profiling import TIMED_SAMPLES, Laboratory, Timing, Untimed
+from onnxq.search.refinement import Gain, Refined, affordable, asked_for, refine
 from onnxq.search.search import NodeNoises, Outcome, Planner
-from onnxq.search.trials import Panel, Trials, candidate_key
+from onnxq.search.sensitivity import SILENT, Noises, node_noises
 from onnxq.search.workbench import Workbench
 from onnxq.system.resources import NEVER, Progress, silent
-
-# What only searches need is loaded where it is used: many a model is quantized without one.
-if TYPE_CHECKING:
-    from onnxq.search.laboratory import Laboratory
-    from onnxq.search.noises import Noises
 
 # Aims are higher by so much where no samples could be spared to judge by: codes and plan fit those that are seen.
 _UNSPARED = 4.0
@@ -152,8 +149,6 @@ class Chooser:
             refined: how its codes are chosen best.
             goal: how faithful the model has to be.
         """
-        from onnxq.search.affording import affordable
-
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
         return affordable(self.laboratory(refined.basis.recipe), plan, refined, self.aim(goal))
@@ -181,8 +176,8 @@ class Chooser:
 
     def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:
         """Return the fastest plan that reaches an aim in decibels; where no times are known, as `Untimed` has it."""
-        from onnxq.search.frontier import find_fastest
-        from onnxq.search.whole import fastest_whole
+        # Many a model is quantized without a search.
+        from onnxq.search.frontier import fastest_whole, find_fastest
 
         quietest = partial(self.quietest, trials, recipe, self.bench.plan, aim, effort.measurements)
         weighs = self.measurable or (self.bench.scheme.multiplies_integers and not self.bench.is_large)
@@ -199,8 +194,6 @@ class Chooser:
 
     def smaller(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Chooser:
         """Return a chooser for plans in which as many weights as an aim in decibels takes have 4 bits, given time."""
-        from onnxq.search.coarser import coarser_weights
-
         asked = replace(self.laboratory(recipe), trials=trials)
         share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(trials.answered.samples)
 
@@ -217,9 +210,6 @@ class Chooser:
 
     @cached_property
     def _laboratory(self) -> Laboratory:
-        from onnxq.search.laboratory import TIMED_SAMPLES, Laboratory, Timing
-        from onnxq.search.untimed import Untimed
-
         samples = tuple(evenly(self.trials.answered.samples, TIMED_SAMPLES))
         timing = Timing(samples, min(self.judge.seconds, _SEARCH_SECONDS), self.judge.timer or OnnxRuntime())
         given = self.trials, Recipe(), self.files.reference, timing, self.costs, self.progress
@@ -240,8 +230,6 @@ class Chooser:
             aim: decibels to reach.
             most: models to build and run.
         """
-        from onnxq.search.leaving import leave_what_hurts
-
         if not self.has_time(0):
             return Outcome(planner({}), (), 0)
 
@@ -256,9 +244,6 @@ class Chooser:
 
     def _told(self, trials: Trials, recipe: Recipe, planner: Planner) -> NodeNoises:
         """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""
-        from onnxq.search.layer_groups import node_noises
-        from onnxq.search.noises import SILENT
-
         runs = _GROUP_RUNS * len(trials.answered.samples)
 
         def measure() -> Noises:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from onnxq.algorithms.channel_shares import Setting
+from onnxq.algorithms.parameters import requests_for
 from onnxq.algorithms.range_choice import Noise, pooled, takes_off
 from onnxq.algorithms.recipe import Recipe
-from onnxq.algorithms.sites import Site
+from onnxq.algorithms.sites import Site, sites
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.methods import RangeMethod
 from onnxq.calibration.statistics import Evidence
 from onnxq.data.dataset import Selection, by_file, even_places, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.evaluation.bounds import student
+from onnxq.ir import Graph, constants
 from onnxq.planning.plan import Plan
-from onnxq.search.trials import Trials, noises
-from onnxq.system.resources import silent
+from onnxq.search.effort import Accuracy
+from onnxq.search.evaluator import Trials, noises
+from onnxq.search.workbench import Workbench
+from onnxq.system.resources import Progress, silent
 
 Groups = tuple[int, ...]
 """Which of the groups of samples something is found on."""
@@ -221,3 +227,48 @@ class Folds:
                 yield replace(self._judges[fold], evidence=basis.evidence), plan, basis.recipe
 
         return noises(each())
+
+
+# Calibration for methods of accuracy: the samples run once, and what their groups show is known apart.
+
+
+def observe_groups(
+    bench: Workbench,
+    plan: Plan,
+    samples: SampleSource,
+    accuracy: Accuracy,
+    methods: Sequence[RangeMethod],
+    progress: Progress,
+) -> None:
+    """Let the bench know what each of the groups shows by which methods of accuracy are judged.
+
+    Args:
+        bench: has the model.
+        plan: the one in which every node is static that can be.
+        samples: by which codes are chosen.
+        accuracy: what is tried, without which nothing is observed.
+        methods: of ranges, for any of which evidence is kept.
+        progress: told of the stage ``calibrate``.
+    """
+    if not accuracy.methods:
+        return
+    groups = groups_of(samples, accuracy.judges(len(samples)))
+    requests = requests_for(plan, methods)
+    if bench.is_large or not requests or sum(map(len, groups)) < len(samples):
+        return
+    tapped = {request.tensor for request in requests}
+    apart = channel_requests(bench.graph, sites(bench.graph, plan).found).values()
+    # With another tensor the model would be cut elsewhere, and kernels might round otherwise.
+    known = [request for request in apart if request.tensor in tapped]
+    bench.grouped.observe(bench.prepared, groups, requests, known, partial(progress, "calibrate"))
+
+
+def channel_requests(graph: Graph, found: Iterable[Site]) -> dict[str, Request]:
+    """Return what is wanted of the tensors of sites that neither are constants nor lie in bodies, by name."""
+    known = {tensor.name for tensor in constants(graph)}
+    return {
+        name: Request(name, "channel-ranges", own.axis)
+        for site in found
+        for name, own in site.tensors.items()
+        if name not in known and name not in site.inside
+    }

@@ -1,0 +1,479 @@
+"""Finer codes for stored weights that are too coarse, as few as will do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.numerics.affine import decibels
+from onnxq.numerics.formats import format_named
+from onnxq.planning.plan import Decision, Demotion, Plan
+from onnxq.runtime.targets import Target
+from onnxq.search.profiling import Builds, Measures
+from onnxq.search.search import (
+    FINER,
+    FINEST,
+    Demotions,
+    Measure,
+    NodeNoise,
+    NodeNoises,
+    Outcome,
+    Planner,
+    handed_back,
+    sizes_of,
+    small_nodes,
+)
+from onnxq.system.resources import Progress
+
+# Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
+_STORED_SHARE = 0.6
+# Finer weights take away too little of the noise of all codes where weights make no more than this part of it.
+_QUIET_SHARE = 0.25
+# Between codes of fewer bits than 8 and FINER, the coarsest first: the second takes hardly more bytes than one scale a
+# channel does.
+_BETWEEN = (Spec("int4", (32,)), Spec("int8-narrow", (128,), scale="float16"))
+
+HANDED_BACK = 8
+"""How often models are built for handing finer codes back, for each step of coarseness, where they are small."""
+
+
+def stored_goal(full: Plan, goal: float) -> float:
+    """Return the SQNR in decibels at which stored weights make no more than their part of the noise allowed."""
+    integers = any(one.mode in (Mode.STATIC, Mode.DYNAMIC) for one in full.decisions)
+    return goal + (decibels(_STORED_SHARE) if integers else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class FinerWeights:
+    """Finds which weights need finer codes where nodes only store them.
+
+    Attributes:
+        laboratory: builds and measures.
+        full: the plan in which every node is an integer kernel that can be.
+        stores: demotions that leave no node an integer kernel.
+        goal: SQNR in decibels to reach.
+        is_late: whether time is up: then nothing more is handed back, and more are finer than need be.
+        most: models to build at most for handing finer codes back, for each step of coarseness.
+        parts: into how many of them weights are told apart.
+    """
+
+    laboratory: Builds
+    full: Plan
+    stores: Demotions
+    goal: float
+    is_late: Callable[[], bool] = lambda: False
+    most: int = HANDED_BACK
+    parts: float = math.inf
+
+    def are_needed(self, share: float) -> bool:
+        """Return whether weights as codes leave no noise to integer kernels, or little and are much of what they make.
+
+        Args:
+            share: part of the noise of all codes that those of weights make.
+        """
+        enough = self.goal if share <= _QUIET_SHARE else self._stored_goal
+        return self._sqnr({}) < enough
+
+    def found(self, noise: Mapping[str, float]) -> Demotions:
+        """Return what becomes of weights whose codes are too coarse, most noise for their size first.
+
+        They get codes of finer scales, or of 16 bits where they are small, or where even those are too coarse; where
+        nothing else is faithful, they stay float. What turns out not to be needed is handed back.
+
+        Args:
+            noise: noise-to-signal ratio that the codes of a node's weights make alone, by node.
+        """
+        weighted = self._weighted
+        sizes = {node: sum(weight.elements for weight in one.weights) for node, one in weighted.items()}
+        order = sorted(weighted, key=lambda node: -noise.get(node, 0.0) / (sizes[node] + 1))
+        return self._handed_back(self._too_fine(order, noise), order)
+
+    def _too_fine(self, order: Sequence[str], noise: Mapping[str, float]) -> Demotions:
+        """Return what becomes of the noisiest weights, so many of them in their order that the rest may stay."""
+        weighted = self._weighted
+        floats = dict.fromkeys(order, Demotion(Mode.FLOAT, _too_coarse("codes")))
+        small = small_nodes(self.full)
+        finer = {
+            node: _finer(Mode.STORAGE, self._own(node), FINEST)
+            if node in small
+            else _finer(_storing(weighted[node].mode), self._own(node), FINER)
+            for node in order
+        }
+        # Those of 8 bits were never tried for small ones.
+        finest = {node: finer[node] if node in small else _finer(Mode.STORAGE, FINER, FINEST) for node in order}
+        with_finer = self._sqnr(finer)
+        if with_finer >= self._stored_goal:
+            return self._fewest(finer, {}, noise)
+        if with_finer >= self.goal:
+            return finer
+        # Runtimes that multiply codes may round the data too, which those that are decoded first are spared.
+        decoded = {node: replace(one, mode=Mode.STORAGE) for node, one in finer.items()}
+        if decoded != finer:
+            if self._sqnr(decoded) >= self.goal:
+                return self._fewest(decoded, finer, noise)
+            finer = decoded
+        # Codes of 16 bits are twice as large, and floats four times, so they are for what is not faithful otherwise.
+        return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, noise)
+
+    def _handed_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
+        """Return finer codes for fewer of the weights, or codes that are less fine; first come the quiet large ones."""
+
+        def is_enough(demotions: Demotions) -> bool:
+            return not self.is_late() and self._sqnr(demotions) >= min(self._stored_goal, reached)
+
+        reached = self._sqnr(better)
+        if reached < self.goal:
+            return better
+        quiet = [node for node in reversed(order) if node in better]
+        kept = handed_back(better, dict.fromkeys(quiet), is_enough, most=self.most)
+        for spec in _BETWEEN:
+            finer = [node for node in quiet if node in kept and _is_between(self._weighted[node], spec, kept[node])]
+            coarser = {node: _finer(kept[node].mode, self._own(node), spec) for node in finer}
+            kept = handed_back(kept, coarser, is_enough, most=self.most)
+        return kept
+
+    @cached_property
+    def _weighted(self) -> Mapping[str, Decision]:
+        return {one.node: one for one in self.full.decisions if one.weights}
+
+    def _own(self, node: str) -> Spec:
+        """Return how the scheme wants a node's weights."""
+        return self._weighted[node].weights[0].spec
+
+    def _fewest(self, better: Demotions, base: Demotions, noise: Mapping[str, float]) -> Demotions:
+        """Return as few of the first as reach the goal, looking first where they take half of the noise away."""
+        order, total = tuple(better), sum(noise.values())
+        low, high, taken, middle = 0, len(better), 0.0, 0
+        while middle < high and taken < total / 2:
+            taken += noise.get(order[middle], 0.0)
+            middle += 1
+        near = max(int(high / self.parts), 1)
+        while high - low > near and not self.is_late():
+            middle = min(max(middle, low + 1), high - 1)
+            enough = self._sqnr({**base, **{node: better[node] for node in order[:middle]}}) >= self._stored_goal
+            low, high = (low, middle) if enough else (middle, high)
+            middle = (low + high) // 2
+        return {**base, **{node: better[node] for node in order[:high]}}
+
+    @property
+    def _stored_goal(self) -> float:
+        return stored_goal(self.full, self.goal)
+
+    def _sqnr(self, demotions: Demotions) -> float:
+        return self.laboratory.sqnr(self.laboratory.plan({**self.stores, **demotions}))
+
+
+def _finer(mode: Mode, coarse: Spec, spec: Spec) -> Demotion:
+    """Return the wish for codes of a spec, since those of a coarser one were too coarse."""
+    if isinstance(coarse.per, Granularity):
+        codes = f"{coarse.format} codes with one scale a {coarse.per}"
+    else:
+        codes = f"{coarse.format} codes in blocks of {'x'.join(map(str, coarse.per))}"
+    reason = _too_coarse(codes)
+    return Demotion(mode, reason, weight=spec, finer=reason)
+
+
+def _too_coarse(codes: str) -> str:
+    return f"its weights as {codes} would hurt the worst output too much"
+
+
+def _storing(mode: Mode) -> Mode:
+    """Return the mode in which a node only has other weights."""
+    return Mode.WEIGHT_ONLY if mode is Mode.WEIGHT_ONLY else Mode.STORAGE
+
+
+def _is_between(decision: Decision, spec: Spec, better: Demotion) -> bool:
+    """Return whether codes of a spec are finer than those that the scheme wants, and coarser than better ones."""
+    bits, own = format_named(spec.format).bits, format_named(decision.weights[0].spec.format).bits
+    return own < bits and better.weight in (FINER, FINEST)
+
+
+# Weights of fewer bits where size is preferred: as many as a goal takes, before a search looks for speed.
+
+COARSER = Spec("int4", per=(32,))
+"""Five bits a weight with their scale; onnxruntime multiplies such codes, and decodes those of other operators once."""
+
+COARSER_OPSET = 21
+"""The first in which DequantizeLinear has blocks and 4 bits."""
+
+_BITS = 4
+_REASON = "a small file is preferred to a fast model"
+
+
+def coarser_weights(
+    laboratory: Measures, target: Target, goal: float, *, runs: int, most: int, is_late: Callable[[], bool]
+) -> Demotions:
+    """Return what makes codes of 4 bits of as many weights as a goal takes, in a model that computes in float.
+
+    Other weights than the usual ones of 8 bits stay: a scheme that names its own has chosen their size. Quiet weights
+    that hold much become coarser first. What noise that leaves allowed is for integer kernels.
+
+    Args:
+        laboratory: builds and measures.
+        target: the runtime.
+        goal: SQNR in decibels to reach.
+        runs: how often to run a sample to measure what coarser codes add in noise, see `measure_noises`.
+        most: models to build at most, to find how many may be coarser.
+        is_late: whether time is up: then no more become coarser.
+    """
+    full = laboratory.plan({})
+    stores = {one.node: Demotion(Mode.STORAGE, _REASON) for one in full.decisions if one.mode is not Mode.FLOAT}
+    coarser = _possible(laboratory, full, stores, target)
+    if not coarser or is_late():
+        return {}
+    plan, reached = laboratory.plan({**stores, **coarser}), stored_goal(full, goal)
+    if laboratory.sqnr(plan) >= reached:
+        return coarser
+    noise = laboratory.noises(plan, coarser.keys(), runs).nodes
+    sizes = {node: sum(weight.elements for weight in plan.by_node[node].weights) for node in coarser}
+    quiet = {node: coarser[node] for node in sorted(sizes, key=lambda node: noise.get(node, 0.0) / sizes[node])}
+
+    def is_enough(demotions: Mapping[str, Demotion]) -> bool:
+        return not is_late() and laboratory.sqnr(laboratory.plan(demotions)) >= reached
+
+    kept = handed_back(stores, quiet, is_enough, most=most)
+    return {node: one for node, one in kept.items() if one.weight == COARSER}
+
+
+def _possible(laboratory: Measures, full: Plan, stores: Demotions, target: Target) -> Demotions:
+    """Return what makes codes of 4 bits of all weights that can be.
+
+    Where what decodes them stands in no opset that the model is the same in, they are those that are multiplied.
+    """
+    if target.reads.fewest_bits > _BITS:
+        return {}
+    wished = {node: Demotion(Mode.WEIGHT_ONLY, _REASON, weight=COARSER) for node in _usual(full, target)}
+    plan = laboratory.plan({**stores, **wished})
+    every = {node: one for node, one in wished.items() if _is_coarser(plan, node)}
+    multiplied = {node: one for node, one in every.items() if plan.by_node[node].mode is Mode.WEIGHT_ONLY}
+    possible = (one for one in (every, multiplied) if laboratory.expresses(laboratory.plan({**stores, **one})))
+    return next(possible, {})
+
+
+def _usual(full: Plan, target: Target) -> list[str]:
+    usual = target.weight
+    return [one.node for one in full.decisions if one.weights and all(weight.spec == usual for weight in one.weights)]
+
+
+def _is_coarser(plan: Plan, node: str) -> bool:
+    weights = plan.by_node[node].weights
+    return bool(weights) and all((one.spec.format, one.spec.per) == (COARSER.format, COARSER.per) for one in weights)
+
+
+# Leave in float what hurts: a greedy search over measured noise. Plans in, a plan out; edits no graph.
+
+# Into so many parts nodes are divided whose noise was measured in groups: to tell a part further is not worth a model.
+_PARTS = 12
+# How often models that take long to write are built for handing finer codes back, for each step of coarseness.
+_FEW_HANDED_BACK = 3
+_STORED = frozenset({Mode.STORAGE, Mode.WEIGHT_ONLY})
+# What 8-bit storage makes of weights.
+_PLAIN, _PLAIN_BITS = Spec("int8-narrow", per=Granularity.CHANNEL), 8
+# Decibels of noise above the signal that nothing has to be told apart beyond.
+_LOUDEST = 100.0
+
+
+def leave_what_hurts(
+    planner: Planner,
+    measure: Measure,
+    goal: float,
+    progress: Progress,
+    *,
+    told: NodeNoises | None = None,
+    size: Callable[[Plan], float] | None = None,
+) -> Outcome:
+    """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
+
+    Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
+    demotion reaches the goal. Demoted nodes store their weights as codes, of 16 bits when they are among the smallest
+    nodes, which together hold a hundredth of all weights; only when that is still too noisy do stored weights get finer
+    codes, see `FinerWeights`, and then the rest is tried as integers once more.
+
+    Args:
+        planner: demotions to plan.
+        measure: plan to the worst output's SQNR.
+        goal: SQNR in decibels to reach.
+        progress: told of the stage ``search``.
+        told: noise of nodes that is known without measuring each alone, as a large model takes long to write; of
+            those that are equally noisy the smallest go first.
+        size: bytes of a plan's model. Where fewer bits than 8 end up larger than 8 bits everywhere, these are taken.
+
+    Returns:
+        The first plan that reaches the goal, or the most faithful one that was found.
+    """
+    counter = _Counter(measure, progress, math.inf if told is None else _PARTS)
+    full = planner({})
+    full_sqnr = counter(full)
+    if full_sqnr >= goal:
+        return Outcome(full, (), counter.calls)
+    small = small_nodes(full)
+
+    def ranked(modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
+        if told is None:
+            return _alone(planner, counter, modes, demoted)
+        counter.expect(0)
+        sizes = sizes_of(full)
+        return sorted(told(planner(demoted), modes), key=lambda one: (one.sqnr, sizes[one.node]))
+
+    static = ranked({Mode.STATIC}, {})
+    demotions = {one.node: _demotion(one, small) for one in static}
+    best = _shortest_prefix(planner, counter, demotions, {}, goal)
+    stored: list[NodeNoise] = []
+    if best[1] < goal:
+        stored = ranked(_STORED, demotions)
+        tried = _Tried(planner, counter, demotions, [best])
+        left = _with_finer_weights(
+            tried, {one.node: 10 ** (-max(one.sqnr, -_LOUDEST) / 10) for one in stored}, goal, size
+        )
+        best = max(tried.found, key=_sqnr)
+        if (sqnr := tried.sqnr(plan := tried.plan(left))) >= goal:
+            # With the few left whose 8-bit codes alone are too coarse, others may be integers after all.
+            others = {node: demotion for node, demotion in demotions.items() if node not in left}
+            best = _shortest_prefix(planner, counter, others, left, goal)
+            best = best if best[1] >= goal else (plan, sqnr)
+    seen = (one for one in (*static, *stored) if told is None or one.sqnr < math.inf)
+    sensitivities = sorted(seen, key=lambda one: one.sqnr)
+    return Outcome(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """Plans that have some demotions and others besides, and what was found of them.
+
+    Attributes:
+        planner: demotions to plan.
+        counter: plan to the worst output's SQNR.
+        demoted: what all of them have.
+        found: those that were measured.
+    """
+
+    planner: Planner
+    counter: _Counter
+    demoted: Demotions
+    found: list[tuple[Plan, float]]
+
+    def plan(self, demotions: Demotions) -> Plan:
+        return self.planner({**self.demoted, **demotions})
+
+    def sqnr(self, plan: Plan) -> float:
+        self.found.append((plan, self.counter(plan)))
+        return self.found[-1][1]
+
+
+def _with_finer_weights(
+    tried: _Tried, noise: Mapping[str, float], goal: float, size: Callable[[Plan], float] | None
+) -> dict[str, Demotion]:
+    """Return what becomes of stored weights that are too coarse, so that they take no more bytes than need be."""
+    plan, counter = tried.plan({}), tried.counter
+    stored = replace(plan, decisions=tuple(one for one in plan.decisions if one.mode in _STORED))
+    most = HANDED_BACK if counter.parts == math.inf else _FEW_HANDED_BACK
+    weights = FinerWeights(tried, stored, {}, goal, lambda: counter.is_over, most, counter.parts)
+    better = dict(weights.found(noise))
+    coarse = {one.node for one in stored.decisions if _bits(one) < _PLAIN_BITS}
+    if size is None or not coarse & better.keys() or tried.sqnr(tried.plan(better)) < goal:
+        return better
+    reason = "its weights as coarser codes would hurt the worst output too much, and finer ones take more bytes"
+    plain = dict.fromkeys(coarse, Demotion(Mode.STORAGE, reason, weight=_PLAIN, finer=reason))
+    if size(tried.plan(better)) <= size(tried.plan({**better, **plain})):
+        return better
+
+    def is_enough(demotions: Demotions) -> bool:
+        return tried.sqnr(tried.plan(demotions)) >= goal
+
+    if is_enough({**better, **plain}):
+        return {**better, **plain}
+    fewer = handed_back(better, {node: plain[node] for node in better if node in coarse}, is_enough, most=most)
+    return min(better, dict(fewer), key=lambda one: size(tried.plan(one)))
+
+
+def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
+    """Measure weighted nodes of ``modes``, each with every other weight in float, as long as may be; noisiest first."""
+    plan = planner(demoted)
+    units = [decision.node for decision in plan.decisions if decision.mode in modes and decision.weights]
+    everything = [decision.node for decision in plan.decisions if decision.weights]
+    measure.expect(len(units))
+    silence = Demotion(Mode.FLOAT, "left in float to measure another node alone")
+    found = []
+    for unit in units:
+        others = {node: silence for node in everything if node != unit}
+        kept = {unit: demoted[unit]} if unit in demoted else {}
+        sqnr = measure.measured(planner(others | kept))
+        if sqnr is None:
+            break
+        found.append(NodeNoise(unit, plan.by_node[unit].mode, sqnr))
+    return sorted(found, key=lambda one: one.sqnr)
+
+
+def _shortest_prefix(
+    planner: Planner, measure: _Counter, noisy: Demotions, demoted: Demotions, goal: float
+) -> tuple[Plan, float]:
+    """Return the plan with the fewest of ``noisy``, taken in order, that reaches the goal, or the one with all.
+
+    Where nodes are told apart in parts, it is one with less than a part more.
+    """
+    nodes = tuple(noisy)
+    near = max(int(len(nodes) / measure.parts), 1)
+
+    def demote(count: int) -> tuple[Plan, float]:
+        plan = planner({**demoted, **{node: noisy[node] for node in nodes[:count]}})
+        return plan, measure(plan)
+
+    low, high = -1, len(nodes)
+    best = demote(high)
+    while high - low > near and best[1] >= goal:
+        middle = (low + high) // 2
+        plan, sqnr = demote(middle)
+        if sqnr >= goal:
+            best, high = (plan, sqnr), middle
+        else:
+            low = middle
+    return best
+
+
+def _demotion(one: NodeNoise, small: set[str]) -> Demotion:
+    reason = f"{one.mode} quantization of it hurts the worst output too much"
+    stored = Demotion(Mode.STORAGE, reason)
+    return replace(stored, weight=FINEST, finer=reason) if one.node in small else stored
+
+
+def _bits(decision: Decision) -> int:
+    """Return of how many bits the codes of a node's weights are."""
+    return min((format_named(weight.spec.format).bits for weight in decision.weights), default=_PLAIN_BITS)
+
+
+def _sqnr(found: tuple[Plan, float]) -> float:
+    return found[1]
+
+
+class _Counter:
+    """A measure that counts its calls and tells of them, and into how many parts it tells nodes apart."""
+
+    def __init__(self, measure: Measure, progress: Progress, parts: float = math.inf) -> None:
+        self._measure, self._progress, self.parts = measure, progress, parts
+        self.calls = 0
+        self.is_over = False
+        self._expected = 1
+        self._known: dict[Hashable, float] = {}
+
+    def expect(self, more: int) -> None:
+        self._expected += more + max(more, 1).bit_length()
+
+    def measured(self, plan: Plan) -> float | None:
+        """Return what was measured, now or before; None where nothing is any more."""
+        if plan.effect in self._known:
+            return self._known[plan.effect]
+        sqnr = self._measure(plan)
+        self.is_over = sqnr is None
+        if sqnr is not None:
+            self.calls += 1
+            self._progress("search", self.calls, max(self._expected, self.calls))
+            self._known[plan.effect] = sqnr
+        return sqnr
+
+    def __call__(self, plan: Plan) -> float:
+        """Return what was measured; what was not reaches no goal."""
+        sqnr = self.measured(plan)
+        return -math.inf if sqnr is None else sqnr

@@ -1,0 +1,268 @@
+"""What codes cost, one by one: the noise and time of every tensor, and of every node in each way that it can run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onnxq.config.scheme import Mode, Spec
+from onnxq.errors import check_name
+from onnxq.ir import Node, scopes
+from onnxq.numerics.affine import decibels
+from onnxq.planning.plan import Activation, Decision, Demotion
+from onnxq.search.cost_model import Costs
+from onnxq.search.kernel_times import UNTIMED
+from onnxq.search.profiling import Laboratory, measure_noise, offers_of, profile_costs
+from onnxq.search.sensitivity import Source, sources_of, worst
+from onnxq.search.tradeoff import Noise
+from onnxq.system.records import html_table, to_plain
+
+ORDERS = ("graph", "noise", "time", "name")
+"""How tensors and nodes can be sorted: as they are computed, or the noisiest, the slowest, or the alphabet first."""
+
+# Part of the time after which no more ways to run nodes are profiled.
+_PROFILED = 1 / 4
+# Seconds of a run at least, as far as clocks tell.
+_SHORTEST_RUN = 1e-6
+
+
+@dataclass(frozen=True)
+class TensorCost:
+    """What it costs that a tensor becomes codes with a fixed scale.
+
+    Attributes:
+        tensor: its name.
+        format: of the codes.
+        sqnr: SQNR in decibels of the worst output with this tensor as codes and nothing else; None for one that gets
+            the codes of another passed on, which add nothing of their own.
+        error: standard error of the SQNR in decibels; None where it was measured on one sample.
+        alone: whether it was measured alone; otherwise the SQNR is its share of what a group of neighbours adds.
+        output: the output that is worst.
+        quantize: milliseconds that making codes of it takes where floats come in; None where that is not known.
+        dequantize: milliseconds that making floats of its codes takes; None likewise.
+    """
+
+    tensor: str
+    format: str
+    sqnr: float | None
+    error: float | None
+    alone: bool
+    output: str
+    quantize: float | None
+    dequantize: float | None
+
+
+@dataclass(frozen=True)
+class WayCost:
+    """What it costs that a node runs in one way.
+
+    Attributes:
+        mode: static, dynamic, weight-only or storage, which is decoded when the model is loaded.
+        weight: how its weights are quantized; None where it has none.
+        milliseconds: time of a run, what it makes slower around it included; None where that is not known.
+        sqnr: SQNR in decibels of the worst output with this node so and all else in float; None where that is not
+            known.
+    """
+
+    mode: Mode
+    weight: Spec | None
+    milliseconds: float | None
+    sqnr: float | None
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """What a node costs in float, and in each other way that it can run.
+
+    Attributes:
+        node: its name.
+        op_type: its operator.
+        mode: what the scheme makes of it.
+        milliseconds: time of a run in float, together with what the runtime fuses into it; None where that is not
+            known.
+        ways: how else it can run.
+    """
+
+    node: str
+    op_type: str
+    mode: Mode
+    milliseconds: float | None
+    ways: tuple[WayCost, ...]
+
+    @property
+    def sqnr(self) -> float:
+        """SQNR in decibels in the noisiest way."""
+        return min((way.sqnr for way in self.ways if way.sqnr is not None), default=math.inf)
+
+
+@dataclass(frozen=True, repr=False)
+class Sensitivity:
+    """What quantizing each part of a model costs.
+
+    Attributes:
+        scheme: name of the scheme.
+        target: name of the runtime.
+        samples: how many samples noise was measured on.
+        sqnr: SQNR in decibels of the worst output with everything as codes.
+        tensors: those that the scheme makes codes of, in graph order.
+        nodes: all nodes, in graph order.
+    """
+
+    scheme: str
+    target: str
+    samples: int
+    sqnr: float
+    tensors: tuple[TensorCost, ...]
+    nodes: tuple[NodeCost, ...]
+
+    def __repr__(self) -> str:
+        return f"Sensitivity({self._told}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the noise of each tensor, and of each node in its noisiest way."""
+        tensors = [(one.tensor, one.format, _figure(one.sqnr), _figure(one.quantize, 3)) for one in self.tensors]
+        nodes = [
+            (one.node, one.op_type, one.mode, _figure(one.sqnr), _figure(one.milliseconds, 3)) for one in self.nodes
+        ]
+        return html_table(self._told, ("tensor", "codes", "noise alone, dB", "quantize, ms"), tensors) + html_table(
+            "", ("node", "operator", "mode", "noisiest way, dB", "in float, ms"), nodes
+        )
+
+    @property
+    def _told(self) -> str:
+        return f"{self.sqnr:.1f} dB with all as {self.scheme} codes for {self.target}, on {self.samples} samples"
+
+    def ordered(self, order: str, top: int | None = None) -> Sensitivity:
+        """Return the same with tensors and nodes sorted.
+
+        Args:
+            order: one of ORDERS.
+            top: how many tensors, and how many nodes, to keep; None keeps all.
+
+        Raises:
+            SchemeError: there is no such order.
+        """
+        check_name("order", order, ORDERS)
+        tensors = sorted(self.tensors, key=lambda one: _place(order, one.tensor, one.sqnr, _borders(one)))
+        nodes = sorted(self.nodes, key=lambda one: _place(order, one.node, one.sqnr, one.milliseconds))
+        return replace(self, tensors=tuple(tensors[:top]), nodes=tuple(nodes[:top]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; an infinite SQNR, of what adds no noise at all, is the word Infinity."""
+        return dict(to_plain(self))
+
+
+def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) -> Sensitivity:
+    """Measure what each tensor and weight adds in noise with all else in float, and what each node takes in each way.
+
+    Args:
+        laboratory: builds and measures; its progress is told of the stages ``profile`` and ``noise``.
+        timed: whether times are measured.
+        seconds: time to spend. Where it does not last for everything alone, groups of neighbours are measured.
+    """
+    # Figures are of all samples alike.
+    laboratory = replace(laboratory, weighs=False)
+    start, full, trials = time.monotonic(), laboratory.plan({}), laboratory.trials
+    graph, target = trials.bench.graph, trials.bench.target
+    integers = (Mode.STATIC, Mode.DYNAMIC)
+    stored = Demotion(Mode.STORAGE, "stored to see what others are without integers")
+    stores = {one.node: stored for one in full.decisions if one.mode in integers}
+    if timed:
+        latest = start + _PROFILED * seconds
+        costs = profile_costs(laboratory, graph, target, stores, latest=latest, progress=laboratory.progress)
+    else:
+        # Each other way would take another model of all weights.
+        offers = [] if trials.bench.is_large else offers_of(laboratory, full, target, stores)
+        expressed = tuple(one for one in offers if laboratory.expresses(one.plan))
+        costs = Costs(graph, target, full, UNTIMED, UNTIMED, expressed)
+    rest = max(seconds - (time.monotonic() - start), 0.0)
+    runs = math.ceil(rest / max(trials.answered.seconds, _SHORTEST_RUN))
+    noise = measure_noise(laboratory, full, stores, {one: one.nodes for one in costs.offers}, runs)
+    return Sensitivity(
+        full.scheme,
+        full.target,
+        len(trials.answered.samples),
+        decibels(worst(noise.static.joint)),
+        tuple(_tensors(costs, noise, trials.answered.views.names)),
+        tuple(_nodes(costs, noise)),
+    )
+
+
+def _tensors(costs: Costs, noise: Noise, outputs: Sequence[str]) -> Iterator[TensorCost]:
+    borders = {border.tensor: border for border in costs.borders}
+    for one in costs.full.activations:
+        border = borders.get(one.tensor)
+        times = (None, None) if border is None else (border.quantize / 1e6, border.dequantize / 1e6)
+        yield TensorCost(one.tensor, one.spec.format, *_measured(one, noise, outputs), *times)
+
+
+def _measured(one: Activation, noise: Noise, outputs: Sequence[str]) -> tuple[float | None, float | None, bool, str]:
+    """Return the SQNR of a tensor alone, its standard error, whether it was alone, and the worst output."""
+    source, found = Source(one.tensor), noise.static
+    if source not in found.ratios:
+        return None, None, False, ""
+    ratios = found.ratios[source]
+    ratio, error = worst(ratios), found.errors.get(source)
+    relative = 10 / math.log(10) * error / ratio if error is not None and ratio > 0 else None
+    output = outputs[int(np.argmax(ratios))] if outputs else ""
+    return decibels(ratio), relative, source in found.alone, output
+
+
+def _nodes(costs: Costs, noise: Noise) -> Iterator[NodeCost]:
+    decisions = costs.full.by_node
+    for scope in scopes(costs.graph):
+        for node in scope.nodes:
+            if node.name in decisions:
+                one = decisions[node.name]
+                ways = tuple(_ways(node, one, costs, noise))
+                yield NodeCost(one.node, one.op_type, one.mode, _milliseconds(costs.floats.nodes, one.node), ways)
+
+
+def _ways(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterator[WayCost]:
+    weight = decision.weights[0].spec if decision.weights else None
+    own = noise.static.nodes.get(node.name)
+    if decision.mode is Mode.STATIC:
+        sqnr = decibels(noise.static.of(sources_of(node, costs.full, costs.target)))
+        yield WayCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
+    for offer in costs.offers:
+        if node.name in offer.nodes:
+            other = offer.alternative
+            times = costs.offered[other] if costs.floats.nodes else {}
+            ratio = noise.alternatives[other].nodes.get(node.name)
+            alone = None if ratio is None else decibels(ratio)
+            yield WayCost(other.mode, other.weight or weight, _milliseconds(times, node.name), alone)
+    if decision.weights and own is not None:
+        mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
+        # What could be integers computes as in float when it is stored; all else is as it was profiled.
+        known = costs.floats if decision.mode in (Mode.STATIC, Mode.DYNAMIC) else costs.static
+        yield WayCost(mode, weight, _milliseconds(known.nodes, node.name), decibels(own))
+
+
+def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:
+    return nanoseconds[name] / 1e6 if name in nanoseconds else None
+
+
+def _figure(value: float | None, digits: int = 1) -> str:
+    """Return a figure as text; that of nothing, such as the noise of what adds none, is a dash."""
+    return "-" if value is None or math.isinf(value) else f"{value:.{digits}f}"
+
+
+def _borders(one: TensorCost) -> float | None:
+    return None if one.quantize is None else one.quantize + (one.dequantize or 0.0)
+
+
+def _place(order: str, name: str, sqnr: float | None, milliseconds: float | None) -> tuple[float, str]:
+    """Return what sorts a row: what is not known comes last."""
+    known = {
+        # Sorting keeps the order of equals.
+        "graph": 0.0,
+        "noise": math.inf if sqnr is None else sqnr,
+        "time": math.inf if milliseconds is None else -milliseconds,
+        "name": 0.0,
+    }
+    return known[order], "" if order == "graph" else name

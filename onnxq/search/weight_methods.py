@@ -1,0 +1,353 @@
+"""Whether weights of codes had better be multiplied by factors of their columns: told on samples not used for these."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encoders import encode_weight, weight_requests, weight_sums
+from onnxq.algorithms.gptq import Compensation, Matrices, within
+from onnxq.algorithms.migration import NOTHING, Around, Factors, Migration
+from onnxq.algorithms.noting import recipe_of
+from onnxq.algorithms.range_choice import pooled
+from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.scaling import Divisible, divisible
+from onnxq.algorithms.sequential_bias import layers_of, with_sequential_biases
+from onnxq.calibration.accumulators import Request
+from onnxq.calibration.collect import collect
+from onnxq.calibration.hessian import Gram
+from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.workers import Threads
+from onnxq.config.scheme import Mode
+from onnxq.ir import Node
+from onnxq.planning.plan import Plan, Weight
+from onnxq.runtime.sessions import Array
+from onnxq.search.cross_validation import ALL, LARGE, Basis, Finding, Folds, Groups
+from onnxq.search.effort import FAST, FULL, Accuracy
+from onnxq.search.sensitivity import Switchboard
+
+SCALING_WORTH = 0.94
+"""Times the noise of codes without factors that both folds may see at most, so that factors are kept.
+
+Chosen on calibration samples alone: eleven parts of those of a vision transformer, in 4 and in 2 bits, each judged by
+others that it had not. Where folds saw 0.93 or less, factors gained 0.2 and 0.4 dB and lost 0.1 dB once; wherever these
+saw 0.947 to 0.985, they lost 0.02 to 1.2 dB, though `WORTH` lets some of that pass.
+"""
+
+# Of the size of a channel; none is the first.
+_POWERS = (0.0, 0.15, 0.3, 0.5, 0.7)
+# Channels of less than this part of the largest one show nothing of what they are in other samples.
+_LEAST = 1e-4
+_WEIGHT = 1
+
+
+def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return the basis with factors for float data that weights of few bits multiply, where these lower the noise.
+
+    The factors of a tensor are a power of the size of its channels: the power with which what its readers compute has
+    the least error, as the Gram matrix of the data has it.
+
+    Args:
+        folds: say whether they do.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: weights of how many bits are compensated, as the others need no factors either, and what Gram
+            matrices may take.
+    """
+    bench = folds.trials.bench
+    rows = Compensation.of_samples(sum(map(len, folds.groups)), bits=accuracy.compensated_bits)
+    asked: dict[Request, Divisible] = {}
+    sizes: dict[Request, int] = {}
+    possible = divisible(bench.graph, plan)
+    for one in possible.values():
+        sums = [weight_sums(reader, _weight(reader, plan), rows) for reader in one.readers]
+        if sums and all(sums):
+            request = Request.of(one.tensor.name, "gram", -1, rows=rows.rows)
+            asked[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)
+    if bench.is_large:
+        return basis.unfit(LARGE)
+    if not asked:
+        bits = f"by weights of {accuracy.compensated_bits} bits or fewer" if possible else "by codes alone"
+        return basis.unfit(f"no float data that a normalization or a Mul makes is multiplied {bits}")
+    asked = {request: asked[request] for request in within(sizes, accuracy.gram_bytes)}
+    if not asked:
+        return basis.unfit("Gram matrices of the data have no room in memory")
+
+    @cache
+    def seen(group: int) -> Evidence:
+        return collect(bench.prepared, folds.groups[group], tuple(asked), workers=gram_workers(accuracy))
+
+    @cache
+    def found(groups: Groups) -> Basis:
+        statistics = reduce(Evidence.plus, map(seen, groups)).statistics
+        factors = {
+            one.tensor.name: best
+            for request, one in asked.items()
+            if isinstance(gram := statistics[request], Gram) and (best := _best(one, plan, gram)) is not None
+        }
+        return replace(basis, recipe=replace(basis.recipe, scaling=Migration(factors)))
+
+    return folds.kept(plan, basis, [found], SCALING_WORTH)
+
+
+def gram_workers(accuracy: Accuracy) -> Threads | None:
+    """Return what runs samples for Gram matrices: each thread has its own, so memory may allow for one."""
+    return None if accuracy.memory is None else Threads(1)
+
+
+def _best(one: Divisible, plan: Plan, gram: Gram) -> Factors | None:
+    """Return the factors with which the readers of a tensor lose least; None where they lose least without."""
+    products = gram.moments()[0] if gram.count else np.zeros(0)
+    if not products.any() or not np.isfinite(products).all():
+        return None
+    sizes = np.sqrt(products.diagonal())
+    seen = sizes > _LEAST * sizes.max()
+    # About 1, so that nothing grows large, and 1 where nothing is known.
+    sizes = np.where(seen, sizes / np.exp(np.log(sizes[seen]).mean()), 1.0)
+    tried = [Factors(len(one.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
+    losses = [
+        sum(_lost(reader, _weight(reader, plan), products, factors) for reader in one.readers) for factors in tried
+    ]
+    best = int(np.argmin(losses))
+    return tried[best] if best else None
+
+
+def _lost(reader: Node, weight: Weight, products: NDArray[np.float64], factors: Factors) -> float:
+    """Return the squared error of what a product computes, in its mean over the rows of its data."""
+    source, around = reader.inputs[weight.index], Around(factors)
+    codes = encode_weight(around.weight(reader, weight.index, source.values), weight)
+    error = source.values - around.own_weight(reader, weight.index, codes.dequantize())
+    matrix = Matrices.of_product(error.shape, transposed=bool(reader.attrs.get("transB", 0))).view(error)[0]
+    return float(np.vdot(matrix @ products, matrix))
+
+
+def _weight(reader: Node, plan: Plan) -> Weight:
+    return next(one for one in plan.by_node[reader.name].weights if one.index == _WEIGHT)
+
+
+# Whether errors of rounding that cancel pay: told on samples that the Gram matrices have not seen.
+
+# The fewer samples there are for the columns of a weight, the more damping it takes.
+_DAMPINGS = (0.01, 0.1, 0.3)
+_LIKELIEST = 0.1
+# Less than this part of all noise is not worth the Gram matrices: without any of it there would be 1.2 dB less.
+_SHARE = 0.25
+
+
+def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return the basis with weights rounded so that their errors cancel, where that lowers the noise.
+
+    Args:
+        folds: say whether it does.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: weights of how many bits are tried, and what their Gram matrices may take.
+    """
+    bench = folds.trials.bench
+    first = Compensation.of_samples(
+        sum(map(len, folds.groups)), bits=accuracy.compensated_bits, memory=accuracy.gram_bytes
+    )
+    requests = weight_requests(plan, bench.graph, first)
+    if reason := _obstacle(folds, plan, basis, first, requests):
+        return basis.unfit(reason)
+
+    @cache
+    def seen(group: int) -> Evidence:
+        return collect(bench.prepared, folds.groups[group], requests, workers=gram_workers(accuracy))
+
+    @cache
+    def joined(groups: Groups) -> Evidence:
+        return _joined(basis.evidence, reduce(Evidence.plus, map(seen, groups)))
+
+    def found(recipe: Recipe, damping: float, groups: Groups) -> Basis:
+        compensated = replace(recipe, compensation=replace(first, damping=damping))
+        return replace(basis, recipe=compensated, evidence=joined(groups))
+
+    def quietest(recipe: Recipe) -> partial[Basis]:
+        tried = [partial(found, recipe, damping) for damping in _DAMPINGS]
+        return folds.quietest(plan, tried)
+
+    def plain(groups: Groups) -> Basis:
+        return basis
+
+    # What is no better with the likeliest damping pays with no other.
+    tried: list[Finding] = [plain, partial(found, basis.recipe, _LIKELIEST)]
+    if folds.quietest(plan, tried) is plain:
+        return basis
+    best = quietest(replace(basis.recipe, scaling=NOTHING))
+    # Factors that pay where weights are rounded to their nearest codes need not do so where their errors cancel.
+    if basis.recipe.scaling.factors and folds.pays(plan, scaled := quietest(basis.recipe), best, SCALING_WORTH):
+        best = scaled
+    # Errors that cancel on few samples need not do so on others.
+    return best(ALL) if folds.surely_pays(plan, best, plain) else basis
+
+
+def _obstacle(folds: Folds, plan: Plan, basis: Basis, first: Compensation, requests: Sequence[Request]) -> str:
+    """Return why errors of rounding are not made to cancel, or an empty string."""
+    bench = folds.trials.bench
+    if bench.is_large:
+        return LARGE
+    if not requests and weight_requests(plan, bench.graph, replace(first, memory=sys.maxsize)):
+        return "Gram matrices of the data have no room in memory"
+    if not requests:
+        return f"no weights of {first.bits} bits or fewer are multiplied by data that can be seen"
+    return "" if _matters(folds, plan, basis) else "weights alone make hardly any of the noise"
+
+
+def _matters(folds: Folds, plan: Plan, basis: Basis) -> bool:
+    """Whether rounded weights alone make a good part of the noise, as they do where data stays float."""
+    if not plan.activations:
+        return True
+    trials = replace(folds.trials, evidence=basis.evidence)
+    weighted = {decision.node for decision in plan.decisions if decision.weights}
+    alone = Switchboard.of(trials, plan, basis.recipe, weighted)
+    [noise] = alone.noises([alone.sources], range(len(trials.answered.samples)))
+    return pooled(noise) >= _SHARE * pooled(trials.noise(plan, basis.recipe))
+
+
+def with_asked_rows(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return a basis by which the errors of those weights cancel whose Spec asks for that, without judging it.
+
+    Args:
+        folds: the samples.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: what the Gram matrices may take.
+    """
+    samples = sum(map(len, folds.groups))
+    asked = Compensation.of_samples(samples, _LIKELIEST, bits=0, memory=accuracy.gram_bytes)
+    observed = {request.tensor for request in weight_requests(plan, folds.trials.bench.graph, asked)}
+    compensated = replace(basis, recipe=replace(basis.recipe, compensation=asked))
+    return with_seen_rows(folds, plan, compensated, sorted(observed))
+
+
+def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[str]) -> Basis:
+    """Return a basis whose weights are compensated with the Gram matrices for that, summed up as they once were.
+
+    Args:
+        folds: the samples.
+        plan: what becomes of each node.
+        basis: what codes are chosen by, a compensation among it.
+        observed: all tensors whose Gram matrices were seen then, which the plan may need no more.
+    """
+    bench, compensation = folds.trials.bench, basis.recipe.compensation
+    wanted = weight_requests(plan, bench.graph, compensation) if compensation is not None else ()
+    # What had no room in memory then was rounded.
+    requests = tuple(request for request in wanted if request.tensor in observed)
+    groups = [folds.groups[group] for group in ALL if requests and len(folds.groups[group])]
+    grams = [collect(bench.prepared, group, requests, others=observed) for group in groups]
+    return replace(basis, evidence=_joined(basis.evidence, reduce(Evidence.plus, grams))) if grams else basis
+
+
+def _joined(evidence: Evidence, grams: Evidence) -> Evidence:
+    """Return the evidence with Gram matrices beside, whose samples are not all of its own."""
+    # Rows that wait are multiplied now, and not again for every candidate.
+    whole = {one: gram.multiplied() for one, gram in grams.statistics.items() if isinstance(gram, Gram)}
+    return replace(evidence, statistics=MappingProxyType({**evidence.statistics, **whole}))
+
+
+# Biases in order, kept where they lower noise on samples that they were not found on.
+
+# More find no better means (of 192 and 36 samples, 8 found the same decibels as 12, and these as 32), and each costs
+# three runs of the float model.
+_MOST_SAMPLES = 8
+# Fewer do not tell a mean from chance.
+_FEWEST_SAMPLES = 3
+# They are shrunk as far as samples disagree, so that few of these need not see all that they gain (0.9 dB of one
+# network with 400, nothing with 12); what is seen to raise noise is left out.
+_HARMLESS = 1.0
+# What rounded weights alone do to the mean of their own layer is made up for without running anything.
+_MOSTLY = 0.5
+
+
+def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return the basis with biases corrected in order, see `with_sequential_biases`, where these lower the noise.
+
+    Only plans most of whose layers round their data get them.
+
+    Args:
+        folds: say whether they do.
+        plan: what becomes of each node.
+        basis: what codes are chosen by; its biases were those of another plan.
+        accuracy: with little effort they are found once, and judged by the samples that are left.
+    """
+    bench, plain = folds.trials.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
+    layers = layers_of(bench.graph, plan)
+    static = sum(plan.by_node[node].mode is Mode.STATIC for node in layers)
+    few = min(len(folds.of(groups, _MOST_SAMPLES)) for groups in folds.found_on) < _FEWEST_SAMPLES
+    if bench.is_large:
+        return plain.unfit(LARGE)
+    if few:
+        return plain.unfit(f"fewer than {_FEWEST_SAMPLES} samples do not tell a mean from chance")
+    if not static or static < _MOSTLY * len(layers):
+        return plain.unfit("most layers do not round their data")
+    codes = encode(plan, bench.graph, plain.evidence, plain.recipe, bench.codes)
+
+    @cache
+    def found(groups: Groups) -> Basis:
+        if groups == ALL:
+            # Together the folds have used every sample; what all would give is less shrunk, and nobody judges it.
+            every = folds.found_on if accuracy.thorough else folds.found_on[:1]
+            biases = _mean([found(one).recipe.biases for one in every])
+            return replace(plain, recipe=replace(plain.recipe, biases=biases))
+        samples = folds.of(groups, _MOST_SAMPLES)
+        recipe = with_sequential_biases(plain.recipe, plan, bench.graph, codes, bench.prepared, samples)
+        return replace(plain, recipe=recipe)
+
+    return folds.kept(plan, plain, [found], _HARMLESS, once=not accuracy.thorough)
+
+
+def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {
+        node: np.mean([one[node] for one in biases], axis=0, dtype=np.float64).astype(bias.dtype)
+        for node, bias in biases[0].items()
+    }
+
+
+# What a plan does not hold of how its codes were chosen, found again from the same samples to the last bit.
+
+
+def replayed(folds: Folds, plan: Plan, evidence: Evidence) -> Basis:
+    """Return what the codes of a plan are chosen by, with nothing tried.
+
+    Args:
+        folds: the samples as they were when it was chosen.
+        plan: from a report or file.
+        evidence: of what the plan needs.
+    """
+    basis = Basis(recipe_of(plan, sum(map(len, folds.groups))), evidence)
+    if plan.damping is not None:
+        basis = with_seen_rows(folds, plan, basis, plan.damping.observed)
+    if "bias" in plan.accuracy:
+        basis = with_decided_biases(folds, plan, basis, FULL if plan.thorough else FAST)
+    return basis
+
+
+def with_decided_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+    """Return the basis with biases corrected in order, which are known to pay.
+
+    Args:
+        folds: the samples that they are found on.
+        plan: what becomes of each node.
+        basis: what codes are chosen by otherwise.
+        accuracy: with how much effort they were found.
+    """
+    return with_biases(_Decided(folds.trials, folds.samples), plan, basis, accuracy)
+
+
+@dataclass(frozen=True, eq=False)
+class _Decided(Folds):
+    """Folds that take what is found without judging it: that was done when the plan was made."""
+
+    def kept(
+        self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = 1.0, *, once: bool = False
+    ) -> Basis:
+        """Return what the first finding makes of all samples."""
+        return findings[0](ALL)
