@@ -230,8 +230,8 @@ def step_cost(place: Place) -> float:
     done = quantize(place.model, samples, scheme=place.preset, goal=Goal(force=True), budget=budget)
     module = prepare(place.model, done.report.plan)
     weights = [one for one in module.modules() if isinstance(one, FakeQuantizedWeight)]
-    # As in training, tables stay, and a step of a classifier takes all of them as one.
-    for table in module.tables:
+    # As in training, embeddings stay, and a step of a classifier takes all of them as one.
+    for table in module.embeddings:
         table.requires_grad_(requires_grad=False)
     some = samples[:8]
     if MODELS in place.model.parents:

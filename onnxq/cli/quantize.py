@@ -180,5 +180,5 @@ def with_training(
             scheme=Wanted.of(asked.scheme, asked.target, asked.prepare),
             goal=goal,
             budget=replace(budget, progress=told),
-            training=Training(blocks="no", minutes=minutes, told=partial(note, notes)),
+            training=Training(blocks="no", minutes=minutes, on_progress=partial(note, notes)),
         )

@@ -16,7 +16,7 @@ from onnxq.cli.options import EXIT_CODES, FILE, FiniteRange, collection_options
 from onnxq.cli.output import Output, output_options
 from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 from onnxq.errors import OnnxqError
-from onnxq.training.settings import BLOCKS, Standing, Training
+from onnxq.training.settings import BLOCKS, Training, TrainingProgress
 
 if TYPE_CHECKING:
     from onnxq.calibration.calibrate import Collection
@@ -197,7 +197,7 @@ def trained(
     notes: dict[str, str] = {}
     with progress_bars(budget.seconds, notes, quiet=quiet) as told:
         budget = replace(budget, progress=told)
-        training = replace(training, told=functools.partial(note, notes))
+        training = replace(training, on_progress=functools.partial(note, notes))
         try:
             return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
         except (KeyboardInterrupt, OnnxqError) as end:
@@ -207,15 +207,15 @@ def trained(
             raise
 
 
-def note(notes: dict[str, str], standing: Standing) -> None:
+def note(notes: dict[str, str], standing: TrainingProgress) -> None:
     """Keep what is said beside the progress of training.
 
     >>> notes = {}
-    >>> note(notes, Standing(1, 8, loss=0.0123, noise=0.01))
+    >>> note(notes, TrainingProgress(1, 8, loss=0.0123, noise_to_signal=0.01))
     >>> notes
     {'train': 'loss 0.0123, 20.0 dB'}
     """
     from onnxq.numerics.affine import decibels
 
-    told = f"loss {standing.loss:.3g}, {decibels(standing.noise):.1f} dB"
+    told = f"loss {standing.loss:.3g}, {decibels(standing.noise_to_signal):.1f} dB"
     notes["blocks" if standing.block else "train"] = told

@@ -1,4 +1,4 @@
-"""Quantization-aware training: a prepared model as a torch module with fake quantization, and what trains it.
+"""Quantization-aware training: a prepared model as a torch module with fake quantization, and its training.
 
 The public names load, and with them torch, when they are first used.
 """
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from onnxq.errors import SchemeError
 
 if TYPE_CHECKING:
-    from onnxq.training.module import FakeQuantized
-    from onnxq.training.preparing import (
+    from onnxq.training.module import (
+        QATModule,
         convert,
         disable_fake_quant,
         disable_observer,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FakeQuantize",
-    "FakeQuantized",
+    "QATModule",
     "Training",
     "convert",
     "disable_fake_quant",
@@ -35,26 +35,15 @@ __all__ = [
     "prepare",
 ]
 
-_HOMES = {
-    "onnxq.training.module": ("FakeQuantized",),
-    "onnxq.training.preparing": (
-        "convert",
-        "disable_fake_quant",
-        "disable_observer",
-        "enable_fake_quant",
-        "enable_observer",
-        "prepare",
-    ),
-    "onnxq.training.quantizers": ("FakeQuantize",),
-    "onnxq.training.settings": ("Training",),
-}
+# Names that are not in onnxq.training.module.
+_ELSEWHERE = {"FakeQuantize": "onnxq.training.quantizers", "Training": "onnxq.training.settings"}
 
 
 def require_torch() -> None:
-    """Check that torch is there, before anything takes time.
+    """Check that torch is installed, before anything takes time.
 
     Raises:
-        SchemeError: it is not.
+        SchemeError: torch cannot be imported.
     """
     try:
         import_module("torch")
@@ -63,10 +52,9 @@ def require_torch() -> None:
 
 
 def __getattr__(name: str) -> object:
-    for module, names in _HOMES.items():
-        if name in names:
-            require_torch()
-            return getattr(import_module(module), name)
+    if name in __all__:
+        require_torch()
+        return getattr(import_module(_ELSEWHERE.get(name, "onnxq.training.module")), name)
     raise AttributeError(f"module 'onnxq.training' has no attribute {name!r}")
 
 

@@ -1,116 +1,173 @@
-"""Blocks: parts of a module that learn one after the other, with what flows between them on disk.
+"""Training of blocks one after the other, with the activations between them on disk.
 
-Each learns to give what the float model gives behind it, from what the quantized blocks before it give, so that it
-makes up for their errors (as in BRECQ, Li et al. 2021, and QDrop, Wei et al. 2022).
+A block gets the activations of the quantized blocks before it and learns those of the float model, so it compensates
+for their errors (as in BRECQ, Li et al. 2021, and QDrop, Wei et al. 2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from onnxq.calibration.activations import Activations
-from onnxq.training.lessons import Batch, Entries, Lessons, Tensors, as_tensors
-from onnxq.training.module import FakeQuantized
-from onnxq.training.parts import Part
+from onnxq.errors import DataError
+from onnxq.system.resources import Progress, silent
+from onnxq.training.learning import Checkpoint, default_batch_size, train_module
+from onnxq.training.losses import Distillation, Task
+from onnxq.training.module import Block, FakeQuantizedModel, blocks_of
+from onnxq.training.settings import Training, TrainingProgress
+from onnxq.training.training_set import Batch, LazyBatches, Tensors, TrainingSet, as_tensors
 
 
-class Block(nn.Module):
-    """A part of a module, to be trained by itself."""
+class BlockActivations:
+    """The activations of all samples between two blocks, of the quantized blocks and of the float model."""
 
-    def __init__(self, whole: FakeQuantized, part: Part, learners: Collection[nn.Module]) -> None:
-        """Take a part, and what learns in it; what else it computes with stays."""
-        super().__init__()
-        self.learners = nn.ModuleList(learners)
-        self.part = part
-        # Other parameters of it are not this block's.
-        self._around = (whole,)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors that it is fed."""
-        return tuple(one.name for one in self.part.inputs)
-
-    @property
-    def outcome(self) -> tuple[str, ...]:
-        """Names of the tensors that it gives."""
-        return tuple(one.name for one in self.part.outputs)
-
-    def outputs(self, fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors by output for tensors by input."""
-        return self._around[0].outputs(fed, self.part)
-
-
-def blocks(module: FakeQuantized) -> tuple[Block, ...]:
-    """Return the parts of a module, in each of which learns what no part before it computes with."""
-    taken, found = set[nn.Module](), []
-    for part in module.parts:
-        learners = dict.fromkeys(one for node in part.nodes for one in module.learners(node))
-        found.append(Block(module, part, [one for one in learners if one not in taken]))
-        taken |= learners.keys()
-    return tuple(found)
-
-
-class Flow:
-    """Samples on their way through the blocks: what the quantized ones made of them, and the float model."""
-
-    def __init__(self, module: FakeQuantized, coded: Activations, exact: Activations) -> None:
-        """Take where both are held; nothing flows yet."""
-        self._module, self._coded, self._exact = module, coded, exact
+    def __init__(self, module: FakeQuantizedModel, quantized: Activations, exact: Activations) -> None:
+        self._module, self._quantized, self._exact = module, quantized, exact
         self._counts: list[int] = []
 
-    def enter(self, batches: Iterable[Batch]) -> range:
-        """Add samples before the first block, and return by which places they are known."""
+    def add_samples(self, batches: Iterable[Batch]) -> range:
+        """Add samples before the first block, and return their indices."""
         first = len(self._counts)
         for batch in batches:
-            self._coded.put(len(self._counts), _arrays(batch.inputs))
+            self._quantized.put(len(self._counts), _arrays(batch.inputs))
             self._counts.append(batch.count)
         return range(first, len(self._counts))
 
-    def expect(self, block: Block) -> None:
-        """Let the float model run a block."""
+    def run_float(self, block: Block) -> None:
+        """Run a block of the float model."""
         with torch.no_grad():
-            for place in range(len(self._counts)):
+            for index in range(len(self._counts)):
                 names = block.inputs
-                fed = {**self._coded.of(place, names), **self._exact.of(place, names)}
-                self._exact.put(place, _arrays(self._module.exact(self._fed(fed), block.part)))
+                fed = {**self._quantized.of(index, names), **self._exact.of(index, names)}
+                self._exact.put(index, _arrays(self._module.float_outputs(self._fed(fed), block.subgraph)))
 
-    def advance(self, block: Block, needed: Collection[str]) -> None:
-        """Let the quantized model run a block, and forget all but what is needed from then on."""
+    def run_quantized(self, block: Block, needed: Collection[str]) -> None:
+        """Run a quantized block, and keep only the tensors that later blocks need."""
         with torch.no_grad():
-            for place in range(len(self._counts)):
-                self._coded.put(place, _arrays(block.outputs(self._fed(self._coded.of(place, block.inputs)))))
-        for held in (self._coded, self._exact):
+            for index in range(len(self._counts)):
+                self._quantized.put(index, _arrays(block.outputs(self._fed(self._quantized.of(index, block.inputs)))))
+        for held in (self._quantized, self._exact):
             held.keep(needed)
 
-    def lessons(self, block: Block, places: Sequence[int]) -> Lessons:
-        """Return what a block learns from some of the samples, or is judged by."""
-        entries = _Entries([(one, self._counts[one]) for one in places], self._coded, self._exact, block)
-        return Lessons(entries, device=self._module.device)
+    def training_set(self, block: Block, indices: Sequence[int]) -> TrainingSet:
+        """Return the inputs of a block with the float model's outputs, for some samples."""
+        batches = _BlockBatches([(one, self._counts[one]) for one in indices], self._quantized, self._exact, block)
+        return TrainingSet(batches, device=self._module.device)
 
     def _fed(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
         return {name: one.to(self._module.device) for name, one in as_tensors(arrays).items()}
 
 
 @dataclass(frozen=True, eq=False)
-class _Entries(Entries[tuple[int, int]]):
-    """What a block is fed and what is expected of it, by place and how many samples are there."""
+class _BlockBatches(LazyBatches[tuple[int, int]]):
+    """The batches of a block; a key is an index with its number of samples."""
 
-    coded: Activations
+    quantized: Activations
     exact: Activations
     block: Block
 
-    def at(self, place: tuple[int, int]) -> Batch:
-        """Return the samples of one place."""
-        held, count = place
-        fed, expected = self.coded.of(held, self.block.inputs), self.exact.of(held, self.block.outcome)
+    def at(self, key: tuple[int, int]) -> Batch:
+        index, count = key
+        fed, expected = self.quantized.of(index, self.block.inputs), self.exact.of(index, self.block.output_names)
         return Batch(as_tensors(fed), as_tensors(expected), count=count)
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     return {name: one.detach().cpu().numpy() for name, one in tensors.items()}
+
+
+@dataclass(eq=False)
+class BlockResults:
+    """The results of the blocks trained so far.
+
+    Attributes:
+        done: number of blocks trained.
+        better: number of these that improved.
+        undone: sentences about steps whose loss was not finite.
+    """
+
+    done: int = 0
+    better: int = 0
+    undone: list[str] = field(default_factory=list)
+
+
+def train_blocks(
+    module: FakeQuantizedModel,
+    task: Task,
+    training: Training,
+    checkpoint: Checkpoint,
+    progress: Progress,
+) -> BlockResults:
+    """Train the blocks of a module one after the other towards the float model's activations.
+
+    Args:
+        module: the module, which is trained in place.
+        task: the samples; its loss is not used.
+        training: settings of each block.
+        checkpoint: saved after each block; training resumes from it.
+        progress: called for the stage ``blocks``.
+    """
+    found, kept = blocks_of(module), checkpoint.load()
+    so_far = BlockResults(**kept["sequence"]) if kept is not None else BlockResults()
+    if kept is not None:
+        module.load_state_dict(kept["module"])
+    if so_far.done == len(found):
+        return so_far
+    size = training.batch or default_batch_size(len(task.training_set))
+    # Samples are stacked at the first block: later, the axis of samples is not known.
+    minutes = None if training.minutes is None else training.minutes / len(found)
+    alone = replace(training, batch=1 if task.training_set.stacked else size, minutes=minutes)
+    with ExitStack() as stack:
+        flow = BlockActivations(module, *(stack.enter_context(Activations(training.memory // 4)) for _ in range(2)))
+        trained, held_out = (
+            flow.add_samples(
+                batch for step in one.batches(range(len(one)), size if one.stacked else 1) for batch in step
+            )
+            for one in (task.training_set, task.holdout)
+        )
+        for number, block in enumerate(found):
+            progress("blocks", number, len(found))
+            flow.run_float(block)
+            if number >= so_far.done:
+                one = replace(alone, on_progress=_numbered(training.on_progress, progress, number, len(found)))
+                train, holdout = (flow.training_set(block, indices) for indices in (trained, held_out))
+                _train_block(block, train, holdout, one, so_far)
+                checkpoint.save({"sequence": vars(so_far), "module": module.state_dict()})
+            flow.run_quantized(block, {name for later in found[number + 1 :] for name in later.inputs})
+        progress("blocks", len(found), len(found))
+    return so_far
+
+
+def _numbered(
+    on_progress: Callable[[TrainingProgress], None] | None, progress: Progress, number: int, count: int
+) -> Callable[[TrainingProgress], None]:
+    """Return a callback that adds the number of the block."""
+
+    def report(state: TrainingProgress) -> None:
+        if on_progress is not None:
+            on_progress(replace(state, block=number + 1, blocks=count))
+        progress("blocks", number, count)
+
+    return report
+
+
+def _train_block(
+    block: Block, training_set: TrainingSet, holdout: TrainingSet, training: Training, so_far: BlockResults
+) -> None:
+    so_far.done += 1
+    try:
+        loss = Distillation.of(training_set.samples)
+    except DataError:
+        # The block has no float outputs.
+        return
+    if loss.signals and any(one.requires_grad for one in block.parameters()):
+        found = train_module(block, Task(loss, training_set, holdout, loss), training, Checkpoint(None), silent)
+        so_far.better += found.best > 0
+        so_far.undone += (f"block {so_far.done}: {one}" for one in found.undone)

@@ -1,44 +1,45 @@
-"""Codes of a plan, trained: what the steps of the house ask training for."""
+"""Training of the encodings of a plan: ranges are widened, blocks are trained, then the whole model."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from onnxq.algorithms.codes import Codes
 from onnxq.data.dataset import split
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, ModelError, SchemeError
-from onnxq.ir import Graph
-from onnxq.numerics.affine import decibels
+from onnxq.ir import Graph, Node
+from onnxq.numerics.affine import Parameters, decibels
 from onnxq.planning.plan import Plan
 from onnxq.search.refinement import TRAINING, Gain
 from onnxq.system.resources import Progress
-from onnxq.training.checkpoints import Checkpoint, key_of
-from onnxq.training.learning import learn
-from onnxq.training.lessons import Lessons, read_lessons, stackable
-from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, own_text, user_loss
-from onnxq.training.module import FakeQuantized
-from onnxq.training.rates import parameter_groups
-from onnxq.training.room import make_room
-from onnxq.training.sequence import learn_blocks
+from onnxq.training.blocks import train_blocks
+from onnxq.training.learning import Checkpoint, copy_state, digest_of, parameter_groups, train_module
+from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, load_loss, loss_source
+from onnxq.training.module import FakeQuantizedModel
+from onnxq.training.program import Subgraph
+from onnxq.training.quantizers import FakeQuantize, FakeQuantizedWeight, SharedChannelScales
 from onnxq.training.settings import Training
+from onnxq.training.training_set import Batch, TrainingSet, can_stack, run_float_model
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
-    """Codes after training, and what that did.
+class TrainedEncodings:
+    """The result of training.
 
     Attributes:
-        codes: of the best state, those to begin with where none was better.
-        gain: decibels on samples that nothing was learned from.
-        doubts: sentences about what could not be learned.
+        codes: encodings of the best state; the initial ones if training did not help.
+        gain: the gain in dB on the holdout.
+        doubts: warnings about parts that were not trained.
     """
 
     codes: Codes
@@ -46,7 +47,7 @@ class Fitted:
     doubts: tuple[str, ...] = ()
 
 
-def fitted(
+def train_encodings(
     graph: Graph,
     plan: Plan,
     codes: Codes,
@@ -55,78 +56,85 @@ def fitted(
     training: Training,
     state: Path | None,
     progress: Progress,
-) -> Fitted:
-    """Train the codes of a plan on samples.
+) -> TrainedEncodings:
+    """Train the encodings of a plan.
 
-    Every fourth sample is held out, and says which state is the best; of fewer than 8 all do both.
+    Every fourth sample is held out to choose the best state. Fewer than 8 samples are used for both.
 
     Args:
         graph: the prepared float graph.
-        plan: what becomes of it.
-        codes: to begin with.
+        plan: the plan of `graph`.
+        codes: initial encodings.
         reference: file of the float model.
-        samples: to learn from and to compare by.
-        training: how.
-        state: a folder that keeps where training stands, so that a killed one is gone on with; None keeps nothing.
-        progress: told of the stage ``train``.
+        samples: samples for training and holdout.
+        training: the settings.
+        state: folder of checkpoints, from which a killed training resumes; None saves none.
+        progress: called for the stages ``blocks`` and ``train``.
 
     Raises:
-        ModelError: nothing of the model can learn.
-        SchemeError: there is no such device.
-        DataError: samples or labels are none to learn from, or the loss is no number from the first step on.
-        OutputError: the disk has no room for samples, or for where training stands.
+        ModelError: no parameter of the model can be trained.
+        SchemeError: the device does not exist.
+        DataError: samples or labels do not fit, or the loss is not finite from the first step on.
+        OutputError: the disk has no space for samples or checkpoints.
     """
-    module = FakeQuantized(graph, plan, codes)
-    # What few samples look up says nothing of the other rows, of which there are more than of all other weights.
-    for table in module.tables:
-        table.requires_grad_(requires_grad=False)
+    module = FakeQuantizedModel(graph, plan, codes)
+    # Few samples look up few rows, and embeddings have more values than all other weights.
+    for embedding in module.embeddings:
+        embedding.requires_grad_(requires_grad=False)
     if not any(True for _ in parameter_groups(module, training)):
-        raise ModelError(f"no {' or '.join(training.learn)} of the model become codes, so nothing learns; quantize it")
-    module.to(device_of(training.device))
-    with ExitStack() as held:
-        task = _task(module, reference, samples, training, held)
-        return _fitted(module, codes, task, training, state, progress)
+        raise ModelError(
+            f"no {' or '.join(training.learn)} of the model are quantized, so training changes nothing; quantize it"
+        )
+    module.to(torch_device(training.device))
+    with ExitStack() as stack:
+        task = _open_task(module, reference, samples, training, stack)
+        return _train(module, codes, task, training, state, progress)
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device of a name; of an empty one a GPU where there is one.
+def torch_device(name: str) -> torch.device:
+    """Return the device of a name; for an empty name, a GPU if there is one.
 
     Raises:
-        SchemeError: torch has no such device here.
+        SchemeError: torch has no such device.
 
-    >>> device_of("cpu")
+    >>> torch_device("cpu")
     device(type='cpu')
     """
     try:
         found = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        # A device without memory, such as meta, gives nothing back.
+        # A device without memory, such as meta, returns no values.
         torch.zeros(1, device=found).cpu()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise SchemeError(f"device {name!r} is none of torch here ({reason}); take cpu, or leave it out") from error
+        raise SchemeError(f"torch has no device {name!r} here ({reason}); take cpu, or leave it out") from error
     return found
 
 
-def _fitted(
-    module: FakeQuantized, codes: Codes, task: Task, training: Training, state: Path | None, progress: Progress
-) -> Fitted:
+def _train(
+    module: FakeQuantizedModel, codes: Codes, task: Task, training: Training, state: Path | None, progress: Progress
+) -> TrainedEncodings:
     start = time.perf_counter()
-    key = key_of(
+    key = digest_of(
         (
             module.plan.effect,
             training,
             *module.state_dict().values(),
-            own_text(training.loss),
-            *(one for lessons in (task.lessons, task.held) for each in lessons.single for one in each.given),
+            loss_source(training.loss),
+            *(
+                one
+                for part in (task.training_set, task.holdout)
+                for each in part.samples
+                for one in each.inputs_and_labels
+            ),
         )
     )
-    score, before = task.measured(module)
+    score, before = task.evaluate(module)
     if math.isnan(score):
         raise _no_number(training)
-    # Steps that go too far overflow, which is undone and told.
+    # Steps that go too far overflow; they are undone and reported.
     with np.errstate(over="ignore", invalid="ignore"):
-        kept, undone = _learned(module, task, training, (state, key), progress)
-    better, after = task.measured(module)
+        kept, undone = _train_in_turn(module, task, training, (state, key), progress)
+    better, after = task.evaluate(module)
     worth = bool(kept) and better < score
     gain = Gain(
         TRAINING,
@@ -134,27 +142,31 @@ def _fitted(
         decibels(after if worth else before),
         ", ".join(kept) if worth else "",
         time.perf_counter() - start,
-        "" if worth else "no less noise",
+        "" if worth else "no lower error",
     )
-    frozen = module.frozen
-    told = (f"no gradient passes {', '.join(frozen)}, which torch has no function for here",) if frozen else ()
-    return Fitted(module.codes() if worth else codes, gain, (*dict.fromkeys(undone), *told))
+    without_gradient = module.nodes_without_gradient
+    warnings = (
+        (f"no gradient passes {', '.join(without_gradient)}, which torch has no function for here",)
+        if without_gradient
+        else ()
+    )
+    return TrainedEncodings(module.codes() if worth else codes, gain, (*dict.fromkeys(undone), *warnings))
 
 
-def _learned(
-    module: FakeQuantized, task: Task, training: Training, keep: tuple[Path | None, str], progress: Progress
+def _train_in_turn(
+    module: FakeQuantizedModel, task: Task, training: Training, keep: tuple[Path | None, str], progress: Progress
 ) -> tuple[list[str], list[str]]:
-    """Let blocks and the whole learn; return what is better for it, in words, and what was undone."""
+    """Widen ranges, train blocks, then the whole model; return sentences about improvements and undone steps."""
     moves = {"scales", "zero-points"} <= set(training.learn)
-    kept, undone = ["room for factors"] if moves and make_room(module, task) else [], list[str]()
+    kept, undone = ["wider ranges"] if moves and widen_ranges(module, task) else [], list[str]()
     if training.blocks == "first" and training.minutes is not None:
         training = replace(training, minutes=training.minutes / 2)
-    if training.blocks == "only" or (training.blocks == "first" and len(module.parts) > 1):
-        blocks = learn_blocks(module, task, training, Checkpoint.of("blocks", *keep), progress)
+    if training.blocks == "only" or (training.blocks == "first" and len(module.subgraphs) > 1):
+        blocks = train_blocks(module, task, training, Checkpoint.of("blocks", *keep), progress)
         undone += blocks.undone
         kept += [f"{blocks.better} of {blocks.done} blocks"] if blocks.better else []
     if training.blocks != "only":
-        found = learn(module, task, training, Checkpoint.of("whole", *keep), progress)
+        found = train_module(module, task, training, Checkpoint.of("whole", *keep), progress)
         if found.undone and not found.epochs:
             raise _no_number(training, f"; or give a smaller rate than {training.rate:g}" if training.rate else "")
         undone += found.undone
@@ -163,35 +175,145 @@ def _learned(
 
 
 def _no_number(training: Training, advice: str = "") -> DataError:
-    """Return what is said of a loss, or of its gradient, that no step can be taken by."""
-    what = "the noise beside the float model"
+    """Return the error for a loss or gradient that is not finite."""
+    what = "the error beside the float model"
     if training.labels is not None:
         what = f"the cross entropy of the labels {training.labels}"
     elif training.loss:
         what = f"loss {training.loss!r}"
     return DataError(
-        f"{what} or its gradient is no finite number from the first step on, so nothing can be learned; look for a "
+        f"{what} or its gradient is not finite from the first step on, so training is impossible; look for a "
         f"logarithm, a root or a division of zero there or in the model{advice}"
     )
 
 
-def _task(module: FakeQuantized, reference: Path, samples: SampleSource, training: Training, held: ExitStack) -> Task:
-    """Return what is to be learned, from samples that are read once and held as long as the stack says."""
-    learned, other = split(samples)
+def _open_task(
+    module: FakeQuantizedModel, reference: Path, samples: SampleSource, training: Training, stack: ExitStack
+) -> Task:
+    """Read the samples once, keep them until the stack closes, and choose the loss."""
+    train, holdout = split(samples)
     labelled = Path(training.labels) if training.labels is not None else None
-    # Half of the memory is for what flows between blocks.
+    # Half of the memory is for the activations between blocks.
     first, *others = (
-        held.enter_context(closing(read_lessons(reference, some, labelled, training.memory // 4)))
-        for some in ((learned,) if other is learned else (learned, other))
+        stack.enter_context(closing(run_float_model(reference, some, labelled, training.memory // 4)))
+        for some in ((train,) if holdout is train else (train, holdout))
     )
     rest = others[0] if others else first
-    # What a run says of all data at once it says otherwise of several samples.
-    stacked = not module.is_dynamic and stackable(module, first)
-    noise = Distillation.of(first)
-    loss: Loss = noise
+    # Dynamic quantization takes one scale for all stacked samples.
+    stacked = not module.is_dynamic and can_stack(module, first)
+    distillation = Distillation.of(first)
+    loss: Loss = distillation
     if labelled is not None:
         loss = CrossEntropy.of(first, rest)
     elif training.loss:
-        loss = user_loss(training.loss)
-    lessons, judged = (Lessons(some, stacked, module.device) for some in (first, rest))
-    return Task(loss, lessons, judged, noise)
+        loss = load_loss(training.loss)
+    training_set, holdout = (TrainingSet(some, stacked, module.device) for some in (first, rest))
+    return Task(loss, training_set, holdout, distillation)
+
+
+# Wider ranges for channel scales. A Gelu's least value is -0.17 in every channel: with a range from there to 14, 3
+# quantized values lie below zero, so no channel can have a finer scale. With a few more below zero, it can.
+
+# Least channel scale: a channel keeps at least 4 of 8 bits.
+_MIN_SCALE = 1 / 16
+# Margin for other samples, on the largest value of a channel.
+_RANGE_MARGIN = 1.1
+# A smaller reduction of the error may be chance on few samples.
+_MAX_ERROR_RATIO = 0.9
+_TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class RangeWidening:
+    """How ranges are widened and channel scales chosen.
+
+    Attributes:
+        min_side: least share of the quantized values on either side of zero.
+        power: a channel that uses a share of its side gets that share to this power as scale.
+    """
+
+    min_side: float
+    power: float
+
+
+_WIDENINGS = (RangeWidening(0.07, 0.7), RangeWidening(0.15, 0.7), RangeWidening(0.07, 0.5))
+_Ends = tuple[Tensor, Tensor]
+
+
+def widen_ranges(module: FakeQuantizedModel, task: Task) -> bool:
+    """Take wider ranges and other channel scales if they clearly lower the error on the holdout; return True if taken.
+
+    Only trainable channel scales change, and only ranges that are not fixed and include zero. Models of several float
+    inputs are left alone: one input is most often a state, which goes further than few samples show.
+    """
+    if sum(one.is_floating_point() for one in task.training_set.samples[0].inputs.values()) > 1:
+        return False
+    if not any(own.shared.log_channel_scales.requires_grad for own in module.channels.by_tensor.values()):
+        return False
+    before, ends = copy_state(module), _ends(module, task.training_set.samples)
+    best, (_, least) = before, task.evaluate(module)
+    for widening in _WIDENINGS:
+        _apply_widening(module, ends, widening)
+        _, noise = task.evaluate(module)
+        if noise < _MAX_ERROR_RATIO * least:
+            best, least = copy_state(module), noise
+        module.load_state_dict(before)
+    module.load_state_dict(best)
+    return best is not before
+
+
+def _ends(module: FakeQuantizedModel, batches: Sequence[Batch]) -> dict[str, _Ends]:
+    """Return the range of each channel with scales in the float model, zero included."""
+    found: dict[str, _Ends] = {}
+
+    def note(node: Node, index: int, value: Tensor) -> Tensor:
+        name = node.inputs[index].name
+        if (own := module.channels.by_tensor.get(name)) is not None:
+            rows = value.movedim(own.axis, 0).flatten(1)
+            low, high = found.get(name, (rows.new_zeros(()), rows.new_zeros(())))
+            found[name] = low.minimum(rows.amin(1)), high.maximum(rows.amax(1))
+        return value
+
+    with torch.no_grad():
+        for batch in batches:
+            module.float_outputs(batch.to(module.device).inputs, Subgraph.whole(module.graph), note)
+    return found
+
+
+def _apply_widening(module: FakeQuantizedModel, ends: Mapping[str, _Ends], widening: RangeWidening) -> None:
+    """Widen ranges, set the channel scales that fit, and then the scales of the weights."""
+    owns, wanted = module.channels.by_tensor, dict[SharedChannelScales, Tensor]()
+    for quantizer in dict.fromkeys(module.quantizer_of(name) for name in ends):
+        _widen(quantizer, widening.min_side)
+    with torch.no_grad():
+        for name, (low, high) in ends.items():
+            own, quantizer = owns[name], module.quantizer_of(name)
+            least, greatest = _range(quantizer)
+            used = (low / min(least, -_TINY)).maximum(high / max(greatest, _TINY)) * _RANGE_MARGIN
+            factors = wanted.setdefault(own.shared, torch.zeros_like(own.shared.base))
+            factors.scatter_reduce_(0, own.places, used.clamp(_MIN_SCALE, 1) ** widening.power, "amax")
+        for shared, factors in wanted.items():
+            shared.start_from(factors)
+        for weight in module.modules():
+            if isinstance(weight, FakeQuantizedWeight) and weight.channel_scales is not None:
+                weight.observe(weight.product)
+
+
+def _range(quantizer: FakeQuantize) -> tuple[float, float]:
+    """Return the least and greatest values that a quantizer represents."""
+    now = quantizer.parameters_now()
+    zero = 0.0 if now.zero_point is None else float(now.zero_point)
+    least, greatest = ((end - zero) * float(now.scale) for end in (quantizer.format.minimum, quantizer.format.maximum))
+    return least, greatest
+
+
+def _widen(quantizer: FakeQuantize, min_side: float) -> None:
+    """Give either side of zero at least a share of the quantized values, if the range is free."""
+    if not quantizer.is_range_free:
+        return
+    least, greatest = _range(quantizer)
+    short = min_side * (greatest - least)
+    least, greatest = min(least, -short), max(greatest, short)
+    scale = (greatest - least) / (quantizer.format.maximum - quantizer.format.minimum)
+    zero = np.array(round(quantizer.format.minimum - least / scale), quantizer.format.dtype)
+    quantizer.start_from(Parameters(np.array(scale, np.float32), zero))

@@ -1,4 +1,4 @@
-"""What training makes small: the noise on the float model's outputs, wrong answers, or what a user says."""
+"""Losses: the error beside the float model's outputs, the cross entropy of labels, or a function of the user."""
 
 from __future__ import annotations
 
@@ -15,50 +15,49 @@ from torch import Tensor
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.probabilities import are_probabilities
 from onnxq.system.plugins import import_plugin
-from onnxq.training.blocks import Block
-from onnxq.training.lessons import Batch, Lessons
-from onnxq.training.module import FakeQuantized
+from onnxq.training.module import Block, FakeQuantizedModel
+from onnxq.training.training_set import Batch, TrainingSet
 
-Learner = FakeQuantized | Block
-"""What learns: all, or a block."""
+Learner = FakeQuantizedModel | Block
+"""The whole model, or a block of it."""
 
 Loss = Callable[[Mapping[str, Tensor], Batch], Tensor]
-"""Takes outputs and the samples they are of, and returns the mean over these samples as a scalar."""
+"""Takes outputs and their batch, and returns the mean over its samples as a scalar."""
 
 # Below, a logarithm of float32 has no gradient that means anything.
 _LEAST = 1e-30
-# Samples that are judged in one run.
+# Samples that are evaluated in one run.
 _TOGETHER = 32
 _FORM = "FILE.py:FUNCTION or MODULE:FUNCTION"
 
 
 @dataclass(frozen=True, eq=False)
 class Distillation:
-    """The noise-to-signal ratio of each output beside the float model, added up.
+    """The sum of the noise-to-signal ratios of all float outputs.
 
-    Probabilities are compared by their logarithms, about the mean of each row, which are what entered the Softmax.
+    Probabilities are compared by their logarithms minus the mean of each row: the inputs of the Softmax.
 
     Attributes:
-        signals: mean energy of a sample by output, of those that are floats.
-        probabilities: the outputs among them that hold such.
+        signals: mean energy of a sample, by float output.
+        probabilities: the outputs that are probabilities.
     """
 
     signals: Mapping[str, float]
     probabilities: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, lessons: Sequence[Batch]) -> Distillation:
-        """Return the loss whose unit is the signal of these samples.
+    def of(cls, batches: Sequence[Batch]) -> Distillation:
+        """Return the loss in units of the signal of these samples.
 
         Raises:
-            DataError: no output is a float.
+            DataError: no output is a float that is not zero.
         """
-        floats = [name for name, one in lessons[0].expected.items() if one.is_floating_point()]
+        floats = [name for name, one in batches[0].expected.items() if one.is_floating_point()]
         rows = frozenset(
-            name for name in floats if all(are_probabilities(one.expected[name].numpy()) for one in lessons)
+            name for name in floats if all(are_probabilities(one.expected[name].numpy()) for one in batches)
         )
-        totals, count = dict.fromkeys(floats, 0.0), sum(one.count for one in lessons)
-        for one in lessons:
+        totals, count = dict.fromkeys(floats, 0.0), sum(one.count for one in batches)
+        for one in batches:
             for name in floats:
                 totals[name] += float(_compared(one.expected[name], name in rows).square().sum())
         signals = {name: total / count for name, total in totals.items() if 0 < total < math.inf}
@@ -66,8 +65,8 @@ class Distillation:
             raise DataError("no output of the model is a float that is not zero, so there is nothing to learn from")
         return cls(signals, rows)
 
-    def noises(self, outputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-        """Return the mean noise of a sample by output, in units of the signal."""
+    def noise_to_signal(self, outputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        """Return the noise-to-signal ratio of each output."""
         found = {}
         for name, signal in self.signals.items():
             rows = name in self.probabilities
@@ -77,7 +76,7 @@ class Distillation:
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the sum over outputs."""
-        return torch.stack(list(self.noises(outputs, batch).values())).sum()
+        return torch.stack(list(self.noise_to_signal(outputs, batch).values())).sum()
 
 
 def _compared(values: Tensor, probabilities: bool) -> Tensor:
@@ -89,11 +88,11 @@ def _compared(values: Tensor, probabilities: bool) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CrossEntropy:
-    """The cross entropy of labels beside the first output, be that logits or probabilities.
+    """The cross entropy between labels and the first output.
 
     Attributes:
-        output: its name.
-        probabilities: whether it holds such.
+        output: name of the output.
+        probabilities: True if the output is probabilities, False if it is logits.
     """
 
     output: str
@@ -104,7 +103,7 @@ class CrossEntropy:
         """Return the loss of samples with labels.
 
         Raises:
-            DataError: the first output has no row of scores for each sample, or a label is none of its classes.
+            DataError: the first output is not one row of scores a sample, or a label is not one of its classes.
         """
         name, expected = next(iter(some[0][0].expected.items()))
         if not expected.is_floating_point() or expected.ndim != 2 or expected.shape[0] != 1:
@@ -122,27 +121,26 @@ class CrossEntropy:
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean over samples."""
-        assert batch.labels is not None, "the lessons have labels"
+        assert batch.labels is not None, "the samples have labels"
         scores, labels = outputs[self.output], batch.labels.to(outputs[self.output].device)
         if self.probabilities:
             return torch.nn.functional.nll_loss(scores.clamp(min=_LEAST).log(), labels)
         return torch.nn.functional.cross_entropy(scores, labels)
 
 
-def own_text(loss: str) -> str:
-    """Return what a file says that a loss of the user's own is in; empty where it is in none."""
+def loss_source(loss: str) -> str:
+    """Return the source text of the file of a user's loss; empty if the loss is in a module."""
     place = Path(loss.rpartition(":")[0])
     return place.read_text(encoding="utf-8") if place.suffix == ".py" and place.is_file() else ""
 
 
-def user_loss(text: str) -> Loss:
-    """Return the loss that a user names.
+def load_loss(text: str) -> Loss:
+    """Import the loss function that a user names.
 
-    A function is code that the user asks to run: importing its module or file runs that, and nothing else is run.
+    This runs the user's module or file, and nothing else.
 
     Args:
-        text: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; it takes the outputs, the float model's outputs and the
-            inputs, three dictionaries of tensors by name, and returns a scalar tensor, lower being better.
+        text: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; see `Training`.
 
     Raises:
         SchemeError: there is no such function.
@@ -177,31 +175,31 @@ def user_loss(text: str) -> Loss:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be learned.
+    """A loss with its samples.
 
     Attributes:
-        loss: what becomes small.
-        lessons: what is learned from.
-        held: what nothing is learned from, by which states are compared.
-        noise: how far held outputs are from those of the float model.
+        loss: what training minimizes.
+        training_set: samples to train on.
+        holdout: samples to compare states on.
+        distillation: the error beside the float model.
     """
 
     loss: Loss
-    lessons: Lessons
-    held: Lessons
-    noise: Distillation
+    training_set: TrainingSet
+    holdout: TrainingSet
+    distillation: Distillation
 
-    def measured(self, module: Learner) -> tuple[float, float]:
-        """Return what states are compared by, the smaller the better, and the noise of the worst held output."""
-        total, noises, count = 0.0, dict.fromkeys(self.noise.signals, 0.0), 0
+    def evaluate(self, module: Learner) -> tuple[float, float]:
+        """Return a state's score (lower is better) and the worst noise-to-signal ratio of an output, on the holdout."""
+        total, noises, count = 0.0, dict.fromkeys(self.distillation.signals, 0.0), 0
         with torch.no_grad():
-            for some in self.held.batches(range(len(self.held)), _TOGETHER if self.held.stacked else 1):
+            for some in self.holdout.batches(range(len(self.holdout)), _TOGETHER if self.holdout.stacked else 1):
                 for batch in some:
                     outputs = module.outputs(batch.inputs)
                     count += batch.count
-                    if self.loss is not self.noise:
+                    if self.loss is not self.distillation:
                         total += float(self.loss(outputs, batch)) * batch.count
-                    for name, noise in self.noise.noises(outputs, batch).items():
+                    for name, noise in self.distillation.noise_to_signal(outputs, batch).items():
                         noises[name] += float(noise) * batch.count
         worst = max(math.inf if math.isnan(noise) else noise / count for noise in noises.values())
-        return (worst if self.loss is self.noise else total / count), worst
+        return (worst if self.loss is self.distillation else total / count), worst

@@ -1,26 +1,33 @@
-"""A prepared graph as a torch.nn.Module, with fake quantization exactly where a plan makes codes."""
+"""A prepared graph as a torch.nn.Module, with fake quantization exactly where its plan quantizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onnxq.algorithms.codes import Codes
-from onnxq.algorithms.migration import Around
+from onnxq.algorithms.codes import Codes, encode
+from onnxq.algorithms.migration import Around, Factors, read_factors, weighted_maker
 from onnxq.algorithms.node_codes import Bias
+from onnxq.algorithms.noting import recipe_of
+from onnxq.algorithms.sites import sites
 from onnxq.config.scheme import Mode
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, SchemeError, check_type
 from onnxq.ir import (
     Constant,
     Graph,
     Names,
     Node,
     Variable,
+    as_graph,
     constant,
     constants,
     is_fixed,
@@ -29,41 +36,128 @@ from onnxq.ir import (
     optional,
     producer,
 )
+from onnxq.lowering import emit_named
 from onnxq.numerics.affine import QTensor, quantize
 from onnxq.numerics.formats import FORMATS, format_named
 from onnxq.ops import operator_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.planner import bias_of
+from onnxq.preparing.preparation import check_float_model, check_plan
 from onnxq.runtime.targets import target_named
-from onnxq.training.channels import Channels
-from onnxq.training.parts import Part, parts
-from onnxq.training.program import Program, Reader
-from onnxq.training.quantizers import FakeQuantize, FakeQuantizedBias, FakeQuantizedWeight
-from onnxq.training.rounding import dynamically_quantized
+from onnxq.search.workbench import Workbench, open_workbench
+from onnxq.steps.wanted import Wanted
+from onnxq.system.publish import staging
+from onnxq.training.program import InputHook, Program, Subgraph, cut_graph
+from onnxq.training.quantizers import (
+    FakeQuantize,
+    FakeQuantizedBias,
+    FakeQuantizedWeight,
+    SharedChannelScales,
+    TensorChannelScales,
+    WeightChannelScales,
+    dynamic_fake_quantize,
+)
+
+
+class ChannelScaling(nn.Module):
+    """The channel scales of a plan's encodings.
+
+    Attributes:
+        by_tensor: channel scales by the name of their tensor.
+        shared: the channel scales of each equalization group.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, codes: Codes) -> None:
+        super().__init__()
+        self._begun, self._coded = codes.factors, codes.activations
+        self.by_tensor = dict(_channel_scales(graph, plan, codes.factors))
+        self.shared = nn.ModuleList(dict.fromkeys(own.shared for own in self.by_tensor.values()))
+        self._makers = {
+            maker.name: self.by_tensor[tensor.name]
+            for _, node in nodes(graph)
+            for tensor in node.outputs
+            if tensor.name in self.by_tensor
+            and tensor.name in plan.by_tensor
+            and (maker := weighted_maker(tensor, plan)) is not None
+        }
+
+    def factors(self) -> Mapping[str, Factors]:
+        """Return the channel scales by tensor, as they are written."""
+        return {name: own.now() for name, own in self.by_tensor.items()}
+
+    def of_output(self, node: Node) -> TensorChannelScales | None:
+        """Return the channel scales of the output of a compute node."""
+        return self._makers.get(node.name)
+
+    def of_weight(self, node: Node, decision: Decision, index: int) -> WeightChannelScales | None:
+        """Return what a weight is multiplied with before it is quantized; None without channel scales around it."""
+        divided = read_factors(node, decision, self._begun, self._coded) is not None
+        data = decision.data if decision.mode is Mode.STATIC else node.inputs[0].name
+        read, made = self.by_tensor[data] if divided else None, self.of_output(node)
+        if read is None and made is None:
+            return None
+        return WeightChannelScales(
+            None if read is None else read.in_weight(node, index, read=True),
+            None if made is None else made.in_weight(node, index, read=False),
+        )
+
+    def divided(self, tensor: Constant) -> NDArray[np.floating]:
+        """Divide the values of a constant by its channel scales."""
+        own = self.by_tensor.get(tensor.name)
+        return tensor.values if own is None else own.now().divide(tensor.values)
+
+    def fake_quantize(self, name: str, values: Tensor, quantizer: FakeQuantize) -> Tensor:
+        """Fake-quantize an activation divided by its channel scales, and multiply the result with them."""
+        own = self.by_tensor.get(name)
+        if own is None:
+            return quantizer(values)
+        factors = own().reshape([-1 if axis == own.axis else 1 for axis in range(values.ndim)])
+        return quantizer(values / factors) * factors
+
+
+def _channel_scales(
+    graph: Graph, plan: Plan, factors: Mapping[str, Factors]
+) -> Iterator[tuple[str, TensorChannelScales]]:
+    """Yield the channel scales of each tensor; those of equalization groups are trainable."""
+    left = dict(factors)
+    for site in sites(graph, plan).found if factors else ():
+        begun = np.ones(len(site.free))
+        named = {tensor: places for tensor, places in site.tensors.items() if tensor in factors}
+        for tensor, channels in named.items():
+            begun[channels.places] = left.pop(tensor).values
+        shared = SharedChannelScales(begun, site.free & (len(named) == len(site.tensors)))
+        for tensor, channels in named.items():
+            yield tensor, TensorChannelScales(shared, torch.from_numpy(channels.places), channels.axis)
+    for tensor, one in left.items():
+        count = len(one.values)
+        yield (
+            tensor,
+            TensorChannelScales(SharedChannelScales(one.values, np.zeros(count, bool)), torch.arange(count), one.axis),
+        )
+
 
 _WEIGHT = 1
 _MATRIX = 2
 
 
-class FakeQuantized(nn.Module):
+class FakeQuantizedModel(nn.Module):
     """A graph that computes in torch what the quantized model will compute, with gradients.
 
-    Weights, biases, scales and zero points of whatever the plan makes codes of are parameters; all else stays. It is
-    called with tensors in the order of the model's inputs, or by their names, and returns the model's output, or a
-    tuple of outputs.
+    The parameters are weights, biases, scales and zero points of all that the plan quantizes. Call it with tensors in
+    the order of the model's inputs, or by their names. It returns the model's output, or a tuple of outputs.
 
     Attributes:
-        graph: the prepared float graph, which is read only.
-        plan: says what becomes codes.
-        names: of the inputs.
+        graph: the prepared float graph, which is only read.
+        plan: the plan of the graph.
+        names: names of the inputs.
     """
 
     def __init__(self, graph: Graph, plan: Plan, codes: Codes) -> None:
-        """Take a graph, what becomes of it, and the codes to begin with.
+        """Build the module from the initial encodings.
 
         Raises:
-            ModelError: floats of the graph are not those that training computes with.
+            ModelError: the graph has floats of another type than float32.
         """
         super().__init__()
         self.graph, self.plan = _with_biases(graph, codes), plan
@@ -72,7 +166,7 @@ class FakeQuantized(nn.Module):
         self._static = {one.node for one in plan.decisions if one.mode is Mode.STATIC}
         self._every = {one.tensor for one in plan.activations if one.every_consumer}
         self._dynamic = set[str]()
-        self._begun, self.channels = codes, Channels(self.graph, plan, codes)
+        self._begun, self.channels = codes, ChannelScaling(self.graph, plan, codes)
         self._add_activations(codes)
         self._add_weights(codes)
         self._add_constants()
@@ -93,14 +187,14 @@ class FakeQuantized(nn.Module):
             if one.group not in groups:
                 learns, grows = one.group not in fixed, one.group not in clamped
                 found = FakeQuantize(one.spec, codes.activations[one.tensor], learns=learns, grows=grows)
-                # Nodes that quantize data saturate where their type ends, whatever codes a range was chosen for.
+                # QuantizeLinear saturates at the limits of its type, also if the range was chosen for fewer bits.
                 found.format = FORMATS.get(found.format.dtype.name, found.format)
                 groups[one.group] = found
             self._activations[one.tensor] = groups[one.group]
         self.activations = nn.ModuleList(groups.values())
 
     def _add_weights(self, codes: Codes) -> None:
-        """Add the weights and biases of what the plan quantizes; equal codes of one weight stay one."""
+        """Add the quantized weights and biases; equal encodings of one weight stay shared."""
         shared: dict[object, FakeQuantizedWeight] = {}
         self._weights: dict[tuple[str, int], FakeQuantizedWeight] = {}
         self._biases: dict[tuple[str, int], tuple[str, FakeQuantizedBias]] = {}
@@ -112,11 +206,11 @@ class FakeQuantized(nn.Module):
                 source = node.inputs[weight.index]
                 if found is None:
                     continue
-                # Products that share a weight have no factors around it.
-                scales, times = found.parameters.scale.tobytes(), self.channels.times(node, decision, weight.index)
-                key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes(), times and node.name
+                # A weight that several nodes share has no channel scales.
+                scales, around = found.parameters.scale.tobytes(), self.channels.of_weight(node, decision, weight.index)
+                key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes(), around and node.name
                 if key not in shared:
-                    shared[key] = FakeQuantizedWeight(weight, source.values, found, times)
+                    shared[key] = FakeQuantizedWeight(weight, source.values, found, around)
                 self._weights[node.name, weight.index] = shared[key]
         for node, decision in self._planned():
             self._add_bias(node, decision, codes.biases.get(node.name))
@@ -129,7 +223,7 @@ class FakeQuantized(nn.Module):
         source = optional(*place) if place is not None else None
         if weight is None or place is None or not is_fixed(source) or (place[0].name, place[1]) in self._weights:
             return
-        made = self.channels.made(node)
+        made = self.channels.of_output(node)
         around = Around() if made is None else Around(made=made.now())
         values = source.values if bias is None or bias.values is None else around.own_bias(bias.values)
         coded = (bias is not None and bias.codes is not None) or self._is_fused(node, decision, source)
@@ -137,7 +231,7 @@ class FakeQuantized(nn.Module):
         self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data, made)
 
     def _is_fused(self, node: Node, decision: Decision, bias: Constant) -> bool:
-        """Whether the bias behind a MatMul of codes is written as that of a Gemm, which makes codes of it."""
+        """Return True if the Add behind a quantized MatMul is written as the bias of a Gemm, which is quantized."""
         weight = node.inputs[_WEIGHT]
         return (
             node.op == "MatMul"
@@ -149,7 +243,7 @@ class FakeQuantized(nn.Module):
         )
 
     def _add_constants(self) -> None:
-        """Keep all other values as buffers, which are no part of the state."""
+        """Add all other constants as buffers outside of the state."""
         self._constants: dict[Constant, str] = {}
         for place, tensor in enumerate(constants(self.graph)):
             values = np.array(tensor.values)
@@ -169,63 +263,66 @@ class FakeQuantized(nn.Module):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether any data gets its scale from all that is run at once."""
+        """True if any activation is quantized dynamically, with one scale for all samples of a run."""
         return bool(self._dynamic)
 
     @property
-    def frozen(self) -> tuple[str, ...]:
-        """Names of the nodes that torch has no function for, of those that ran; no gradient passes them."""
-        return tuple(node.name for node in self._program.frozen)
+    def nodes_without_gradient(self) -> tuple[str, ...]:
+        """Names of the nodes that ran in onnxruntime because torch has no function for them."""
+        return tuple(node.name for node in self._program.sessions)
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the output, or the outputs in their order."""
         found = tuple(self.outputs({**dict(zip(self.names, inputs, strict=False)), **named}).values())
         return found[0] if len(found) == 1 else found
 
-    def outputs(self, fed: Mapping[str, Tensor], part: Part | None = None) -> dict[str, Tensor]:
-        """Return tensors by output for tensors by input, of all or of a part; those of a part are not yet codes."""
-        return self._program.run(fed, self._held, self._read, self._made if part is None else _same, part)
+    def outputs(self, fed: Mapping[str, Tensor], subgraph: Subgraph | None = None) -> dict[str, Tensor]:
+        """Run the module or a subgraph on tensors by input name; outputs of a subgraph are not yet quantized."""
+        output_hook = self._quantized_output if subgraph is None else _unchanged
+        return self._program.run(fed, self._constant_tensors, self._quantized_input, output_hook, subgraph)
 
-    def exact(self, fed: Mapping[str, Tensor], part: Part, read: Reader | None = None) -> dict[str, Tensor]:
-        """Return what the float model makes of tensors by input in a part; what its nodes read is told."""
-        return self._program.run(fed, self._held, read or _same, _same, part)
+    def float_outputs(
+        self, fed: Mapping[str, Tensor], subgraph: Subgraph, input_hook: InputHook | None = None
+    ) -> dict[str, Tensor]:
+        """Run a subgraph of the float model on tensors by input name."""
+        return self._program.run(fed, self._constant_tensors, input_hook or _unchanged, _unchanged, subgraph)
 
     @property
-    def _held(self) -> dict[Constant, Tensor]:
+    def _constant_tensors(self) -> dict[Constant, Tensor]:
         return {tensor: getattr(self, name) for tensor, name in self._constants.items()}
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the parameters."""
         return next((one.device for one in (*self.parameters(), *self.buffers())), torch.device("cpu"))
 
-    def learners(self, node: Node) -> tuple[FakeQuantize | FakeQuantizedBias, ...]:
-        """Return what makes codes of what a node of the main graph and its bodies read."""
+    def quantizers_of(self, node: Node) -> tuple[FakeQuantize | FakeQuantizedBias, ...]:
+        """Return the quantizers of the inputs of a node of the main graph, and of the nodes in its bodies."""
         every = (node, *(inner for body in node.bodies() for _, inner in nodes(body)))
-        found = (self._learner(one, index) for one in every for index in range(len(one.inputs)))
+        found = (self._quantizer(one, index) for one in every for index in range(len(one.inputs)))
         return tuple(one for one in found if one is not None)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The graph as parts that can learn one after the other."""
-        found = {node: learners for node in self.graph.nodes if (learners := self.learners(node))}
+    def subgraphs(self) -> tuple[Subgraph, ...]:
+        """The graph cut into subgraphs that can be trained one after the other."""
+        found = {node: quantizers for node in self.graph.nodes if (quantizers := self.quantizers_of(node))}
         weights = {node: sum(isinstance(one, FakeQuantizedWeight) for one in some) for node, some in found.items()}
-        return parts(self.graph, weights)
+        return cut_graph(self.graph, weights)
 
-    def _read(self, node: Node, index: int, value: Tensor) -> Tensor:
-        """Return what a node computes with in the place of one of its inputs."""
-        found = self._learner(node, index)
+    def _quantized_input(self, node: Node, index: int, value: Tensor) -> Tensor:
+        """Return what the quantized model computes with at an input of a node."""
+        found = self._quantizer(node, index)
         if isinstance(found, FakeQuantizedWeight | FakeQuantizedBias):
             return found().reshape(value.shape)
         if found is not None:
             name = node.inputs[index].name
-            return self.channels.coded(name, value, self._activations[name])
+            return self.channels.fake_quantize(name, value, self._activations[name])
         if index == 0 and node.name in self._dynamic and self.fake_quant_enabled:
-            return dynamically_quantized(value)
+            return dynamic_fake_quantize(value)
         return value
 
-    def _learner(self, node: Node, index: int) -> FakeQuantize | FakeQuantizedBias | None:
-        """Return what makes codes of an input of a node, or None for what stays as it is."""
+    def _quantizer(self, node: Node, index: int) -> FakeQuantize | FakeQuantizedBias | None:
+        """Return the quantizer of an input of a node, or None if it stays in float."""
         tensor, key = node.inputs[index], (node.name, index)
         if key in self._weights:
             return self._weights[key]
@@ -236,10 +333,9 @@ class FakeQuantized(nn.Module):
             return self._activations.get(tensor.name)
         return None
 
-    def _made(self, node: Node, index: int, value: Tensor) -> Tensor:
-        """Return what an output of the model is."""
+    def _quantized_output(self, node: Node, index: int, value: Tensor) -> Tensor:
         name = node.outputs[index].name
-        return self.channels.coded(name, value, self._activations[name]) if name in self._every else value
+        return self.channels.fake_quantize(name, value, self._activations[name]) if name in self._every else value
 
     @property
     def quantizers(self) -> Iterator[FakeQuantize]:
@@ -247,26 +343,27 @@ class FakeQuantized(nn.Module):
         return (one for one in self.modules() if isinstance(one, FakeQuantize))
 
     @property
-    def tables(self) -> frozenset[FakeQuantizedWeight]:
-        """The weights whose rows are looked up, and that nothing else reads."""
-        held = {node.name: operator_of(node) for node, _ in self._planned()}
-        looks_up = {name: operator is not None and operator.looks_up for name, operator in held.items()}
+    def embeddings(self) -> frozenset[FakeQuantizedWeight]:
+        """The weights that are only used as embeddings."""
+        operators = {node.name: operator_of(node) for node, _ in self._planned()}
+        looks_up = {name: operator is not None and operator.looks_up for name, operator in operators.items()}
         found, other = (
-            frozenset(one for (node, _), one in self._weights.items() if looks_up[node] is way) for way in (True, False)
+            frozenset(one for (node, _), one in self._weights.items() if looks_up[node] is wanted)
+            for wanted in (True, False)
         )
         return found - other
 
     def quantizer_of(self, tensor: str) -> FakeQuantize:
-        """Return what makes codes of an activation of the plan."""
+        """Return the quantizer of an activation."""
         return self._activations[tensor]
 
     @property
     def fake_quant_enabled(self) -> bool:
-        """Whether any quantizer makes codes."""
+        """True if any quantizer is enabled."""
         return any(one.fake_quant_enabled for one in self.quantizers)
 
     def codes(self) -> Codes:
-        """Return the codes that are written: those that the module computes with."""
+        """Return the encodings that the module computes with, to be written."""
         activations = {name: one.parameters_now() for name, one in self._activations.items()}
         weights = {key: one.codes() for key, one in self._weights.items()}
         biases = {node: Bias(bias.moved, bias.codes()) for node, bias in self._biases.values()}
@@ -280,12 +377,12 @@ class FakeQuantized(nn.Module):
         return replace(found, factors=self.channels.factors())
 
 
-def _same(node: Node, index: int, value: Tensor) -> Tensor:
+def _unchanged(node: Node, index: int, value: Tensor) -> Tensor:
     return value
 
 
 def _with_biases(graph: Graph, codes: Codes) -> Graph:
-    """Return a graph in which products have a bias that lack the one that they get, of zeros."""
+    """Return a copy of the graph with zero biases where encodings add a bias."""
     graph = graph.copy()
     names = Names(graph)
     for _, node in nodes(graph):
@@ -293,3 +390,121 @@ def _with_biases(graph: Graph, codes: Codes) -> Graph:
         if bias is not None and bias.values is not None and place is not None and optional(*place) is None:
             node.inputs = [*node.inputs[: place[1]], constant(names.fresh(f"{node.name}.bias"), 0 * bias.values)]
     return graph
+
+
+class Block(nn.Module):
+    """A subgraph of a module that is trained by itself; only `quantizers` change."""
+
+    def __init__(self, model: FakeQuantizedModel, subgraph: Subgraph, quantizers: Collection[nn.Module]) -> None:
+        super().__init__()
+        self.quantizers = nn.ModuleList(quantizers)
+        self.subgraph = subgraph
+        # In a tuple, the model's other parameters are not parameters of the block.
+        self._model = (model,)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the input tensors."""
+        return tuple(one.name for one in self.subgraph.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the output tensors."""
+        return tuple(one.name for one in self.subgraph.outputs)
+
+    def outputs(self, fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the block on tensors by input name."""
+        return self._model[0].outputs(fed, self.subgraph)
+
+
+def blocks_of(module: FakeQuantizedModel) -> tuple[Block, ...]:
+    """Cut a module into blocks; a quantizer that several blocks use belongs to the first of them."""
+    taken, found = set[nn.Module](), []
+    for subgraph in module.subgraphs:
+        quantizers = dict.fromkeys(one for node in subgraph.nodes for one in module.quantizers_of(node))
+        found.append(Block(module, subgraph, [one for one in quantizers if one not in taken]))
+        taken |= quantizers.keys()
+    return tuple(found)
+
+
+# Modules for a user's own training loop.
+
+
+class QATModule(FakeQuantizedModel):
+    """A module that can be converted to a quantized model; see `prepare` and `convert`."""
+
+    def __init__(self, bench: Workbench, plan: Plan) -> None:
+        graph = bench.graph_for(plan)
+        for tensor in constants(graph):
+            # The folder of the workbench is deleted, so values are copied.
+            tensor.values = np.array(tensor.values)
+        super().__init__(graph, plan, encode(plan, graph, recipe=recipe_of(plan, 1)))
+        self._placing, self._declared = bench.placing, bench.declared_types
+
+    def quantized(self) -> Graph:
+        """Return the quantized model."""
+        return self._placing.quantized(self.graph, self.plan, self.codes(), self._declared)
+
+
+def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan) -> QATModule:
+    """Make a torch module of a float model, with fake quantization where its plan quantizes.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph, as it was given to quantize() or plan().
+        plan: a calibrated plan, such as that of the report of quantize().
+
+    Returns:
+        The module, with observers disabled. Its parameters are weights, biases, scales and zero points of all that
+        is quantized.
+
+    Raises:
+        SchemeError: the plan is of another model, or cannot be applied again.
+        DataError: the plan was not calibrated.
+        ModelError: the model cannot be read, or has floats of another type than float32.
+    """
+    check_type(plan, Plan, "the plan", "a Plan, such as quantize(...).report.plan")
+    wanted = Wanted.of(plan, plan.target, ())
+    graph = as_graph(model)
+    check_float_model(graph)
+    with staging(None) as folder:
+        emit = emit_named(wanted.scheme.emit)
+        bench = open_workbench(graph, wanted.scheme, target_named(plan.target), folder, emit, plan)
+        check_plan(plan, bench.graph)
+        return QATModule(bench, plan)
+
+
+def convert(module: QATModule) -> Graph:
+    """Return the quantized model that a module computes; write it with onnxq.save.
+
+    Raises:
+        SchemeError: the module is not from prepare().
+    """
+    if not isinstance(module, QATModule):
+        raise SchemeError(f"the module is {type(module).__name__}, expected one of onnxq.training.prepare()")
+    return module.quantized()
+
+
+def enable_fake_quant(module: nn.Module) -> None:
+    """Enable a quantizer; use as ``module.apply(enable_fake_quant)``, as in torch.ao."""
+    _switch(module, fake_quant_enabled=True)
+
+
+def disable_fake_quant(module: nn.Module) -> None:
+    """Disable a quantizer, so that floats pass unchanged."""
+    _switch(module, fake_quant_enabled=False)
+
+
+def enable_observer(module: nn.Module) -> None:
+    """Let the values that pass a quantizer set its scale."""
+    _switch(module, observer_enabled=True)
+
+
+def disable_observer(module: nn.Module) -> None:
+    """Leave the scale of a quantizer to the optimizer."""
+    _switch(module, observer_enabled=False)
+
+
+def _switch(module: nn.Module, **flags: bool) -> None:
+    if isinstance(module, FakeQuantize):
+        for name, value in flags.items():
+            setattr(module, name, value)

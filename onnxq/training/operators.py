@@ -1,28 +1,841 @@
-"""The table of operators that run in torch with gradients.
+"""The operators that run in torch with gradients.
 
-It is a table of functions, not a converter such as onnx2pytorch, because what is trained here are tensors by their ONNX
-names: a function takes its weight as an argument, which may come out of a fake quantizer, and every tensor between two
-nodes can be one's data. Modules that own their weights hide both. onnx2pytorch also needs torchvision.
+They are a table of functions and not a converter such as onnx2pytorch, because training needs tensors by their ONNX
+names. A function takes its weight as an argument, which may come out of a fake quantizer, and every tensor between two
+nodes can be an activation. Modules that own their weights hide both. onnx2pytorch also needs torchvision.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from onnxq.training.calls import Call
-from onnxq.training.elementwise import ELEMENTWISE
-from onnxq.training.moving import MOVING
-from onnxq.training.products import PLAIN, PRODUCTS
-from onnxq.training.recurrent import RECURRENT, is_plain
+import onnx
+import torch
+import torch.nn.functional as f
+from torch import Tensor
+
+from onnxq.ir import Constant, Node
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a node.
+
+    Attributes:
+        node: the operator and its attributes.
+        inputs: a tensor for each input, None where an optional one is left out.
+        opset: version of the operator's domain.
+    """
+
+    node: Node
+    inputs: tuple[Tensor | None, ...]
+    opset: int
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return a required input."""
+        found = self.inputs[index]
+        assert found is not None, f"{self.node.op} {self.node.name!r} has no input {index}"
+        return found
+
+    def optional(self, index: int) -> Tensor | None:
+        """Return an input, or None if it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The inputs that are present."""
+        return [tensor for tensor in self.inputs if tensor is not None]
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute; tensors as arrays."""
+        found = self.node.attrs.get(name, default)
+        return found.values if isinstance(found, Constant) else found
+
+    def numbers(self, index: int, name: str = "") -> list[int] | None:
+        """Return integers from an input, or from an attribute of older opsets; None if both are missing."""
+        found = self.optional(index)
+        if found is not None:
+            return [int(number) for number in found.reshape(-1).tolist()]
+        given = self.attribute(name) if name else None
+        return None if given is None else [int(number) for number in given]
+
+    def number(self, index: int, name: str, default: Any) -> Any:
+        """Return a number from an input, or from an attribute of older opsets."""
+        found = self.optional(index)
+        return self.attribute(name, default) if found is None else found.item()
+
+
+# Elementwise operators and reductions.
+
+Function = Callable[[Call], Any]
+# What ONNX says of Selu where the model says nothing.
+_ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
+
+
+def _one(function: Callable[[Tensor], Tensor]) -> Function:
+    return lambda call: function(call[0])
+
+
+def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
+    return lambda call: function(call[0], call[1])
+
+
+def _all(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
+    return lambda call: functools.reduce(function, call.given)
+
+
+def _reduced(function: Callable[[Tensor, list[int], bool], Tensor]) -> Function:
+    def reduce(call: Call) -> Tensor:
+        data, axes, keep = call[0], call.numbers(1, "axes"), bool(call.attribute("keepdims", 1))
+        if not axes and call.attribute("noop_with_empty_axes", 0):
+            return data
+        return function(data, axes or list(range(data.ndim)), keep)
+
+    return reduce
+
+
+def torch_dtype(onnx_type: int) -> torch.dtype:
+    """Return torch's dtype for a ``TensorProto.DataType``.
+
+    >>> torch_dtype(onnx.TensorProto.INT64)
+    torch.int64
+    """
+    if onnx_type == onnx.TensorProto.BFLOAT16:
+        return torch.bfloat16
+    return torch.from_numpy(onnx.numpy_helper.to_array(onnx.TensorProto(data_type=onnx_type, dims=[0]))).dtype
+
+
+def _infinite(call: Call) -> Tensor:
+    wanted = {torch.isposinf: "detect_positive", torch.isneginf: "detect_negative"}
+    found = (sign(call[0]) for sign, name in wanted.items() if call.attribute(name, 1))
+    return functools.reduce(torch.logical_or, found, torch.zeros_like(call[0], dtype=torch.bool))
+
+
+def _divide(call: Call) -> Tensor:
+    whole = not call[0].is_floating_point()
+    return torch.div(call[0], call[1], rounding_mode="trunc" if whole else None)
+
+
+def _root(data: Tensor) -> Tensor:
+    """Return the square root with gradient 0 at 0, because an infinite one would spoil all others."""
+    above = data > 0
+    return torch.where(above, torch.sqrt(torch.where(above, data, 1)), torch.sqrt(data.detach()))
+
+
+def _power(call: Call) -> Tensor:
+    base, exponent = call[0], call[1]
+    if exponent.numel() == 1 and not exponent.requires_grad:
+        if exponent.item() == 0.5 and exponent.ndim <= base.ndim:
+            return _root(base)
+        # The gradient of a square is finite at 0 this way.
+        return (
+            torch.pow(base, exponent.item()).to(base.dtype).expand(torch.broadcast_shapes(base.shape, exponent.shape))
+        )
+    return torch.pow(base, exponent).to(base.dtype)
+
+
+def _clip(call: Call) -> Tensor:
+    low, high = (call.number(index, name, None) for index, name in ((1, "min"), (2, "max")))
+    if low is not None and high is not None and call[0].is_floating_point() and low <= high:
+        # The gradient of this is one pass over memory, that of clamp several.
+        return f.hardtanh(call[0], low, high)
+    return call[0] if low is None and high is None else torch.clamp(call[0], low, high)
+
+
+def _cast(call: Call) -> Tensor:
+    return call[0].to(torch_dtype(call.attribute("to")))
+
+
+def _softmax(function: Callable[..., Tensor]) -> Function:
+    def apply(call: Call) -> Tensor:
+        data = call[0]
+        if call.opset >= 13:
+            return function(data, dim=call.attribute("axis", -1))
+        # Before, all axes from this one on were one.
+        return function(data.flatten(call.attribute("axis", 1)), dim=-1).reshape(data.shape)
+
+    return apply
+
+
+def _extreme(function: Callable[..., Tensor]) -> Function:
+    def apply(call: Call) -> Tensor:
+        if call.attribute("select_last_index", 0):
+            flipped = function(call[0].flip(call.attribute("axis", 0)), call.attribute("axis", 0), True)
+            found = call[0].shape[call.attribute("axis", 0)] - 1 - flipped
+            return found if call.attribute("keepdims", 1) else found.squeeze(call.attribute("axis", 0))
+        return function(call[0], call.attribute("axis", 0), bool(call.attribute("keepdims", 1)))
+
+    return apply
+
+
+def _hard_sigmoid(call: Call) -> Tensor:
+    return torch.clamp(call.attribute("alpha", 0.2) * call[0] + call.attribute("beta", 0.5), 0, 1)
+
+
+def _modulo(call: Call) -> Tensor:
+    return (torch.fmod if call.attribute("fmod", 0) else torch.remainder)(call[0], call[1])
+
+
+def _cumulative(call: Call) -> Tensor:
+    axis, data = int(call[1].item()), call[0]
+    data = data.flip(axis) if call.attribute("reverse", 0) else data
+    total = data.cumsum(axis) - (data if call.attribute("exclusive", 0) else 0)
+    return total.flip(axis) if call.attribute("reverse", 0) else total
+
+
+ELEMENTWISE: Mapping[str, Function] = MappingProxyType(
+    {
+        "Abs": _one(torch.abs),
+        "Acos": _one(torch.acos),
+        "Acosh": _one(torch.acosh),
+        "Add": _two(torch.add),
+        "And": _two(torch.logical_and),
+        "ArgMax": _extreme(torch.argmax),
+        "ArgMin": _extreme(torch.argmin),
+        "Asin": _one(torch.asin),
+        "Asinh": _one(torch.asinh),
+        "Atan": _one(torch.atan),
+        "Atanh": _one(torch.atanh),
+        "Cast": _cast,
+        "CastLike": lambda call: call[0].to(call[1].dtype),
+        "Ceil": _one(torch.ceil),
+        "Celu": lambda call: f.celu(call[0], call.attribute("alpha", 1.0)),
+        "Clip": _clip,
+        "Cos": _one(torch.cos),
+        "Cosh": _one(torch.cosh),
+        "CumSum": _cumulative,
+        "Div": _divide,
+        "Dropout": _one(lambda data: data),
+        "Elu": lambda call: f.elu(call[0], call.attribute("alpha", 1.0)),
+        "Equal": _two(torch.eq),
+        "Erf": _one(torch.erf),
+        "Exp": _one(torch.exp),
+        "Floor": _one(torch.floor),
+        "Gelu": lambda call: f.gelu(call[0], approximate=call.attribute("approximate", "none")),
+        "Greater": _two(torch.gt),
+        "GreaterOrEqual": _two(torch.ge),
+        "HardSigmoid": _hard_sigmoid,
+        "HardSwish": lambda call: call[0] * torch.clamp(call[0] / 6 + 0.5, 0, 1),
+        "Identity": _one(lambda data: data),
+        "IsInf": _infinite,
+        "IsNaN": _one(torch.isnan),
+        "LeakyRelu": lambda call: f.leaky_relu(call[0], call.attribute("alpha", 0.01)),
+        "Less": _two(torch.lt),
+        "LessOrEqual": _two(torch.le),
+        "Log": _one(torch.log),
+        "LogSoftmax": _softmax(torch.log_softmax),
+        "Max": _all(torch.maximum),
+        "Mean": lambda call: functools.reduce(torch.add, call.given) / len(call.given),
+        "Min": _all(torch.minimum),
+        "Mish": _one(f.mish),
+        "Mod": _modulo,
+        "Mul": _two(torch.mul),
+        "Neg": _one(torch.neg),
+        "Not": _one(torch.logical_not),
+        "Or": _two(torch.logical_or),
+        "PRelu": lambda call: torch.where(call[0] < 0, call[0] * call[1], call[0]),
+        "Pow": _power,
+        "Reciprocal": _one(torch.reciprocal),
+        "ReduceL1": _reduced(lambda data, axes, keep: data.abs().sum(axes, keep)),
+        "ReduceL2": _reduced(lambda data, axes, keep: _root(data.square().sum(axes, keep))),
+        "ReduceLogSum": _reduced(lambda data, axes, keep: data.sum(axes, keep).log()),
+        "ReduceLogSumExp": _reduced(torch.logsumexp),
+        "ReduceMax": _reduced(torch.amax),
+        "ReduceMean": _reduced(lambda data, axes, keep: data.mean(axes, keep)),
+        "ReduceMin": _reduced(torch.amin),
+        "ReduceSum": _reduced(lambda data, axes, keep: data.sum(axes, keep)),
+        "ReduceSumSquare": _reduced(lambda data, axes, keep: data.square().sum(axes, keep)),
+        "Relu": _one(torch.relu),
+        "Round": _one(torch.round),
+        "Selu": lambda call: call.attribute("gamma", _GAMMA) * f.elu(call[0], call.attribute("alpha", _ALPHA)),
+        "Sigmoid": _one(torch.sigmoid),
+        "Sign": _one(torch.sign),
+        "Sin": _one(torch.sin),
+        "Sinh": _one(torch.sinh),
+        "Softmax": _softmax(torch.softmax),
+        "Softplus": _one(f.softplus),
+        "Softsign": _one(f.softsign),
+        "Sqrt": _one(_root),
+        "Sub": _two(torch.sub),
+        "Sum": _all(torch.add),
+        "Tan": _one(torch.tan),
+        "Tanh": _one(torch.tanh),
+        "ThresholdedRelu": lambda call: torch.where(call[0] > call.attribute("alpha", 1.0), call[0], 0),
+        "Where": lambda call: torch.where(call[0], call[1], call[2]),
+        "Xor": _two(torch.logical_xor),
+    }
+)
+
+
+# Operators that move elements, or read and make shapes.
+
+
+def _reshape(call: Call) -> Tensor:
+    wanted, data = call.numbers(1, "shape") or [], call[0]
+    if not call.attribute("allowzero", 0):
+        wanted = [data.shape[axis] if extent == 0 else extent for axis, extent in enumerate(wanted)]
+    return data.reshape(wanted)
+
+
+def _flatten(call: Call) -> Tensor:
+    axis, shape = call.attribute("axis", 1), call[0].shape
+    rows = math.prod(shape[: axis if axis >= 0 else len(shape) + axis])
+    return call[0].reshape(rows, -1 if rows else math.prod(shape))
+
+
+def _squeeze(call: Call) -> Tensor:
+    axes = call.numbers(1, "axes")
+    return call[0].squeeze() if axes is None else call[0].squeeze(axes)
+
+
+def _unsqueeze(call: Call) -> Tensor:
+    data, axes = call[0], call.numbers(1, "axes") or []
+    rank = data.ndim + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
+        data = data.unsqueeze(axis)
+    return data
+
+
+def _transpose(call: Call) -> Tensor:
+    return call[0].permute(call.attribute("perm", list(reversed(range(call[0].ndim)))))
+
+
+def _shape(call: Call) -> Tensor:
+    shape = torch.tensor(call[0].shape, dtype=torch.int64, device=call[0].device)
+    return shape[call.attribute("start", 0) : call.attribute("end")]
+
+
+def _slice(call: Call) -> Tensor:
+    data, starts, ends = call[0], call.numbers(1, "starts") or [], call.numbers(2, "ends") or []
+    axes, steps = call.numbers(3, "axes") or list(range(len(starts))), call.numbers(4) or [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step > 0:
+            places = [slice(None)] * data.ndim
+            places[axis] = slice(start, end, step)
+            data = data[tuple(places)]
+        else:
+            # torch has no slice that walks back.
+            wanted = list(range(data.shape[axis]))[slice(start, None if end < -data.shape[axis] else end, step)]
+            data = data.index_select(axis, torch.tensor(wanted, dtype=torch.int64, device=data.device))
+    return data
+
+
+def _split(call: Call) -> tuple[Tensor, ...]:
+    data, axis, count = call[0], call.attribute("axis", 0), len(call.node.outputs)
+    parts = call.numbers(1, "split")
+    found: tuple[Tensor, ...] = data.split(-(-data.shape[axis] // count) if parts is None else parts, axis)
+    return found
+
+
+def _gather(call: Call) -> Tensor:
+    data, indices, axis = call[0], call[1].to(torch.int64), call.attribute("axis", 0) % call[0].ndim
+    indices = torch.where(indices < 0, indices + data.shape[axis], indices)
+    found = data.index_select(axis, indices.reshape(-1))
+    return found.reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
+
+
+def _gather_elements(call: Call) -> Tensor:
+    axis, indices = call.attribute("axis", 0), call[1].to(torch.int64)
+    return torch.gather(call[0], axis, torch.where(indices < 0, indices + call[0].shape[axis], indices))
+
+
+def _gather_nd(call: Call) -> Tensor:
+    data, indices, batch = call[0], call[1].to(torch.int64), call.attribute("batch_dims", 0)
+    lead, depth = data.shape[:batch], indices.shape[-1]
+    flat, places = data.reshape((-1, *data.shape[batch:])), indices.reshape(math.prod(lead), -1, depth)
+    found = torch.stack([rows[tuple(place.unbind(-1))] for rows, place in zip(flat, places, strict=True)])
+    return found.reshape((*indices.shape[:-1], *data.shape[batch + depth :]))
+
+
+def _filled(call: Call) -> Tensor:
+    value = call.attribute("value")
+    made = torch.zeros(1) if value is None else torch.from_numpy(value.copy())
+    return made.to(call[0].device).expand(call.numbers(0) or []).clone()
+
+
+def _constant(call: Call) -> Tensor:
+    given = next(call.attribute(name) for name in call.node.attrs)
+    if isinstance(given, (int, float, list)):
+        whole = isinstance(given, int) or (isinstance(given, list) and all(isinstance(one, int) for one in given))
+        return torch.tensor(given, dtype=torch.int64 if whole else torch.float32)
+    return torch.from_numpy(given.copy())
+
+
+def _expand(call: Call) -> Tensor:
+    return call[0].expand(torch.broadcast_shapes(call[0].shape, call.numbers(1) or []))
+
+
+def _pad(call: Call) -> Tensor:
+    data, pads, axes = call[0], call.numbers(1, "pads") or [], call.numbers(3)
+    mode = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
+    around = dict.fromkeys(range(data.ndim), (0, 0))
+    for place, axis in enumerate(range(data.ndim) if axes is None else axes):
+        around[axis % data.ndim] = pads[place], pads[place + len(pads) // 2]
+    kind = mode[call.attribute("mode", "constant")]
+    if kind == "constant":
+        flat = [extent for axis in reversed(range(data.ndim)) for extent in around[axis]]
+        return f.pad(data, flat, value=call.number(2, "value", 0.0))
+    # torch pads the last axes of data with a batch and channels alone.
+    for axis, (before, after) in around.items():
+        if before or after:
+            turned = data.movedim(axis, -1)
+            padded = f.pad(turned.reshape(1, -1, turned.shape[-1]), (before, after), mode=kind)
+            data = padded.reshape(*turned.shape[:-1], -1).movedim(-1, axis)
+    return data
+
+
+def _range(call: Call) -> Tensor:
+    return torch.arange(call[0].item(), call[1].item(), call[2].item(), dtype=call[0].dtype, device=call[0].device)
+
+
+def _tile(call: Call) -> Tensor:
+    return call[0].repeat(call.numbers(1) or [])
+
+
+def _one_hot(call: Call) -> Tensor:
+    depth, axis = int(call[1].item()), call.attribute("axis", -1)
+    place = call[0].to(torch.int64)
+    within = ((place >= -depth) & (place < depth)).unsqueeze(-1)
+    hot = f.one_hot(place % depth, depth).bool() & within
+    return torch.where(hot, call[2][1], call[2][0]).movedim(-1, axis)
+
+
+def _top(call: Call) -> tuple[Tensor, Tensor]:
+    count = (call.numbers(1, "k") or [call.attribute("k", 1)])[0]
+    axis, largest = call.attribute("axis", -1), bool(call.attribute("largest", 1))
+    # Of equal values the first come first, which torch.topk does not promise.
+    found = torch.sort(call[0], dim=axis, descending=largest, stable=True)
+    return found.values.narrow(axis, 0, count), found.indices.narrow(axis, 0, count)
+
+
+def _triangle(call: Call) -> Tensor:
+    diagonal = 0 if call.optional(1) is None else int(call[1].item())
+    return (torch.triu if call.attribute("upper", 1) else torch.tril)(call[0], diagonal)
+
+
+def _depth_to_space(call: Call) -> Tensor:
+    (batch, channels, height, width), size = call[0].shape, call.attribute("blocksize")
+    inner = channels // size**2
+    if call.attribute("mode", "DCR") == "DCR":
+        parts = call[0].reshape(batch, size, size, inner, height, width).permute(0, 3, 4, 1, 5, 2)
+    else:
+        parts = call[0].reshape(batch, inner, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
+    return parts.reshape(batch, inner, height * size, width * size)
+
+
+def _space_to_depth(call: Call) -> Tensor:
+    (batch, channels, height, width), size = call[0].shape, call.attribute("blocksize")
+    parts = call[0].reshape(batch, channels, height // size, size, width // size, size).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(batch, channels * size**2, height // size, width // size)
+
+
+def _scatter_elements(call: Call) -> Tensor:
+    data, axis, indices = call[0], call.attribute("axis", 0), call[1].to(torch.int64)
+    indices = torch.where(indices < 0, indices + data.shape[axis], indices)
+    how = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[call.attribute("reduction", "none")]
+    if how is None:
+        return data.scatter(axis, indices, call[2])
+    return data.scatter_reduce(axis, indices, call[2], how)
+
+
+MOVING: Mapping[str, Function] = MappingProxyType(
+    {
+        "Concat": lambda call: torch.cat(call.given, call.attribute("axis")),
+        "Constant": _constant,
+        "ConstantOfShape": _filled,
+        "DepthToSpace": _depth_to_space,
+        "Expand": _expand,
+        "Flatten": _flatten,
+        "Gather": _gather,
+        "GatherElements": _gather_elements,
+        "GatherND": _gather_nd,
+        "NonZero": lambda call: torch.nonzero(call[0]).T,
+        "OneHot": _one_hot,
+        "Pad": _pad,
+        "Range": _range,
+        "Reshape": _reshape,
+        "ScatterElements": _scatter_elements,
+        "Shape": _shape,
+        "Size": lambda call: torch.tensor(call[0].numel(), device=call[0].device),
+        "Slice": _slice,
+        "SpaceToDepth": _space_to_depth,
+        "Split": _split,
+        "Squeeze": _squeeze,
+        "Tile": _tile,
+        "TopK": _top,
+        "Transpose": _transpose,
+        "Trilu": _triangle,
+        "Unsqueeze": _unsqueeze,
+    }
+)
+
+
+# Matrix multiplications, convolutions, pooling, normalization and resampling.
+
+_CONVOLUTIONS = (f.conv1d, f.conv2d, f.conv3d)
+_TRANSPOSED = (f.conv_transpose1d, f.conv_transpose2d, f.conv_transpose3d)
+_MAX_POOLS = (f.max_pool1d, f.max_pool2d, f.max_pool3d)
+_NEAREST: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "ceil": torch.ceil,
+        "floor": torch.floor,
+        "round_prefer_ceil": lambda sources: torch.floor(sources + 0.5),
+        "round_prefer_floor": lambda sources: torch.ceil(sources - 0.5),
+    }
+)
+_MEAN_POOLS = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)
+
+
+def _window(call: Call, kernel: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Return strides, dilations, and padding in torch's order, the last axis first."""
+    rank = len(kernel)
+    strides, dilations = call.attribute("strides", [1] * rank), call.attribute("dilations", [1] * rank)
+    pads, kind = call.attribute("pads", [0] * 2 * rank), call.attribute("auto_pad", "NOTSET")
+    if kind == "VALID":
+        pads = [0] * 2 * rank
+    elif kind.startswith("SAME"):
+        extents = call[0].shape[2:]
+        parts = list(zip(extents, strides, kernel, dilations, strict=True))
+        total = [
+            max((-(-one // step) - 1) * step + (size - 1) * apart + 1 - one, 0) for one, step, size, apart in parts
+        ]
+        less, more = [one // 2 for one in total], [one - one // 2 for one in total]
+        pads = less + more if kind == "SAME_UPPER" else more + less
+    return strides, dilations, [pads[axis + end * rank] for axis in reversed(range(rank)) for end in (0, 1)]
+
+
+def _convolved(call: Call) -> Tensor:
+    data, weight, bias = call[0], call[1], call.optional(2)
+    strides, dilations, pads = _window(call, list(weight.shape[2:]))
+    both = pads[::2][::-1]
+    if both != pads[1::2][::-1]:
+        data, both = f.pad(data, pads), [0] * len(both)
+    return _CONVOLUTIONS[len(both) - 1](data, weight, bias, strides, both, dilations, call.attribute("group", 1))
+
+
+def _transposed(call: Call) -> Tensor:
+    weight = call[1]
+    strides, dilations, pads = _window(call, list(weight.shape[2:]))
+    more = call.attribute("output_padding", [0] * len(strides))
+    function = _TRANSPOSED[len(strides) - 1]
+    whole = function(call[0], weight, call.optional(2), strides, 0, more, call.attribute("group", 1), dilations)
+    return f.pad(whole, [-pad for pad in pads])
+
+
+def _max_pooled(call: Call) -> Tensor:
+    kernel = call.attribute("kernel_shape")
+    strides, dilations, pads = _window(call, kernel)
+    data = f.pad(call[0], pads, value=-math.inf) if any(pads) else call[0]
+    ceiling = bool(call.attribute("ceil_mode", 0))
+    pooled = _MAX_POOLS[len(kernel) - 1](data, kernel, strides, 0, dilations, ceiling)
+    return _begun(pooled, call[0], strides, pads) if ceiling else pooled
+
+
+def _mean_pooled(call: Call) -> Tensor:
+    kernel = call.attribute("kernel_shape")
+    strides, _, pads = _window(call, kernel)
+    pool, ceiling = _MEAN_POOLS[len(kernel) - 1], bool(call.attribute("ceil_mode", 0))
+    if not any(pads):
+        return pool(call[0], kernel, strides, 0, ceiling)
+    counted = float(call.attribute("count_include_pad", 0))
+    share = pool(f.pad(torch.ones_like(call[0][:1, :1]), pads, value=counted), kernel, strides, 0, ceiling)
+    pooled = pool(f.pad(call[0], pads), kernel, strides, 0, ceiling) / share
+    return _begun(pooled, call[0], strides, pads) if ceiling else pooled
+
+
+def _begun(pooled: Tensor, data: Tensor, strides: list[int], pads: list[int]) -> Tensor:
+    """Remove windows that begin in the padding at the end."""
+    begins = pads[::2][::-1]
+    counts = [-(-(size + begin) // step) for size, begin, step in zip(data.shape[2:], begins, strides, strict=True)]
+    return pooled[(..., *(slice(count) for count in counts))]
+
+
+def _places(data: Tensor) -> list[int]:
+    return list(range(2, data.ndim))
+
+
+def _gemm(call: Call) -> Tensor:
+    left = call[0].T if call.attribute("transA", 0) else call[0]
+    right = call[1].T if call.attribute("transB", 0) else call[1]
+    alpha, beta, bias = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call.optional(2)
+    product = left @ right if alpha == 1 else alpha * (left @ right)
+    return product if bias is None else product + (bias if beta == 1 else beta * bias)
+
+
+def _channels(values: Tensor, data: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (data.ndim - 2))
+
+
+def _batch_normalized(call: Call) -> Tensor:
+    scale, bias, mean, variance = (_channels(call[index], call[0]) for index in range(1, 5))
+    return (call[0] - mean) / torch.sqrt(variance + call.attribute("epsilon", 1e-5)) * scale + bias
+
+
+def _instance_normalized(call: Call) -> Tensor:
+    data, places = call[0], _places(call[0])
+    # torch's own refuses images of one place.
+    centred = data - data.mean(places, keepdim=True)
+    scale = torch.sqrt(centred.square().mean(places, keepdim=True) + call.attribute("epsilon", 1e-5))
+    return centred / scale * _channels(call[1], data) + _channels(call[2], data)
+
+
+def _layer_normalized(call: Call) -> Tensor:
+    shape = call[0].shape[call.attribute("axis", -1) :]
+    bias = call.optional(2)
+    found = f.layer_norm(call[0], shape, eps=call.attribute("epsilon", 1e-5)) * call[1]
+    return found if bias is None else found + bias
+
+
+def _group_normalized(call: Call) -> Tensor:
+    groups = call.attribute("num_groups")
+    # Before opset 21 scale and bias were those of groups.
+    each = call[0].shape[1] // call[1].numel()
+    scale, bias = (call[index].repeat_interleave(each) for index in (1, 2))
+    return f.group_norm(call[0], groups, scale, bias, call.attribute("epsilon", 1e-5))
+
+
+def _root_mean_square(call: Call) -> Tensor:
+    axes = list(range(call.attribute("axis", -1) % call[0].ndim, call[0].ndim))
+    squares = call[0].square().mean(axes, keepdim=True)
+    return call[0] * torch.rsqrt(squares + call.attribute("epsilon", 1e-5)) * call[1]
+
+
+def _local_response(call: Call) -> Tensor:
+    size, alpha = call.attribute("size"), call.attribute("alpha", 1e-4)
+    return f.local_response_norm(call[0], size, alpha, call.attribute("beta", 0.75), call.attribute("bias", 1.0))
+
+
+def _resized(call: Call) -> Tensor:
+    data, mode = call[0], call.attribute("mode", "nearest")
+    last = len(call.inputs) - 1
+    sizes = call.numbers(3) if last >= 3 else None
+    scales = call.optional(2) if last >= 2 else call.optional(1)
+    axes = call.attribute("axes", list(range(data.ndim)))
+    for place, axis in enumerate(axes):
+        extent = data.shape[axis]
+        if sizes is not None:
+            wanted, factor = sizes[place], sizes[place] / extent
+        else:
+            assert scales is not None, "a Resize has sizes or scales"
+            factor = float(scales[place])
+            wanted = math.floor(extent * factor)
+        if factor != 1:
+            data = _along(call, data, axis, _sources(call, extent, wanted, factor), mode)
+    return data
+
+
+def _sources(call: Call, extent: int, wanted: int, factor: float) -> Tensor:
+    """Return the source coordinate of each output index along an axis."""
+    places = torch.arange(wanted, dtype=torch.float64)
+    match call.attribute("coordinate_transformation_mode", "half_pixel"):
+        case "asymmetric":
+            return places / factor
+        case "align_corners":
+            return places * (extent - 1) / max(wanted - 1, 1)
+        case "pytorch_half_pixel" if wanted == 1:
+            return torch.zeros(1, dtype=torch.float64)
+        case "tf_half_pixel_for_nn":
+            return (places + 0.5) / factor
+        case _:
+            return (places + 0.5) / factor - 0.5
+
+
+def _along(call: Call, data: Tensor, axis: int, sources: Tensor, mode: str) -> Tensor:
+    """Interpolate data at source coordinates along an axis."""
+    last = data.shape[axis] - 1
+    if mode == "nearest":
+        nearest = _NEAREST[call.attribute("nearest_mode", "round_prefer_floor")](sources)
+        return data.index_select(axis, nearest.clamp(0, last).to(torch.int64).to(data.device))
+    below, shape = torch.floor(sources), [-1 if one == axis else 1 for one in range(data.ndim)]
+    part, a = sources - below, call.attribute("cubic_coeff_a", -0.75)
+    if mode == "linear":
+        taps = {0: 1 - part, 1: part}
+    else:
+        taps = {-1: _far(1 + part, a), 0: _near(part, a), 1: _near(1 - part, a), 2: _far(2 - part, a)}
+    total: Tensor = torch.zeros(())
+    for away, share in taps.items():
+        source = (below + away).clamp(0, last).to(torch.int64).to(data.device)
+        total = total + data.index_select(axis, source) * share.to(data).reshape(shape)
+    return total
+
+
+def _near(x: Tensor, a: float) -> Tensor:
+    """Return the cubic weight of a value less than one index away."""
+    return ((a + 2) * x - (a + 3)) * x * x + 1
+
+
+def _far(x: Tensor, a: float) -> Tensor:
+    """Return the cubic weight of a value one to two indices away."""
+    return ((x - 5) * x + 8) * x * a - 4 * a
+
+
+PRODUCTS: Mapping[str, Function] = MappingProxyType(
+    {
+        "AveragePool": _mean_pooled,
+        "BatchNormalization": _batch_normalized,
+        "Conv": _convolved,
+        "ConvTranspose": _transposed,
+        "Einsum": lambda call: torch.einsum(call.attribute("equation"), *call.given),
+        "Gemm": _gemm,
+        "GlobalAveragePool": lambda call: call[0].mean(_places(call[0]), keepdim=True),
+        "GlobalMaxPool": lambda call: call[0].amax(_places(call[0]), keepdim=True),
+        "GroupNormalization": _group_normalized,
+        "InstanceNormalization": _instance_normalized,
+        "LRN": _local_response,
+        "LayerNormalization": _layer_normalized,
+        "MatMul": lambda call: call[0] @ call[1],
+        "MaxPool": _max_pooled,
+        "RMSNormalization": _root_mean_square,
+        "Resize": _resized,
+    }
+)
+
+PLAIN: Mapping[str, Callable[[Call], bool]] = MappingProxyType(
+    {
+        "AveragePool": lambda call: max(call.attribute("dilations", [1])) == 1,
+        "BatchNormalization": lambda call: not call.attribute("training_mode", 0),
+        "ConvTranspose": lambda call: not call.node.attrs.keys() & {"output_shape", "auto_pad"},
+        "LayerNormalization": lambda call: len(call.node.outputs) == 1,
+        "MaxPool": lambda call: len(call.node.outputs) == 1,
+        "Resize": lambda call: (
+            not call.node.attrs.keys() & {"antialias", "exclude_outside", "keep_aspect_ratio_policy"}
+            and call.attribute("coordinate_transformation_mode", "")
+            not in ("tf_crop_and_resize", "half_pixel_symmetric")
+        ),
+    }
+)
+"""For operators that a function supports only in part: returns True if it supports the call."""
+
+
+# Recurrent cells, step by step, so that gradients pass through time.
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Call, "Weights", Tensor, State], State]
+# Rows of each weight for one direction, in multiples of the hidden size.
+_GATES: Mapping[str, int] = MappingProxyType({"GRU": 3, "LSTM": 4, "RNN": 1})
+_USUAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh"), "RNN": ("Tanh",)}
+)
+_FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh}
+)
+
+
+class Weights:
+    """The weights of one direction of a cell.
+
+    Attributes:
+        data: of shape [gates * size, inputs].
+        hidden: of shape [gates * size, size].
+        data_bias: of shape [gates * size].
+        hidden_bias: likewise.
+        peepholes: of shape [3 * size], of an LSTM; zero where there are none.
+        functions: the activations, in ONNX's order.
+    """
+
+    def __init__(self, call: Call, direction: int) -> None:
+        size = call.attribute("hidden_size")
+        self.data, self.hidden = call[1][direction], call[2][direction]
+        bias, peepholes = call.optional(3), call.optional(7)
+        rows = _GATES[call.node.op] * size
+        both = torch.zeros(2 * rows).to(self.data) if bias is None else bias[direction]
+        self.data_bias, self.hidden_bias = both[:rows], both[rows:]
+        self.peepholes = torch.zeros(3 * size).to(self.data) if peepholes is None else peepholes[direction]
+        names, each = call.attribute("activations"), len(_USUAL[call.node.op])
+        names = names[direction * each : (direction + 1) * each] if names else _USUAL[call.node.op]
+        self.functions = [_FUNCTIONS[name] for name in names]
+
+
+def _rnn(call: Call, weights: Weights, data: Tensor, state: State) -> State:
+    return (weights.functions[0](data + state[0] @ weights.hidden.T + weights.hidden_bias),)
+
+
+def _gru(call: Call, weights: Weights, data: Tensor, state: State) -> State:
+    (hidden,), (gate, change) = state, weights.functions
+    size = hidden.shape[-1]
+    if call.attribute("linear_before_reset", 0):
+        shown = hidden @ weights.hidden.T + weights.hidden_bias
+        update, reset = gate(data[:, : 2 * size] + shown[:, : 2 * size]).split(size, -1)
+        new = change(data[:, 2 * size :] + reset * shown[:, 2 * size :])
+    else:
+        rows, bias = weights.hidden, weights.hidden_bias
+        shown = hidden @ rows[: 2 * size].T + bias[: 2 * size]
+        update, reset = gate(data[:, : 2 * size] + shown).split(size, -1)
+        new = change(data[:, 2 * size :] + (reset * hidden) @ rows[2 * size :].T + bias[2 * size :])
+    return ((1 - update) * new + update * hidden,)
+
+
+def _lstm(call: Call, weights: Weights, data: Tensor, state: State) -> State:
+    (hidden, cell), (gate, change, shown) = state, weights.functions
+    into, out, forget, new = (data + hidden @ weights.hidden.T + weights.hidden_bias).chunk(4, -1)
+    into_peep, out_peep, forget_peep = weights.peepholes.chunk(3)
+    into = gate(into + into_peep * cell)
+    kept = 1 - into if call.attribute("input_forget", 0) else gate(forget + forget_peep * cell)
+    cell = kept * cell + into * change(new)
+    return gate(out + out_peep * cell) * shown(cell), cell
+
+
+_CELLS: Mapping[str, tuple[Cell, int]] = MappingProxyType({"GRU": (_gru, 1), "LSTM": (_lstm, 2), "RNN": (_rnn, 1)})
+
+
+def _run(call: Call) -> tuple[Tensor, ...]:
+    """Return all hidden states, and the last state of each kind."""
+    (cell, kinds), size = _CELLS[call.node.op], call.attribute("hidden_size")
+    data, lengths, turned = call[0], call.optional(4), bool(call.attribute("layout", 0))
+    data = data.transpose(0, 1) if turned else data
+    steps, batch, _ = data.shape
+    direction = call.attribute("direction", "forward")
+    count = 2 if direction == "bidirectional" else 1
+    given = [call.optional(5 + kind) for kind in range(kinds)]
+    shown, last = [], []
+    for number in range(count):
+        weights = Weights(call, number)
+        back = direction == "reverse" or number == 1
+        starts = (None if one is None else one.transpose(0, 1) if turned else one for one in given)
+        zeros = torch.zeros(batch, size).to(data)
+        state: State = tuple(zeros if one is None else one[number] for one in starts)
+        # What does not depend on the step before is multiplied at once.
+        inputs = data @ weights.data.T + weights.data_bias
+        found: list[Tensor] = [zeros] * steps
+        for step in reversed(range(steps)) if back else range(steps):
+            new = cell(call, weights, inputs[step], state)
+            if lengths is not None:
+                there = (step < lengths.to(data.device)).unsqueeze(-1)
+                found[step] = torch.where(there, new[0], 0)
+                state = tuple(torch.where(there, one, old) for one, old in zip(new, state, strict=True))
+            else:
+                found[step], state = new[0], new
+        shown.append(torch.stack(found) if found else data.new_zeros(0, batch, size))
+        last.append(state)
+    every = torch.stack(shown, 1)
+    ends = [torch.stack([state[kind] for state in last]) for kind in range(kinds)]
+    if turned:
+        return every.permute(2, 0, 1, 3), *(end.transpose(0, 1) for end in ends)
+    return every, *ends
+
+
+def is_plain(call: Call) -> bool:
+    """True if the cell has only the usual three activations, without parameters and clipping."""
+    names = set(call.attribute("activations") or ())
+    return names <= _FUNCTIONS.keys() and not call.node.attrs.keys() & {"clip", "activation_alpha", "activation_beta"}
+
+
+RECURRENT: Mapping[str, Callable[[Call], Any]] = MappingProxyType(dict.fromkeys(_CELLS, _run))
+
+
+# The table of all operators.
 
 TORCH: Mapping[str, Callable[[Call], Any]] = MappingProxyType({**ELEMENTWISE, **MOVING, **PRODUCTS, **RECURRENT})
-"""The function of each operator of ONNX's own domain: takes a call, and returns a tensor or one for each output."""
+"""The function of each operator of the domain ai.onnx: takes a call, and returns a tensor or one for each output."""
 
 
 def function_of(call: Call) -> Callable[[Call], Any] | None:
-    """Return what computes a call in torch, or None where only onnxruntime can.
+    """Return the torch function of a call, or None if only onnxruntime can run it.
 
     >>> from onnxq.ir import Node
     >>> function_of(Call(Node("NonMaxSuppression"), (), 17)) is None

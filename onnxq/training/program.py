@@ -1,9 +1,10 @@
-"""A Graph run in torch, node by node, so that gradients reach whatever a node reads in the place of a tensor."""
+"""Running a graph in torch, node by node, with hooks that replace inputs; and cutting it into subgraphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -11,83 +12,159 @@ from torch import Tensor
 
 from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.ir import Constant, Graph, Node, Variable, to_model
+from onnxq.ir import Tensor as GraphTensor
+from onnxq.ir.order import tensors_read
 from onnxq.runtime.sessions import Session, open_session, run
-from onnxq.training.calls import Call
-from onnxq.training.operators import function_of
-from onnxq.training.parts import Part
+from onnxq.training.operators import Call, function_of
 
-Reader = Callable[[Node, int, Tensor], Tensor]
-"""Takes a node, the index of an input and the tensor there, and returns what the node computes with instead."""
+# As many weights as the blocks of residual networks and transformers have.
+_MAX_WEIGHTS = 4
 
-_LONGEST_REASON = 200
+
+@dataclass(frozen=True, eq=False)
+class Subgraph:
+    """Consecutive nodes of a main graph.
+
+    Attributes:
+        nodes: the nodes.
+        inputs: tensors that they read: inputs of the graph, and outputs of earlier subgraphs.
+        outputs: tensors that later subgraphs read, or that are outputs of the graph.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
+
+    @classmethod
+    def whole(cls, graph: Graph) -> Subgraph:
+        """Return all of a graph."""
+        return cls(tuple(graph.nodes), tuple(graph.inputs), tuple(graph.outputs))
+
+
+def cut_graph(graph: Graph, weights: Mapping[Node, int]) -> tuple[Subgraph, ...]:
+    """Cut a graph into subgraphs of one to four quantized weights, where the fewest tensors cross.
+
+    If several places have the fewest tensors, the last one is taken. Tensors that quantization does not change, such as
+    masks, are not counted.
+
+    Args:
+        graph: the graph, with its nodes in order.
+        weights: number of quantized weights of each node of the main graph that has any quantizer.
+    """
+    nodes = list(graph.nodes)
+    crossing = _crossing(nodes, weights)
+    counts = [0, *accumulate(weights.get(node, 0) for node in nodes)]
+    bounds = [0]
+    while bounds[-1] < len(nodes):
+        start = bounds[-1]
+        places = [end for end in range(start + 1, len(nodes) + 1) if 0 < counts[end] - counts[start] <= _MAX_WEIGHTS]
+        # The rest has no weight, or one node has more than the maximum.
+        best = min(places, key=lambda end: (crossing[end - 1], -end), default=_behind_next(counts, start))
+        bounds.append(best if counts[best] < counts[-1] else len(nodes))
+    return tuple(_subgraph(graph, start, end) for start, end in pairwise(bounds))
+
+
+def _behind_next(counts: list[int], start: int) -> int:
+    """Return the end of a subgraph of one node with too many weights."""
+    return next((end for end in range(start + 1, len(counts)) if counts[end] > counts[start]), len(counts) - 1)
+
+
+def _crossing(nodes: list[Node], weights: Mapping[Node, int]) -> list[int]:
+    """Return how many tensors changed by quantization are live after each node."""
+    last = {tensor: index for index, node in enumerate(nodes) for tensor in tensors_read(node)}
+    changed, live, found = set[GraphTensor](), set[GraphTensor](), []
+    for index, node in enumerate(nodes):
+        if node in weights or any(tensor in changed for tensor in tensors_read(node)):
+            changed.update(node.outputs)
+            live.update(node.outputs)
+        live = {tensor for tensor in live if last.get(tensor, -1) > index}
+        found.append(len(live))
+    return found
+
+
+def _subgraph(graph: Graph, start: int, end: int) -> Subgraph:
+    nodes = tuple(graph.nodes[start:end])
+    made = dict.fromkeys(tensor for node in nodes for tensor in node.outputs if tensor.name)
+    later = {tensor for node in graph.nodes[end:] for tensor in tensors_read(node)} | set(graph.outputs)
+    before = {tensor for node in graph.nodes[:start] for tensor in node.outputs} | set(graph.inputs)
+    read = dict.fromkeys(
+        tensor for node in nodes for tensor in tensors_read(node) if isinstance(tensor, Variable) and tensor in before
+    )
+    return Subgraph(nodes, tuple(read), tuple(tensor for tensor in made if tensor in later))
+
+
+InputHook = Callable[[Node, int, Tensor], Tensor]
+"""Takes a node, the index of an input and its tensor, and returns the tensor that the node computes with."""
+
+_MAX_REASON_LENGTH = 200
 
 
 @dataclass(eq=False)
 class Program:
-    """A graph as something to run, whose operators without a function in torch onnxruntime runs, without gradients.
+    """A graph that runs in torch. Operators that torch lacks run in onnxruntime, without gradients.
 
     Attributes:
-        graph: the graph, which is read only.
-        frozen: sessions of the nodes that onnxruntime runs, by node, as they are met.
+        graph: the graph, which is only read.
+        sessions: sessions of the nodes that run in onnxruntime, opened on first use.
     """
 
     graph: Graph
-    frozen: dict[Node, Session] = field(default_factory=dict)
+    sessions: dict[Node, Session] = field(default_factory=dict)
 
     def run(
         self,
         fed: Mapping[str, Tensor],
         constants: Mapping[Constant, Tensor],
-        read: Reader,
-        result: Reader,
-        part: Part | None = None,
+        input_hook: InputHook,
+        output_hook: InputHook,
+        subgraph: Subgraph | None = None,
     ) -> dict[str, Tensor]:
-        """Run the graph once, or a part of it.
+        """Run the graph, or a subgraph, once.
 
         Args:
-            fed: tensors by input.
+            fed: tensors by input name.
             constants: tensors by constant.
-            read: says what a node computes with.
-            result: says what an output is; asked with the node that makes it and the index of its output.
-            part: what is run; None runs all.
+            input_hook: called for each input of each node.
+            output_hook: called for each output of the graph, with the node that makes it and the index there.
+            subgraph: what is run; None runs all.
 
         Returns:
-            Tensors by output.
+            Tensors by output name.
 
         Raises:
-            DataError: an input is missing, or a node cannot be computed with what the sample makes of its inputs.
-            ModelError: a node makes something that is no tensor of numbers.
+            DataError: an input is missing, or a node fails on the values of the sample.
+            ModelError: a node makes something other than a numeric tensor.
         """
-        part = part or Part.whole(self.graph)
+        subgraph = subgraph or Subgraph.whole(self.graph)
         values: dict[Any, Tensor] = {}
-        for tensor in part.inputs:
+        for tensor in subgraph.inputs:
             if tensor.name not in fed:
                 raise DataError(f"input {tensor.name!r} is missing, found {', '.join(fed) or 'nothing'}; feed it")
             values[tensor] = fed[tensor.name]
-        execution = _Execution(self, constants, read, values)
-        execution.nodes(part.nodes)
+        execution = _Execution(self, constants, input_hook, values)
+        execution.nodes(subgraph.nodes)
         found = {}
-        for tensor in part.outputs:
+        for tensor in subgraph.outputs:
             value = execution.value(tensor)
             if isinstance(tensor, Variable) and tensor.inputs:
-                value = result(tensor.inputs[0], tensor.inputs[0].outputs.index(tensor), value)
+                value = output_hook(tensor.inputs[0], tensor.inputs[0].outputs.index(tensor), value)
             found[tensor.name] = value
         return found
 
 
 @dataclass(eq=False)
 class _Execution:
-    """One run: the values so far, those of bodies among them."""
+    """One run, with the values so far, also of subgraphs of nodes."""
 
     program: Program
     constants: Mapping[Constant, Tensor]
-    read: Reader
+    input_hook: InputHook
     values: dict[Any, Tensor]
 
     def value(self, tensor: Any) -> Tensor:
         found = self.constants.get(tensor) if isinstance(tensor, Constant) else self.values.get(tensor)
         if found is None:
-            raise ModelError(f"tensor {tensor.name!r} is no array of numbers, which training needs; leave it out")
+            raise ModelError(f"tensor {tensor.name!r} is not a numeric array, which training needs; remove it")
         return found
 
     def nodes(self, nodes: Iterable[Node]) -> None:
@@ -104,7 +181,7 @@ class _Execution:
 
     def _outputs(self, node: Node) -> Sequence[Tensor]:
         inputs = tuple(
-            self.read(node, index, self.value(tensor)) if tensor.name else None
+            self.input_hook(node, index, self.value(tensor)) if tensor.name else None
             for index, tensor in enumerate(node.inputs)
         )
         call = Call(node, inputs, self.program.graph.opset_imports.get(node.domain, 0))
@@ -113,17 +190,16 @@ class _Execution:
             if flow is not None:
                 return flow(self, call)
             function = function_of(call)
-            found = self._frozen(call) if function is None else function(call)
+            found = self._run_in_onnxruntime(call) if function is None else function(call)
         except OnnxqError:
             raise
         except (RuntimeError, IndexError, TypeError, ValueError, AssertionError) as error:
-            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+            reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
             raise DataError(f"torch cannot compute the {node.op} {node.name!r}: {reason}; check the sample") from error
         return found if isinstance(found, tuple) else (found,)
 
-    def _frozen(self, call: Call) -> tuple[Tensor, ...]:
-        """Compute a node in onnxruntime."""
-        node, sessions = call.node, self.program.frozen
+    def _run_in_onnxruntime(self, call: Call) -> tuple[Tensor, ...]:
+        node, sessions = call.node, self.program.sessions
         names = [f"i{index}" if tensor is not None else "" for index, tensor in enumerate(call.inputs)]
         fed = {
             name: tensor.detach().cpu().numpy()
@@ -132,7 +208,7 @@ class _Execution:
         }
         if node not in sessions:
             if node.bodies():
-                raise ModelError(f"{node.op} {node.name!r} has bodies that training does not know; leave it out")
+                raise ModelError(f"{node.op} {node.name!r} has subgraphs that training does not support; remove it")
             given = [
                 Variable(name, fed[name].dtype, [None] * fed[name].ndim) if name else Variable("") for name in names
             ]
@@ -171,7 +247,9 @@ def _loop(execution: _Execution, call: Call) -> list[Tensor]:
 def _scan(execution: _Execution, call: Call) -> list[Tensor]:
     body, scanned = call.node.attrs["body"], call.attribute("num_scan_inputs")
     if call.node.attrs.keys() - {"body", "num_scan_inputs"} or call.opset < 9:
-        raise ModelError(f"Scan {call.node.name!r} runs along other axes than the first, which training does not know")
+        raise ModelError(
+            f"Scan {call.node.name!r} scans along another axis than the first, which training does not support"
+        )
     count = len(call.inputs) - scanned
     states, rows = [call[index] for index in range(count)], [call[index] for index in range(count, len(call.inputs))]
     shown: list[list[Tensor]] = [[] for _ in body.outputs[count:]]

@@ -1,16 +1,25 @@
-"""What stands in a module where a plan makes codes: scales, zero points, weights and biases that learn."""
+"""Fake quantization with gradients: functions, trainable channel scales, and the quantizers of a module.
+
+The forward pass computes ``s * (clamp(round(x / s) + z) - z)`` in float32 with ties to even, as ONNX's QuantizeLinear
+and DequantizeLinear do, to the last bit. In the backward pass, the gradient of values that are not clipped passes
+straight through the rounding (Bengio et al. 2013). The gradient of the scale is LSQ's (Esser et al., "Learned Step Size
+Quantization", 2020). That of the zero point is LSQ+'s (Bhalgat et al. 2020), as in PyTorch's
+``_fake_quantize_learnable_per_tensor_affine``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onnxq.algorithms.encoders import paired
-from onnxq.algorithms.migration import Around
+from onnxq.algorithms.migration import Around, Factors
+from onnxq.ir import Node
 from onnxq.numerics.affine import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -23,30 +32,266 @@ from onnxq.numerics.affine import (
     spec_parameters,
 )
 from onnxq.numerics.blocks import block_shape
-from onnxq.numerics.formats import format_named
-from onnxq.numerics.pairs import scales_for_pairs
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.pairs import MOST, Pairs, kernel_order, row_shape, scales_for_pairs
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Weight
-from onnxq.training.factors import Own, Times
-from onnxq.training.rounding import fake_quantized, fitted_values, spread, straight_through
 
-# As PyTorch's moving averages of minima and maxima.
-_SHARE_OF_NEW = 0.01
+
+class _FakeQuantized(torch.autograd.Function):
+    """See `fake_quantize`; scale and zero point broadcast with the values."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+        decoded = _numbers(values / scale, zero_point, format).mul_(scale)
+        context.save_for_backward(values, decoded, scale, zero_point)
+        context.format = format
+        return decoded
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (values, decoded, scale, zero_point) = gradients, context.saved_tensors
+        wanted = context.needs_input_grad
+        inside = _passed(gradient, values, scale, zero_point, context.format)
+        of_scale = of_zero = None
+        if wanted[1] or wanted[2]:
+            clipped = gradient - inside
+        if wanted[1]:
+            # In quantization steps: the rounding error inside the range, and the limit where clipped.
+            of_scale = (_sum(inside, decoded - values, scale) + _sum(clipped, decoded, scale)) / scale
+        if wanted[2]:
+            of_zero = -scale * clipped.sum_to_size(zero_point.shape)
+        return inside if wanted[0] else None, of_scale, of_zero, None
+
+
+def _numbers(scaled: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    """Return scaled values as quantized, minus the zero point."""
+    if format.is_float:
+        # The rounding of float formats works on arrays.
+        return torch.from_numpy(format.numbers(format.round(scaled.detach().cpu().numpy()))).to(scaled.device)
+    low, high = format.minimum - zero_point, format.maximum - zero_point
+    return scaled.round_().clamp_(low, high) if low.numel() > 1 else scaled.round_().clamp_(low.item(), high.item())
+
+
+def _passed(gradient: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    """Return the gradient where no value was clipped, else 0."""
+    beyond = 0.0 if format.is_float else 0.5
+    low, high = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
+    if scale.numel() > 1 or format.is_float:
+        return gradient * ((values >= low) & (values <= high))
+    # One pass over memory, because fake quantization of activations is limited by it.
+    found: Tensor = torch.ops.aten.hardtanh_backward(gradient, values, low.item(), high.item())
+    return found
+
+
+def _sum(one: Tensor, other: Tensor, scale: Tensor) -> Tensor:
+    """Return the sum of products over the values that share a scale."""
+    if scale.numel() > 1:
+        return (one * other).sum_to_size(scale.shape)
+    return torch.dot(one.reshape(-1), other.reshape(-1)).reshape(scale.shape)
+
+
+def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    """Quantize and dequantize values, with gradients of values, scale and zero point.
+
+    Args:
+        values: float32 of any shape.
+        scale: positive float32 that broadcasts with the values.
+        zero_point: whole numbers as float32 that broadcast with the values; 0 if the format has none.
+        format: the number format.
+
+    >>> from onnxq.numerics.formats import FORMATS
+    >>> fake_quantize(torch.tensor([0.24, 9.0]), torch.tensor(0.1), torch.tensor(0.0), FORMATS["uint4"])
+    tensor([0.2000, 1.5000])
+    """
+    found: Tensor = _FakeQuantized.apply(values, scale, zero_point, format)
+    return found
+
+
+def limit_pairs(values: Tensor, scale: Tensor, pairs: Pairs, axis: int, reduction_axis: int) -> Tensor:
+    """Limit values so that pairs of quantized weights do not overflow, as `onnxq.numerics.pairs.fitted` does.
+
+    Args:
+        values: float32, of two axes or more if there are pairs.
+        scale: float32, one for each channel with the values' rank, or one for all.
+        pairs: which weights are multiplied as pairs.
+        axis: axis of output channels.
+        reduction_axis: axis that is summed over.
+
+    >>> limit_pairs(torch.tensor([[100.0, 60.0, 100.0, -60.0]]), torch.tensor(1.0), Pairs.ROW, 0, 1)
+    tensor([[ 84.,  44., 100., -60.]])
+    """
+    if pairs is Pairs.NONE:
+        return values
+    order = kernel_order(values.ndim, axis, reduction_axis)
+    ordered = (values / scale).permute(order)
+    rows = ordered.reshape(row_shape(tuple(ordered.shape), pairs))
+    even = rows.shape[1] // 2 * 2
+    both = rows[:, :even].reshape(len(rows), -1, 2)
+    alike = (both[..., :1] > 0) == (both[..., 1:] > 0)
+    excess = torch.relu(both.sum(-1, keepdim=True).abs() - MOST) * alike
+    if not bool(excess.any()):
+        return values
+    kept = torch.cat([(both - both.sign() * excess / 2).reshape(len(rows), even), rows[:, even:]], 1)
+    back = sorted(range(values.ndim), key=order.__getitem__)
+    return kept.reshape(ordered.shape).permute(back) * scale
+
+
+def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
+    """Return the rounded values, with the gradient of the exact ones.
+
+    >>> x = torch.tensor(0.7, requires_grad=True)
+    >>> straight_through(x, torch.round(x)).item()
+    1.0
+    """
+    return exact + (rounded - exact).detach() if exact.requires_grad else rounded
+
+
+def dynamic_fake_quantize(values: Tensor) -> Tensor:
+    """Quantize as ONNX's DynamicQuantizeLinear and dequantize; the gradient passes straight through."""
+    with torch.no_grad():
+        low, high = values.amin().clamp(max=0), values.amax().clamp(min=0)
+        scale = (high - low) / 255
+        scale = torch.where(scale > 0, scale, 1)
+        zero_point = torch.round((-low / scale).clamp(0, 255))
+        codes = (torch.round(values / scale) + zero_point).clamp(0, 255)
+        decoded = (codes - zero_point) * scale
+    return straight_through(values, decoded)
+
+
+def spread(grid: Tensor, block: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    """Repeat one entry for each block, so that the result broadcasts with a tensor.
+
+    Args:
+        grid: an entry for each block along each axis, or a scalar.
+        block: extents of a block; the last block of an axis may be partial.
+        shape: shape of the tensor.
+
+    >>> spread(torch.tensor([[1.0], [2.0]]), (2, 3), (3, 3)).flatten().tolist()
+    [1.0, 1.0, 2.0]
+    """
+    if not grid.ndim:
+        return grid
+    for axis, (length, extent) in enumerate(zip(block, shape, strict=True)):
+        if length > 1 and grid.shape[axis] > 1:
+            grid = grid.repeat_interleave(length, axis).narrow(axis, 0, extent)
+    return grid
+
+
+# Trainable channel scales: an activation is divided by them before it is quantized, and the weights on both sides
+# compensate for it.
+
+
+class SharedChannelScales(nn.Module):
+    """The channel scales that the tensors of an equalization group share.
+
+    Each is its initial value times the exponential of a parameter. None grows beyond 1, so that the range of a clamp
+    never grows.
+
+    Attributes:
+        log_channel_scales: parameter with one entry a channel, initially 0.
+    """
+
+    base: Tensor
+    free: Tensor
+
+    def __init__(self, factors: NDArray[np.floating], free: NDArray[np.bool_]) -> None:
+        super().__init__()
+        self.register_buffer("base", torch.from_numpy(factors.astype(np.float32)))
+        self.register_buffer("free", torch.from_numpy(free.astype(np.float32)))
+        self.log_channel_scales = nn.Parameter(torch.zeros_like(self.base), bool(free.any()))
+
+    def forward(self) -> Tensor:
+        """Return the channel scales."""
+        return (self.base * torch.exp(self.log_channel_scales * self.free)).minimum(self.base.clamp(min=1))
+
+    def start_from(self, factors: Tensor) -> None:
+        """Replace the trainable channel scales."""
+        self.base.copy_(torch.where(self.free > 0, factors, self.base))
+        self.log_channel_scales.zero_()
+
+
+@dataclass(frozen=True, eq=False)
+class TensorChannelScales:
+    """The channel scales of one tensor.
+
+    Attributes:
+        shared: the channel scales of its equalization group.
+        places: index into `shared` for each channel, or for each entry along a weight.
+        axis: axis of the channels in the tensor.
+    """
+
+    shared: SharedChannelScales
+    places: Tensor
+    axis: int
+
+    def __call__(self) -> Tensor:
+        """Return a scale for each of `places`."""
+        found: Tensor = self.shared()[self.places]
+        return found
+
+    def now(self) -> Factors:
+        """Return the current values, as they are written."""
+        return Factors(self.axis, self().detach().cpu().numpy().astype(np.float64))
+
+    def in_weight(self, node: Node, index: int, *, read: bool) -> TensorChannelScales:
+        """Return the scales along the weight of a compute node that reads the tensor, or makes it."""
+        # With the indices (from 1) as scales, the weight shows which one each of its values is scaled with.
+        count = len(self.places)
+        numbers, ones = Factors(self.axis, np.arange(1.0, count + 1)), np.ones(node.inputs[index].shape)
+        found = (
+            Around(numbers).weight(node, index, ones) if read else 1 / Around(made=numbers).weight(node, index, ones)
+        )
+        for axis in range(found.ndim):
+            if (first := found.take([0], axis)).size and (found == first).all():
+                found = first
+        return replace(self, places=self.places[torch.from_numpy(np.rint(found).astype(np.int64) - 1)])
+
+
+@dataclass(frozen=True, eq=False)
+class WeightChannelScales:
+    """What a weight is multiplied with before it is quantized; broadcasts with the weight.
+
+    Attributes:
+        read: channel scales of the activation, which multiply the columns.
+        made: channel scales of the output, which divide the rows.
+    """
+
+    read: TensorChannelScales | None = None
+    made: TensorChannelScales | None = None
+
+    def __call__(self) -> Tensor:
+        """Return `read` divided by `made`."""
+        found = torch.ones(()) if self.read is None else self.read()
+        return found if self.made is None else found / self.made()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that the result depends on."""
+        return tuple(
+            one for own in (self.read, self.made) if own for one in (own.shared.log_channel_scales, own.shared.base)
+        )
+
+
+# The quantizers of a module, with trainable scales, zero points, weights and biases.
+
+# Weight of a new range in the moving average, as in PyTorch's observers.
+_AVERAGING = 0.01
 _ALONE = Around()
 
 
 class FakeQuantize(nn.Module):
-    """Codes of one tensor, or of tensors that share a scale, as floats.
+    """The fake quantizer of a tensor, or of tensors that share a scale.
 
-    A scale is what post-training quantization found times the exponential of a parameter, so that steps of an optimiser
-    change scales of all sizes alike, and none falls to zero.
+    A scale is its initial value times the exponential of a parameter: steps of an optimizer change large and small
+    scales alike, and no scale falls to zero.
 
     Attributes:
         spec: how the tensor is quantized.
-        fake_quant_enabled: whether values become what codes stand for; else they pass as they are.
-        observer_enabled: whether what passes sets the scale.
-        log_scale: parameter of the scales' shape, 0 to begin with.
-        zero_point: parameter of the same shape, in codes; whole numbers are taken.
+        fake_quant_enabled: True to quantize and dequantize; False to pass values unchanged.
+        observer_enabled: True to set the scale by the values that pass.
+        log_scale: parameter of the scales' shape, initially 0.
+        zero_point: parameter of the same shape, in quantization steps; it is rounded where it is used.
     """
 
     base: Tensor
@@ -54,13 +299,13 @@ class FakeQuantize(nn.Module):
     range: Tensor
 
     def __init__(self, spec: Spec, parameters: Parameters, *, learns: bool = True, grows: bool = True) -> None:
-        """Take what was found.
+        """Create the quantizer from initial parameters.
 
         Args:
             spec: how the tensor is quantized.
-            parameters: scale and zero point to begin with.
-            learns: whether they learn; those of a range that is known, and scales of other types than float32, do not.
-            grows: whether the scale may become larger than it is.
+            parameters: initial scale and zero point.
+            learns: True to train them, unless scales have another type than float32.
+            grows: True if the scale may become larger than its initial value.
         """
         super().__init__()
         self.spec, self.format, self.block = spec, format_named(spec.format), parameters.block
@@ -74,7 +319,7 @@ class FakeQuantize(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros_like(self.base), learns)
         zero = np.zeros(self.base.shape) if parameters.zero_point is None else parameters.zero_point
         start = torch.from_numpy(np.array(zero, np.float32))
-        # At an end of the codes it says that no value lies beyond zero, by which runtimes tell a clamp that is none.
+        # A zero point at a limit shows that a clamp at 0 does nothing, and runtimes drop the clamp by it, so it stays.
         inside = bool(((start > self.format.minimum) & (start < self.format.maximum)).all())
         self.zero_point = nn.Parameter(start, learns and self._affine and (inside or start.ndim > 0))
 
@@ -86,43 +331,43 @@ class FakeQuantize(nn.Module):
 
     @property
     def whole_zero_point(self) -> Tensor:
-        """The zero points as codes."""
+        """The zero points, rounded."""
         rounded = torch.round(self.zero_point).clamp(self.format.minimum, self.format.maximum)
         return straight_through(self.zero_point, rounded) if self._affine else self.zero_point
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return what the codes of values stand for."""
+        """Quantize and dequantize values."""
         if self.observer_enabled:
             self.observe(values.detach())
         if not self.fake_quant_enabled:
             return values
         values, shape = self._fitted(values), tuple(values.shape)
-        # With two levels, what is rounded is divided by their product.
+        # With two levels of scales, values are divided by their product.
         scale, zero = self.scale * self.tensor_scale if self._two_levels else self.scale, self.whole_zero_point
         if scale.ndim:
             block = self.parameters_now().block_in(shape) if self.block is None else self.block
             scale, zero = spread(scale, block, shape), spread(zero, block, shape)
-        return fake_quantized(values, scale, zero, self.format)
+        return fake_quantize(values, scale, zero, self.format)
 
     def _fitted(self, values: Tensor) -> Tensor:
-        """Return the values of which codes are made."""
+        """Return the values to quantize."""
         return values
 
     @property
-    def moves(self) -> bool:
-        """Whether zero may become another code, and the range larger."""
+    def is_range_free(self) -> bool:
+        """True if the zero point may change and the range may grow."""
         return self._grows and self._affine and not self.base.ndim and self.zero_point.requires_grad
 
     def observe(self, values: Tensor) -> None:
-        """Move the range that was seen towards that of new values, and take its scale."""
+        """Average the observed range with that of new values, and set the scale by it."""
         seen = torch.stack([values.amin(), values.amax()])
         known = bool(torch.isfinite(self.range).all())
-        self.range.copy_(self.range + _SHARE_OF_NEW * (seen - self.range) if known else seen)
+        self.range.copy_(self.range + _AVERAGING * (seen - self.range) if known else seen)
         low, high = self.range.tolist()
         self.start_from(parameters_from_range(low, high, self.format, symmetric=self.spec.symmetric))
 
     def start_from(self, parameters: Parameters) -> None:
-        """Take other scales and zero points."""
+        """Replace scales and zero points."""
         with torch.no_grad():
             self.base.copy_(torch.from_numpy(np.array(parameters.scale, np.float32)))
             self.log_scale.zero_()
@@ -130,19 +375,19 @@ class FakeQuantize(nn.Module):
                 self.zero_point.copy_(torch.from_numpy(np.array(parameters.zero_point, np.float32)))
 
     def parameters_now(self) -> Parameters:
-        """Return scale and zero point as they are to be written."""
+        """Return scale and zero point as they are written."""
         scale, zero = (one.detach().cpu().numpy() for one in (self.scale, self.whole_zero_point))
         level = np.float32(self.tensor_scale.item()) if self._two_levels else None
         return Parameters(scale, zero.astype(self.format.dtype) if self._affine else None, level, self.block)
 
 
 class FakeQuantizedWeight(FakeQuantize):
-    """A weight that learns, with its scales.
+    """A trainable weight with its scales.
 
     Attributes:
-        values: parameter of the weight's shape; its codes are at first those that post-training quantization chose.
-        once: whether all runs until `release` share one decoding, and add up its gradients.
-        times: what codes are of, in units of the weight, where channels migrate; None elsewhere.
+        values: parameter of the weight's shape; at first it is quantized as post-training quantization did.
+        once: True if all runs until `release` share one dequantized weight, and accumulate its gradient.
+        channel_scales: what the weight is multiplied with before it is quantized; None without equalization.
     """
 
     def __init__(
@@ -150,19 +395,18 @@ class FakeQuantizedWeight(FakeQuantize):
         weight: Weight,
         values: np.ndarray[Any, Any],
         codes: QTensor,
-        times: Times | None = None,
+        channel_scales: WeightChannelScales | None = None,
     ) -> None:
-        """Take the float weight and its codes, of its shape, and factors around."""
         super().__init__(weight.spec, codes.parameters)
         self._weight = weight
         self._decoded: tuple[object, Tensor] | None = None
         self._shared: tuple[Tensor, Tensor] | None = None
         self.once = False
-        self.times = times
-        around = None if times is None else times().detach().numpy()
+        self.channel_scales = channel_scales
+        around = None if channel_scales is None else channel_scales().detach().numpy()
         moved = values if around is None else values * around
         nearest = quantize(moved, codes.parameters, codes.format).codes
-        # Codes that were chosen for the sums that they make stay, though other ones are nearer.
+        # GPTQ chose other values than the nearest, for the sum; they stay.
         same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
         start = np.where(same, moved, codes.dequantize())
         start = start if around is None else start / around
@@ -170,46 +414,46 @@ class FakeQuantizedWeight(FakeQuantize):
 
     @property
     def product(self) -> Tensor:
-        """The float weight that becomes codes."""
-        return self.values if self.times is None else self.values * self.times()
+        """The float weight to quantize."""
+        return self.values if self.channel_scales is None else self.values * self.channel_scales()
 
     @property
     def step(self) -> float:
-        """Mean distance of two codes, in units of the values."""
+        """Mean quantization step, in units of the values."""
         apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
-        size = 1.0 if self.times is None else float(self.times().detach().abs().mean())
+        size = 1.0 if self.channel_scales is None else float(self.channel_scales().detach().abs().mean())
         return apart * float((self.scale.detach() * self.tensor_scale).mean()) / size
 
     def forward(self, values: Tensor | None = None) -> Tensor:
-        """Return what its codes stand for, which is computed once as long as nothing learns."""
-        around = () if self.times is None else self.times.held
+        """Return the dequantized weight, which is cached while nothing is trained."""
+        around = () if self.channel_scales is None else self.channel_scales.tensors
         held = (*self.parameters(recurse=False), *self.buffers(recurse=False), *around)
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in held)
         if values is not None or learns or self.observer_enabled:
             self._decoded = None
             if values is not None or not self.once:
-                return self._own(super().forward(self.product if values is None else values))
+                return self._unscaled(super().forward(self.product if values is None else values))
             if self._shared is None:
-                decoded = self._own(super().forward(self.product))
+                decoded = self._unscaled(super().forward(self.product))
                 self._shared = decoded, decoded.detach().requires_grad_(decoded.requires_grad)
             return self._shared[1]
         state = (self.fake_quant_enabled, *((one.device, one.data_ptr(), one._version) for one in held))
         if self._decoded is None or self._decoded[0] != state:
-            self._decoded = state, self._own(super().forward(self.product).detach())
+            self._decoded = state, self._unscaled(super().forward(self.product).detach())
         return self._decoded[1]
 
     def release(self) -> None:
-        """Let the gradients that were added up reach what learns."""
+        """Propagate the accumulated gradients to the parameters."""
         if self._shared is not None and self._shared[1].grad is not None:
             self._shared[0].backward(self._shared[1].grad)
         self._shared, self.once = None, False
 
-    def _own(self, decoded: Tensor) -> Tensor:
-        """Return the weight as the float model has it."""
-        return decoded if self.times is None else decoded / self.times()
+    def _unscaled(self, decoded: Tensor) -> Tensor:
+        """Divide by the channel scales."""
+        return decoded if self.channel_scales is None else decoded / self.channel_scales()
 
     def observe(self, values: Tensor) -> None:
-        """Take the scales of the weight's own range."""
+        """Set the scales by the range of the weight."""
         array, weight = values.cpu().numpy(), self._weight
         axes = weight.axis, weight.reduction_axis
         block = block_shape(self.spec.per, array.shape, channel_axis=axes[0], reduction_axis=axes[1])
@@ -218,16 +462,16 @@ class FakeQuantizedWeight(FakeQuantize):
 
     def _fitted(self, values: Tensor) -> Tensor:
         weight = self._weight
-        return fitted_values(values, self.scale, weight.pairs, weight.axis, weight.reduction_axis)
+        return limit_pairs(values, self.scale, weight.pairs, weight.axis, weight.reduction_axis)
 
     def codes(self) -> QTensor:
-        """Return the codes that are written."""
+        """Return the quantized weight, as it is written."""
         values = self._fitted(self.product).detach().cpu().numpy()
         return paired(quantize(values, self.parameters_now(), self.format), self._weight)
 
 
 class FakeQuantizedBias(nn.Module):
-    """A bias that learns; of an integer kernel it is rounded to what the accumulator counts.
+    """A trainable bias; that of an integer kernel is rounded to the steps of the accumulator.
 
     Attributes:
         values: parameter of the bias's shape.
@@ -238,16 +482,16 @@ class FakeQuantizedBias(nn.Module):
         values: np.ndarray[Any, Any],
         weight: FakeQuantizedWeight,
         data: FakeQuantize | None,
-        made: Own | None = None,
+        made: TensorChannelScales | None = None,
     ) -> None:
-        """Take the float bias, the weight and data whose scales count it, or None if it stays in float, and factors."""
+        """Create the bias; `data` is the activation's quantizer, or None if the bias stays in float."""
         super().__init__()
         self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float32)))
-        # They belong to the module around this one.
+        # In a tuple, they are no submodules.
         self._counted, self._made = (weight, data), made
 
     def forward(self) -> Tensor:
-        """Return what its codes stand for."""
+        """Return the dequantized bias."""
         found = self.codes()
         if found is None or not self._counted[0].fake_quant_enabled:
             return self.values
@@ -259,11 +503,11 @@ class FakeQuantizedBias(nn.Module):
 
     @property
     def moved(self) -> np.ndarray[Any, Any]:
-        """The bias that is written where it stays in float: what the product adds to what it makes."""
+        """The bias in float, divided by the channel scales of the output."""
         return self._around().bias(np.array(self.values.detach().cpu().numpy()))
 
     def codes(self) -> QTensor | None:
-        """Return the codes that are written, or None where it stays in float."""
+        """Return the quantized bias, or None if it stays in float."""
         weight, data = self._counted
         if data is None:
             return None

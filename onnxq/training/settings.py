@@ -1,4 +1,4 @@
-"""What a user says of training. Knows no torch, so that reading it costs nothing."""
+"""Settings of training. Imports no torch, so it loads quickly."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from pathlib import Path
 from onnxq.errors import SchemeError, check_name, check_type
 
 LEARNED = ("weights", "biases", "scales", "zero-points")
-"""What can learn."""
+"""The kinds of parameters that training can change."""
 
 BLOCKS = ("no", "first", "only")
-"""Whether blocks learn one after the other."""
+"""Whether blocks are trained one after the other."""
 
 MEMORY = 1 << 28
-"""Bytes of samples, of the float model's outputs and of what flows between blocks that stay in memory."""
-
+"""Bytes of samples, float outputs and block activations kept in memory; the rest is in temporary files."""
 
 RATE = 1e-3
-"""The largest first rate of those that are tried where none is given."""
+"""The largest initial learning rate that is tried if none is given."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where training stands after an epoch.
+class TrainingProgress:
+    """The state of training after an epoch.
 
     Attributes:
-        epoch: of what learns now, counted from 1.
-        epochs: that there are at most.
-        loss: mean over the steps of the epoch.
-        noise: noise-to-signal ratio of the worst held output.
-        block: which block learns, counted from 1; 0 where all learn together.
-        blocks: how many there are.
+        epoch: number of the epoch, counted from 1.
+        epochs: how many epochs there are at most.
+        loss: mean loss over the steps of the epoch.
+        noise_to_signal: noise-to-signal ratio of the worst output on holdout samples.
+        block: number of the block in training, counted from 1; 0 when the whole model is trained.
+        blocks: how many blocks there are.
     """
 
     epoch: int
     epochs: int
     loss: float
-    noise: float
+    noise_to_signal: float
     block: int = 0
     blocks: int = 0
 
@@ -49,28 +48,28 @@ class Training:
     """How a quantized model is trained.
 
     Attributes:
-        labels: a ``.npy`` file of one class for each calibration sample, which the first output is to give; None trains
-            towards the outputs of the float model.
-        loss: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` of three dictionaries of tensors, outputs, the float model's
-            outputs and inputs, that returns a scalar tensor; empty for one of the others.
-        learn: which of LEARNED change.
-        blocks: ``first`` lets blocks of a few weights learn one after the other, each from what the quantized ones
-            before it give, what the float model has behind it; then all learn together, which ``no`` does alone, and
-            ``only`` does not.
-        epochs: how often all samples are seen; None takes as many as make some 240 steps, and 8 at least.
+        labels: a ``.npy`` file with one class for each calibration sample, for the first output; None trains towards
+            the outputs of the float model.
+        loss: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``. The function takes three dictionaries of tensors (outputs,
+            the float model's outputs, inputs) and returns a scalar tensor. Empty takes a built-in loss.
+        learn: which kinds of LEARNED change.
+        blocks: ``first`` trains blocks of a few weights one after the other and then the whole model. Each block gets
+            the activations of the quantized blocks before it and learns the float model's. ``no`` trains only the whole
+            model, ``only`` trains only the blocks.
+        epochs: passes over all samples; None takes about 240 steps, and at least 8 epochs.
         batch: samples of a step; None takes 32, or an eighth of few samples.
-        rate: of a step, how much of its own size, or of four codes where that is more, a weight changes at most at
-            first; scales likewise of their size, factors of channels thirty times as much, and zero points by ten
-            times as much of a code. None tries RATE and parts of it, down to a 27th, for a few steps each, and takes
-            what does best on held-out samples.
-        patience: epochs without a better result after which training ends; None runs all, whose last steps are the
-            smallest and most often the best.
-        seed: of the order of samples.
-        minutes: after which it ends; steps become small until then. None lets it take what it takes.
-        device: of torch, such as ``cpu`` or ``cuda:1``; empty takes a GPU where there is one.
-        memory: bytes of samples, of the float model's outputs and of what flows between blocks that stay in memory;
-            what is beyond is in files of a temporary folder. What learns, and its gradients, come on top.
-        told: is told where training stands after every epoch.
+        rate: the initial learning rate, relative to the root mean square of each tensor, or to four quantization steps
+            if they are larger. Scales use it too, channel scales 30 times as much, and zero points 10 times as much in
+            quantization steps. None tries RATE, a third, a ninth and a 27th of it for a few steps each, and takes the
+            rate that does best on holdout samples.
+        patience: epochs without improvement after which training ends; None runs all, because the last and smallest
+            steps are most often the best.
+        seed: seed of the order of samples.
+        minutes: time limit, over which the learning rate falls to zero; None sets no limit.
+        device: a torch device such as ``cpu`` or ``cuda:1``; empty takes a GPU if there is one.
+        memory: bytes of samples, float outputs and block activations kept in memory; the rest is in temporary files.
+            Parameters and gradients come on top.
+        on_progress: called with the `TrainingProgress` after every epoch.
 
     Raises:
         SchemeError: a number is out of range, or names contradict each other.
@@ -91,22 +90,24 @@ class Training:
     minutes: float | None = None
     device: str = ""
     memory: int = field(default=MEMORY, repr=False)
-    told: Callable[[Standing], None] | None = field(default=None, repr=False, compare=False)
+    on_progress: Callable[[TrainingProgress], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_type(self.labels, (str, Path, type(None)), "the labels", "a .npy file")
         check_type(self.loss, str, "the loss", "FILE.py:FUNCTION")
         for name in self.learn:
-            check_name("what learns", name, LEARNED)
+            check_name("learn", name, LEARNED)
         if not self.learn:
-            raise SchemeError(f"nothing learns; name one or more of {', '.join(LEARNED)}")
+            raise SchemeError(f"nothing would be trained; name one or more of {', '.join(LEARNED)}")
         check_name("blocks", self.blocks, BLOCKS)
-        check_type(self.device, str, "the device", "the name of one of torch's, such as cpu or cuda")
+        check_type(self.device, str, "the device", "a torch device such as cpu or cuda")
         check_type(self.memory, int, "the memory", "a number of bytes")
         if self.loss and self.labels is not None:
-            raise SchemeError("a loss of yours is given no labels; load them in the function, or leave one of both out")
+            raise SchemeError("a loss function is given no labels; load them in the function, or leave out one of both")
         if self.blocks == "only" and (self.loss or self.labels is not None):
-            raise SchemeError("blocks learn from the float model, not from labels or a loss; let them learn first")
+            raise SchemeError(
+                "blocks are trained towards the float model, not towards labels or a loss; take blocks first"
+            )
         for what, number in (("epochs", self.epochs), ("the batch", self.batch), ("the patience", self.patience)):
             check_type(number, (int, type(None)), what, "a whole number above 0")
             if number is not None and number < 1:

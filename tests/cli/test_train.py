@@ -16,7 +16,7 @@ from onnxq.cli.train import note
 from onnxq.errors import ModelError, OnnxqError, SchemeError
 from onnxq.steps.budget import Budget
 from onnxq.training import pipeline
-from onnxq.training.settings import Standing, Training
+from onnxq.training.settings import Training, TrainingProgress
 
 SHORT = ("--calib", CALIB, "--limit", 24, "--seconds", 0, "--epochs", 1, "--force", "--accuracy", "off")
 
@@ -83,7 +83,7 @@ def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, mon
 @pytest.mark.parametrize(("block", "stage"), [(0, "train"), (2, "blocks")])
 def test_what_is_noted_is_the_loss_and_decibels(block: int, stage: str) -> None:
     notes: dict[str, str] = {}
-    note(notes, Standing(1, 8, loss=0.5, noise=0.01, block=block, blocks=3))
+    note(notes, TrainingProgress(1, 8, loss=0.5, noise_to_signal=0.01, block=block, blocks=3))
     assert notes == {stage: "loss 0.5, 20.0 dB"}
 
 

@@ -17,10 +17,10 @@ from onnxq.ir import as_graph, constants
 from onnxq.pipeline import quantize
 from onnxq.runtime.sessions import open_session, run
 from onnxq.steps.budget import Budget
-from onnxq.training.lessons import Lessons, read_lessons
 from onnxq.training.losses import Distillation, Task
-from onnxq.training.preparing import Prepared, prepare
+from onnxq.training.module import QATModule, prepare
 from onnxq.training.program import Program
+from onnxq.training.training_set import TrainingSet, run_float_model
 
 MODELS = Path(__file__).parents[2] / "models"
 NETWORK = """(float[N,3,8,8] x) => (float[N,16] y) {
@@ -42,7 +42,7 @@ def images(count: int, shape: tuple[int, ...] = (1, 3, 8, 8), seed: int = 0) -> 
     return [{"x": generator.standard_normal(shape).astype(np.float32)} for _ in range(count)]
 
 
-def module_of(model: ModelProto | Path, samples: Iterable[Mapping[str, Any]], scheme: str = "int8") -> Prepared:
+def module_of(model: ModelProto | Path, samples: Iterable[Mapping[str, Any]], scheme: str = "int8") -> QATModule:
     """Return the module of a model that is quantized as a scheme says, without a search."""
     budget = Budget("off", "off", latency=0)
     done = quantize(model, list(samples), scheme=scheme, goal=Goal(force=True), budget=budget)
@@ -52,9 +52,9 @@ def module_of(model: ModelProto | Path, samples: Iterable[Mapping[str, Any]], sc
 def task_of(model: ModelProto, path: Path) -> Task:
     """Write a float model, and return what a module learns of it from 24 images, compared by 8 others."""
     onnx.save(model, path)
-    lessons = read_lessons(path, images(32))
+    lessons = run_float_model(path, images(32))
     noise = Distillation.of(lessons)
-    return Task(noise, Lessons(lessons[:24], True), Lessons(lessons[24:], True), noise)
+    return Task(noise, TrainingSet(lessons[:24], True), TrainingSet(lessons[24:], True), noise)
 
 
 def difference(model: ModelProto, sample: Mapping[str, NDArray[Any]]) -> float:

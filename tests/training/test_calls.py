@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onnxq.ir import Node, constant
-from onnxq.training.calls import Call
+from onnxq.training.operators import Call
 
 CALL = Call(
     Node("Pad", attrs={"pads": [1, 2], "value": constant("v", 3.0)}), (torch.zeros(2), None, torch.tensor([4])), 17

@@ -29,7 +29,7 @@ def test_factors_of_channels_learn_with_all_else(build: Build, tmp_path: Path) -
     begun = module.codes().factors
     assert begun.keys() == by_channels.keys()
     module(torch.from_numpy(images(1)[0]["x"])).sum().backward()
-    assert all(one.log_factors.grad.abs().sum() > 0 for one in module.channels.shared)
+    assert all(one.log_channel_scales.grad.abs().sum() > 0 for one in module.channels.shared)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.requires_grad:

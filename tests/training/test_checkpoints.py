@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onnxq.errors import OutputError
-from onnxq.training.checkpoints import Checkpoint, key_of
+from onnxq.training.learning import Checkpoint, digest_of
 
 STATE = {"epoch": 3, "module": {"w": torch.tensor([1.0, 2.0])}}
 
@@ -43,5 +43,5 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_keys_tell_trainings_apart() -> None:
-    assert key_of([1, torch.zeros(2)]) == key_of([1, torch.zeros(2)])
-    assert len({key_of([1]), key_of([2]), key_of([torch.zeros(2)]), key_of([torch.ones(2)])}) == 4
+    assert digest_of([1, torch.zeros(2)]) == digest_of([1, torch.zeros(2)])
+    assert len({digest_of([1]), digest_of([2]), digest_of([torch.zeros(2)]), digest_of([torch.ones(2)])}) == 4

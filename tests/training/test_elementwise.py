@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.training.elementwise import ELEMENTWISE, torch_dtype
+from onnxq.training.operators import ELEMENTWISE, torch_dtype
 from training.modules import difference
 
 ONE = [
@@ -120,7 +120,7 @@ def test_before_opset_13_softmax_took_all_axes_from_one_on_as_one(axis: int, bui
 
 def test_the_gradient_of_a_square_is_finite_at_zero() -> None:
     from onnxq.ir import Node
-    from onnxq.training.calls import Call
+    from onnxq.training.operators import Call
 
     x = torch.zeros(2, requires_grad=True)
     ELEMENTWISE["Pow"](Call(Node("Pow"), (x, torch.tensor(2.0)), 17)).sum().backward()
@@ -131,7 +131,7 @@ def test_the_gradient_of_a_square_is_finite_at_zero() -> None:
 @pytest.mark.parametrize("op", ["Sqrt", "Pow", "ReduceL2"])
 def test_the_gradient_of_a_root_is_finite_at_zero(op: str) -> None:
     from onnxq.ir import Node
-    from onnxq.training.calls import Call
+    from onnxq.training.operators import Call
 
     x = torch.tensor([[0.0, 0.0], [0.0, 4.0]], requires_grad=True)
     more = {"Sqrt": (), "Pow": (torch.tensor(0.5),), "ReduceL2": (torch.tensor([1]),)}[op]

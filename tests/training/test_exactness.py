@@ -18,9 +18,8 @@ from conftest import Build
 from onnxq.calibration.instrument import with_taps
 from onnxq.ir import Variable, constants, save
 from onnxq.runtime.sessions import Array, open_session, run
-from onnxq.training.parts import Part
-from onnxq.training.preparing import Prepared
-from onnxq.training.program import Program
+from onnxq.training.module import QATModule
+from onnxq.training.program import Program, Subgraph
 from training.modules import MODELS, NETWORK, WEIGHTS, images, module_of
 
 
@@ -32,7 +31,7 @@ class Written:
     values: dict[str, Array]
 
     @classmethod
-    def of(cls, module: Prepared, path: Path, sample: dict[str, Array]) -> Written:
+    def of(cls, module: QATModule, path: Path, sample: dict[str, Array]) -> Written:
         save(module.quantized(), path)
         model = onnx.load(path)
         made = {name for node in model.graph.node for name in node.output if name}
@@ -48,7 +47,7 @@ class Written:
         return [(node.input[0], node.output[0]) for node in found]
 
 
-def checked(module: Prepared, written: Written) -> int:
+def checked(module: QATModule, written: Written) -> int:
     """Compare codes, and what each node makes of onnxruntime's inputs; return how many tensors become codes."""
     quantizers = {one.tensor: module.quantizer_of(one.tensor) for one in module.plan.activations}
     with torch.no_grad():
@@ -63,7 +62,7 @@ def checked(module: Prepared, written: Written) -> int:
             if any(one.name not in written.values for one in read) or not made:
                 continue
             fed = {one.name: torch.from_numpy(written.values[one.name]) for one in read}
-            for name, found in module.outputs(fed, Part((node,), read, made)).items():
+            for name, found in module.outputs(fed, Subgraph((node,), read, made)).items():
                 expected = np.asarray(written.values[name], np.float64)
                 apart = np.abs(found.numpy() - expected).max() / max(np.abs(expected).max(), 1e-9)
                 assert apart < 1e-5, (node.name, name)

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.migration import Around, Factors
 from onnxq.ir import Node, Variable, constant
-from onnxq.training.factors import Own, Shared, Times
+from onnxq.training.quantizers import SharedChannelScales, TensorChannelScales, WeightChannelScales
 
 VALUES = np.linspace(0.2, 1, 6)
 
 
-def own(values: NDArray[np.float64] = VALUES, axis: int = 1) -> Own:
-    return Own(Shared(values, np.ones(len(values), bool)), torch.arange(len(values)), axis)
+def own(values: NDArray[np.float64] = VALUES, axis: int = 1) -> TensorChannelScales:
+    return TensorChannelScales(SharedChannelScales(values, np.ones(len(values), bool)), torch.arange(len(values)), axis)
 
 
 @pytest.mark.parametrize(
@@ -34,17 +34,17 @@ def test_along_a_weight_they_are_those_of_migration(
     node = Node(op, "n", attributes, [Variable("x"), constant("w", np.ones(shape, np.float32))], [Variable("y")])
     behind = np.linspace(0.3, 1, made)
     expected = Around(Factors(1, VALUES), Factors(1, behind)).weight(node, 1, np.ones(shape))
-    times = Times(own().in_weight(node, 1, read=True), own(behind).in_weight(node, 1, read=False))()
+    times = WeightChannelScales(own().in_weight(node, 1, read=True), own(behind).in_weight(node, 1, read=False))()
     np.testing.assert_allclose(np.broadcast_to(times.detach().numpy(), shape), expected, rtol=1e-6)
     assert times.numel() <= np.prod(shape[:2])
 
 
 def test_none_grows_beyond_1_nor_does_one_that_is_not_free_change() -> None:
-    shared = Shared(np.array([0.5, 0.9, 0.9]), np.array([True, True, False]))
+    shared = SharedChannelScales(np.array([0.5, 0.9, 0.9]), np.array([True, True, False]))
     with torch.no_grad():
-        shared.log_factors.fill_(0.5)
+        shared.log_channel_scales.fill_(0.5)
     assert shared().tolist() == pytest.approx([0.5 * np.exp(0.5), 1, 0.9])
 
 
 def test_where_all_are_given_nothing_learns() -> None:
-    assert not Shared(np.array([2.0, 0.5]), np.zeros(2, bool)).log_factors.requires_grad
+    assert not SharedChannelScales(np.array([2.0, 0.5]), np.zeros(2, bool)).log_channel_scales.requires_grad

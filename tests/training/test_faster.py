@@ -18,9 +18,8 @@ from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Evidenced, Prepared, Settled, evidenced, methods_tried, prepared, settled
 from onnxq.steps.wanted import Wanted
-from onnxq.training import faster as module
-from onnxq.training.faster import faster
-from onnxq.training.pipeline import quantize_and_train
+from onnxq.training import pipeline as module
+from onnxq.training.pipeline import quantize_and_train, search_and_train
 from onnxq.training.settings import Training
 from training.modules import MODELS, images
 
@@ -58,12 +57,12 @@ def found_faster(
     """Let a plan in bytes meet one in 2 bits that is as fast as is said before and after training."""
     other = Steps.of(build, folder / "other", "int2-block16", speeds[0])
     steps = Steps.of(build, folder / "own", "int8-storage", 1.0)
-    trained = module.trained
+    trained = module.train_chosen
 
     monkeypatch.setattr(module, "settled", lambda *arguments: other.first)
-    monkeypatch.setattr(module, "trained", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
+    monkeypatch.setattr(module, "train_chosen", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
     staged = steps.ready.files.staged.read_bytes()
-    return steps, staged, faster(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT)
+    return steps, staged, search_and_train(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT)
 
 
 def test_a_faster_plan_that_training_makes_faithful_is_taken(
@@ -80,9 +79,9 @@ def test_a_faster_plan_that_training_makes_faithful_is_taken(
 @pytest.mark.parametrize(
     ("decibels", "speeds", "told"),
     [
-        (1.0, (0.9, 2.0), "no plan is faster that training could make faithful"),
-        (1.0, (2.0, 0.9), "a plan that was trained is not faster after all, so it was not taken"),
-        (35.0, (2.0, 2.0), "dB after training, which are not enough, so it was not taken"),
+        (1.0, (0.9, 2.0), "no faster plan is close enough to the goal for training"),
+        (1.0, (2.0, 0.9), "a trained plan measured no faster, so it was not taken"),
+        (35.0, (2.0, 2.0), "dB after training, which misses the goal, so it was not taken"),
     ],
     ids=["slower", "slower after training", "not faithful"],
 )
@@ -147,10 +146,10 @@ def attempts(
         return as_fast(less, 2.0)
 
     monkeypatch.setattr(module, "settled", searched)
-    monkeypatch.setattr(module, "trained", learned)
-    monkeypatch.setattr(module, "_is_faithful", lambda *arguments: faithful)
+    monkeypatch.setattr(module, "train_chosen", learned)
+    monkeypatch.setattr(module, "_meets_goal", lambda *arguments: faithful)
     monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
-    return faster(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT), steps.first, asked
+    return search_and_train(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT), steps.first, asked
 
 
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
@@ -168,9 +167,9 @@ def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("budget", "told"),
     [
-        (Budget("off"), "takes a search and time for latency"),
-        (Budget(latency=0), "takes a search and time for latency"),
-        (Budget(seconds=60), "training has its own minutes beside a budget in seconds"),
+        (Budget("off"), "needs a search and time for latency"),
+        (Budget(latency=0), "needs a search and time for latency"),
+        (Budget(seconds=60), "training has its own time limit in minutes beside that of the budget"),
     ],
 )
 def test_what_leaves_no_faster_plan_to_be_found_is_told(budget: Budget, told: str, build: Build) -> None:

@@ -12,24 +12,26 @@ from conftest import Build
 from onnxq.algorithms.codes import Codes
 from onnxq.errors import ModelError, SchemeError
 from onnxq.system.resources import silent
-from onnxq.training.fitting import Fitted, fitted
-from onnxq.training.module import FakeQuantized
-from onnxq.training.settings import Standing, Training
+from onnxq.training.fitting import TrainedEncodings, train_encodings
+from onnxq.training.module import FakeQuantizedModel
+from onnxq.training.settings import Training, TrainingProgress
 from training.modules import NETWORK, WEIGHTS, images, module_of
 
 
-def fit(module: FakeQuantized, codes: Codes, folder: Path, training: Training, state: Path | None = None) -> Fitted:
+def fit(
+    module: FakeQuantizedModel, codes: Codes, folder: Path, training: Training, state: Path | None = None
+) -> TrainedEncodings:
     reference = folder / "m.onnx"
-    return fitted(module.graph, module.plan, codes, reference, images(16), training, state, silent)
+    return train_encodings(module.graph, module.plan, codes, reference, images(16), training, state, silent)
 
 
 @pytest.fixture
-def module(build: Build, tmp_path: Path) -> FakeQuantized:
+def module(build: Build, tmp_path: Path) -> FakeQuantizedModel:
     onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
     return module_of(build(NETWORK, **WEIGHTS), images(4), "int4-block32")
 
 
-def test_codes_become_better_or_stay(module: FakeQuantized, tmp_path: Path) -> None:
+def test_codes_become_better_or_stay(module: FakeQuantizedModel, tmp_path: Path) -> None:
     before = module.codes()
     done = fit(module, before, tmp_path, Training(epochs=3, rate=5e-3))
     assert done.codes is not before
@@ -37,16 +39,16 @@ def test_codes_become_better_or_stay(module: FakeQuantized, tmp_path: Path) -> N
     assert (done.gain.method, done.gain.left) == ("training", "")
     left = fit(module, before, tmp_path, Training(epochs=1, rate=10.0))
     assert left.codes is before
-    assert (left.gain.kept, left.gain.left) == ("", "no less noise")
+    assert (left.gain.kept, left.gain.left) == ("", "no lower error")
 
 
-def test_labels_are_learned(module: FakeQuantized, tmp_path: Path) -> None:
+def test_labels_are_learned(module: FakeQuantizedModel, tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.full(16, 3))
     done = fit(module, module.codes(), tmp_path, Training(labels=tmp_path / "l.npy", epochs=2))
     assert done.gain.kept == "epoch 2 of 2"
 
 
-def test_a_finished_training_is_not_run_again(module: FakeQuantized, tmp_path: Path) -> None:
+def test_a_finished_training_is_not_run_again(module: FakeQuantizedModel, tmp_path: Path) -> None:
     state, training = tmp_path / "state", Training(epochs=2)
     first = fit(module, module.codes(), tmp_path, training, state)
     last = state.stat().st_mtime_ns
@@ -56,7 +58,7 @@ def test_a_finished_training_is_not_run_again(module: FakeQuantized, tmp_path: P
 
 
 @pytest.mark.parametrize("loss", [False, True])
-def test_other_labels_or_another_loss_begin_anew(module: FakeQuantized, loss: bool, tmp_path: Path) -> None:
+def test_other_labels_or_another_loss_begin_anew(module: FakeQuantizedModel, loss: bool, tmp_path: Path) -> None:
     def learned(number: int) -> int:
         np.save(tmp_path / "l.npy", np.full(16, number))
         text = (
@@ -76,7 +78,9 @@ def test_other_labels_or_another_loss_begin_anew(module: FakeQuantized, loss: bo
 def test_what_cannot_learn_is_told(build: Build, tmp_path: Path) -> None:
     onnx.save(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
     module = module_of(build(NETWORK, **WEIGHTS), images(4), "mxfp4")
-    with pytest.raises(ModelError, match="no scales of the model become codes, so nothing learns; quantize it"):
+    with pytest.raises(
+        ModelError, match="no scales of the model are quantized, so training changes nothing; quantize it"
+    ):
         fit(module, module.codes(), tmp_path, Training(learn=("scales",)))
 
 
@@ -85,7 +89,7 @@ def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> 
     model = build(text, w=(64, 16), v=(16, 16))
     onnx.save(model, tmp_path / "m.onnx")
     module = module_of(model, images(4, (1, 64)), "int4-block32")
-    done = fitted(
+    done = train_encodings(
         module.graph,
         module.plan,
         module.codes(),
@@ -98,13 +102,13 @@ def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> 
     assert done.doubts == ("no gradient passes hard, which torch has no function for here",)
 
 
-def test_a_device_that_is_none_is_told(module: FakeQuantized, tmp_path: Path) -> None:
+def test_a_device_that_is_none_is_told(module: FakeQuantizedModel, tmp_path: Path) -> None:
     for name in ("cuda:99", "gpu", "meta"):
-        with pytest.raises(SchemeError, match=f"device '{name}' is none of torch here .*; take cpu, or leave it out"):
+        with pytest.raises(SchemeError, match=f"torch has no device '{name}' here .*; take cpu, or leave it out"):
             fit(module, module.codes(), tmp_path, Training(device=name))
 
 
-def test_a_device_that_is_named_is_taken_and_samples_may_be_on_disk(module: FakeQuantized, tmp_path: Path) -> None:
+def test_a_device_that_is_named_is_taken_and_samples_may_be_on_disk(module: FakeQuantizedModel, tmp_path: Path) -> None:
     codes = module.codes()
     found = [
         fit(module, codes, tmp_path, Training(epochs=2, device=device, memory=memory)).codes.weights
@@ -114,8 +118,8 @@ def test_a_device_that_is_named_is_taken_and_samples_may_be_on_disk(module: Fake
         assert np.array_equal(one.codes, found[1][key].codes)
 
 
-def test_where_training_stands_is_told_after_every_epoch(module: FakeQuantized, tmp_path: Path) -> None:
-    told: list[Standing] = []
-    fit(module, module.codes(), tmp_path, Training(epochs=2, told=told.append))
+def test_where_training_stands_is_told_after_every_epoch(module: FakeQuantizedModel, tmp_path: Path) -> None:
+    told: list[TrainingProgress] = []
+    fit(module, module.codes(), tmp_path, Training(epochs=2, on_progress=told.append))
     assert [(one.block, one.blocks, one.epoch) for one in told] == [(0, 0, 1), (0, 0, 2)]
-    assert all(0 < one.noise < 1 and 0 < one.loss < 1 and one.epochs == 2 for one in told)
+    assert all(0 < one.noise_to_signal < 1 and 0 < one.loss < 1 and one.epochs == 2 for one in told)

@@ -11,20 +11,18 @@ from conftest import Build
 
 from onnxq.system.resources import silent
 from onnxq.training import learning
-from onnxq.training.checkpoints import Checkpoint
-from onnxq.training.learning import learn
-from onnxq.training.lessons import Batch
+from onnxq.training.learning import Checkpoint, parameter_groups, train_module
 from onnxq.training.losses import Distillation, Task
-from onnxq.training.module import FakeQuantized
-from onnxq.training.rates import parameter_groups
+from onnxq.training.module import FakeQuantizedModel
 from onnxq.training.settings import Training
+from onnxq.training.training_set import Batch
 from training.modules import NETWORK, WEIGHTS, images, module_of, task_of
 
 SHORT = Training(epochs=3, batch=8, rate=1e-3)
 
 
 @pytest.fixture
-def module(build: Build) -> FakeQuantized:
+def module(build: Build) -> FakeQuantizedModel:
     return module_of(build(NETWORK, **WEIGHTS), images(4), "int4-block32")
 
 
@@ -33,37 +31,39 @@ def task(build: Build, tmp_path: Path) -> Task:
     return task_of(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx")
 
 
-def state_of(module: FakeQuantized) -> list[bytes]:
+def state_of(module: FakeQuantizedModel) -> list[bytes]:
     return [one.numpy().tobytes() for one in module.state_dict().values()]
 
 
-def test_it_learns(module: FakeQuantized, task: Task) -> None:
-    found = learn(module, task, Training(epochs=6, batch=8, rate=5e-3), Checkpoint(None), silent)
+def test_it_learns(module: FakeQuantizedModel, task: Task) -> None:
+    found = train_module(module, task, Training(epochs=6, batch=8, rate=5e-3), Checkpoint(None), silent)
     assert found.after < 0.7 * found.before
     assert found.best > 0
-    assert task.measured(module)[1] == pytest.approx(found.after)
+    assert task.evaluate(module)[1] == pytest.approx(found.after)
 
 
 def test_a_seed_gives_the_same_weights(build: Build, task: Task) -> None:
     states = []
     for seed in (0, 0, 1):
         one = module_of(build(NETWORK, **WEIGHTS), images(4), "int4-block32")
-        learn(one, task, Training(epochs=2, batch=8, seed=seed), Checkpoint(None), silent)
+        train_module(one, task, Training(epochs=2, batch=8, seed=seed), Checkpoint(None), silent)
         states.append(state_of(one))
     assert states[0] == states[1] != states[2]
 
 
-def test_what_is_no_better_is_not_kept(module: FakeQuantized, task: Task) -> None:
+def test_what_is_no_better_is_not_kept(module: FakeQuantizedModel, task: Task) -> None:
     before = state_of(module)
-    found = learn(module, task, Training(epochs=9, batch=8, rate=10.0, patience=2), Checkpoint(None), silent)
+    found = train_module(module, task, Training(epochs=9, batch=8, rate=10.0, patience=2), Checkpoint(None), silent)
     assert (found.best, found.epochs, found.after) == (0, 2, found.before)
     assert state_of(module) == before
 
 
-def test_an_epoch_that_goes_too_far_is_undone_and_steps_are_shorter(module: FakeQuantized, task: Task) -> None:
+def test_an_epoch_that_goes_too_far_is_undone_and_steps_are_shorter(module: FakeQuantizedModel, task: Task) -> None:
     noises = list[float]()
-    training = Training(epochs=9, batch=8, rate=1.0, told=lambda standing: noises.append(standing.noise))
-    found = learn(module, task, training, Checkpoint(None), silent)
+    training = Training(
+        epochs=9, batch=8, rate=1.0, on_progress=lambda standing: noises.append(standing.noise_to_signal)
+    )
+    found = train_module(module, task, training, Checkpoint(None), silent)
     assert noises[0] > 10 * found.before
     assert found.after < found.before
 
@@ -76,7 +76,7 @@ def test_an_epoch_that_goes_too_far_is_undone_and_steps_are_shorter(module: Fake
         (("biases",), {"biases values"}),
     ],
 )
-def test_only_what_is_named_learns(learned: tuple[str, ...], kinds: set[str], module: FakeQuantized) -> None:
+def test_only_what_is_named_learns(learned: tuple[str, ...], kinds: set[str], module: FakeQuantizedModel) -> None:
     names = {id(one): name for name, one in module.named_parameters()}
     found = [names[id(group["params"][0])] for group in parameter_groups(module, Training(learn=learned))]
     assert {f"{name.split('.')[0]} {name.split('.')[-1]}" for name in found} == kinds
@@ -104,19 +104,23 @@ class NoNumber:
         return found * float("nan") if self.step in self.at else found
 
 
-def test_a_step_without_a_number_is_undone_and_named(module: FakeQuantized, task: Task) -> None:
+def test_a_step_without_a_number_is_undone_and_named(module: FakeQuantizedModel, task: Task) -> None:
     # Before the first step, held samples take one call.
-    loss = NoNumber(task.noise, {4})
-    found = learn(module, Task(loss, task.lessons, task.held, task.noise), SHORT, Checkpoint(None), silent)
+    loss = NoNumber(task.distillation, {4})
+    found = train_module(
+        module, Task(loss, task.training_set, task.holdout, task.distillation), SHORT, Checkpoint(None), silent
+    )
     assert found.undone == ("step 3 of epoch 1 had a loss or gradient of nan and was undone",)
     assert (found.epochs, found.best > 0) == (3, True)
     assert all(one.isfinite().all() for name, one in module.state_dict().items() if "range" not in name)
 
 
-def test_a_loss_that_is_never_a_number_ends_training(module: FakeQuantized, task: Task) -> None:
+def test_a_loss_that_is_never_a_number_ends_training(module: FakeQuantizedModel, task: Task) -> None:
     before = state_of(module)
-    loss = NoNumber(task.noise, set(range(2, 100)))
-    found = learn(module, Task(loss, task.lessons, task.held, task.noise), SHORT, Checkpoint(None), silent)
+    loss = NoNumber(task.distillation, set(range(2, 100)))
+    found = train_module(
+        module, Task(loss, task.training_set, task.holdout, task.distillation), SHORT, Checkpoint(None), silent
+    )
     assert (found.epochs, len(found.undone)) == (0, 4)
     assert state_of(module) == before
 
@@ -129,7 +133,7 @@ class StoppedError(Exception):
 def test_what_was_stopped_ends_in_the_same_weights(stop: int, build: Build, task: Task, tmp_path: Path) -> None:
     model = build(NETWORK, **WEIGHTS)
     whole = module_of(model, images(4), "int4-block32")
-    learn(whole, task, SHORT, Checkpoint(None), silent)
+    train_module(whole, task, SHORT, Checkpoint(None), silent)
 
     def stopped(stage: str, done: int, total: int) -> None:
         if done == stop:
@@ -137,15 +141,15 @@ def test_what_was_stopped_ends_in_the_same_weights(stop: int, build: Build, task
 
     keep = Checkpoint(tmp_path / "state", "key")
     with pytest.raises(StoppedError):
-        learn(module_of(model, images(4), "int4-block32"), task, SHORT, keep, stopped)
+        train_module(module_of(model, images(4), "int4-block32"), task, SHORT, keep, stopped)
     resumed = module_of(model, images(4), "int4-block32")
-    found = learn(resumed, task, SHORT, keep, silent)
+    found = train_module(resumed, task, SHORT, keep, silent)
     assert found.epochs == 3
     assert state_of(resumed) == state_of(whole)
 
 
 def test_time_that_is_over_ends_it_with_the_smallest_steps(
-    module: FakeQuantized, task: Task, monkeypatch: pytest.MonkeyPatch
+    module: FakeQuantizedModel, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
 
@@ -155,9 +159,9 @@ def test_time_that_is_over_ends_it_with_the_smallest_steps(
 
     monkeypatch.setattr(learning.time, "monotonic", monotonic)
     rates = []
-    step = learning.step
-    monkeypatch.setattr(learning, "step", lambda *arguments: (rates.append(arguments[-1]), step(*arguments))[1])
-    found = learn(module, task, Training(epochs=1000, batch=8, minutes=0.5, rate=1e-3), Checkpoint(None), silent)
+    step = learning.take_step
+    monkeypatch.setattr(learning, "take_step", lambda *arguments: (rates.append(arguments[-1]), step(*arguments))[1])
+    found = train_module(module, task, Training(epochs=1000, batch=8, minutes=0.5, rate=1e-3), Checkpoint(None), silent)
     assert 1 < found.epochs < 30
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 0.9

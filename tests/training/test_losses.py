@@ -9,8 +9,8 @@ import torch
 
 from onnxq.errors import DataError, SchemeError
 from onnxq.evaluation.sqnr import noise_by_sample
-from onnxq.training.lessons import Batch
-from onnxq.training.losses import CrossEntropy, Distillation, user_loss
+from onnxq.training.losses import CrossEntropy, Distillation, load_loss
+from onnxq.training.training_set import Batch
 
 OUTPUTS = [torch.randn(1, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
 
@@ -66,7 +66,7 @@ def test_a_users_loss_is_given_outputs_expected_and_inputs(tmp_path: Path) -> No
         "def loss(outputs, expected, inputs):\n    return (outputs['y'] - expected['y'] + inputs['x']).sum()\n"
     )
     batch = Batch({"x": torch.ones(2)}, {"y": torch.zeros(2)})
-    assert float(user_loss(f"{path}:loss")({"y": torch.ones(2)}, batch)) == 4
+    assert float(load_loss(f"{path}:loss")({"y": torch.ones(2)}, batch)) == 4
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_users_loss_that_is_none_is_told(code: str, told: str, tmp_path: Path)
     path = tmp_path / "mine.py"
     path.write_text(f"def loss(outputs, expected, inputs):\n    {code}\n")
     with pytest.raises(DataError, match=told):
-        user_loss(f"{path}:loss")({}, Batch({}, {}))
+        load_loss(f"{path}:loss")({}, Batch({}, {}))
 
 
 @pytest.mark.parametrize(("text", "told"), [("mine", "is not written as"), ("{}:los", "did you mean 'loss'")])
@@ -85,4 +85,4 @@ def test_a_loss_that_is_not_there_is_told(text: str, told: str, tmp_path: Path) 
     path = tmp_path / "mine.py"
     path.write_text("def loss(outputs, expected, inputs):\n    return 0\n")
     with pytest.raises(SchemeError, match=told):
-        user_loss(text.format(path))
+        load_loss(text.format(path))

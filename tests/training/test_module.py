@@ -12,8 +12,7 @@ from conftest import Build
 from onnxq.errors import ModelError
 from onnxq.ir import save
 from onnxq.runtime.sessions import open_session, run
-from onnxq.training.module import FakeQuantized
-from onnxq.training.preparing import Prepared
+from onnxq.training.module import FakeQuantizedModel, QATModule
 from training.modules import MODELS, NETWORK, WEIGHTS, images, module_of
 
 PRESETS = [
@@ -39,7 +38,7 @@ PRESETS = [
 ]
 
 
-def apart(module: Prepared, path: Path, name: str, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> float:
+def apart(module: QATModule, path: Path, name: str, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> float:
     """Return how far a module is from the model that it writes, in units of the largest value."""
     save(module.quantized(), path)
     (expected,) = run(open_session(path, optimize=False), {name: x})
@@ -139,4 +138,4 @@ def test_half_floats_are_refused(build: Build) -> None:
 
     graph = as_graph(build("(float16[2] x) => (float16[2] y) { y = Add(x, w) }", w=np.ones(2, np.float16)))
     with pytest.raises(ModelError, match="tensor 'w' is float16, expected float32 to train in"):
-        FakeQuantized(graph, Plan((), (), "s", "onnxruntime-cpu"), Codes())
+        FakeQuantizedModel(graph, Plan((), (), "s", "onnxruntime-cpu"), Codes())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.training.moving import MOVING
+from onnxq.training.operators import MOVING
 from training.modules import difference
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from onnxq.ir import Node
 from onnxq.ops import OPERATORS
-from onnxq.training.calls import Call
-from onnxq.training.operators import TORCH, function_of
+from onnxq.training.operators import TORCH, Call, function_of
 
 
 def test_every_operator_whose_weights_become_codes_can_be_trained() -> None:

@@ -7,8 +7,7 @@ import pytest
 from conftest import Build
 
 from onnxq.ir import Node
-from onnxq.training.calls import Call
-from onnxq.training.products import PLAIN, PRODUCTS
+from onnxq.training.operators import PLAIN, PRODUCTS, Call
 from training.modules import difference
 
 WEIGHTS = {"w": (4, 2, 3, 3), "t": (4, 3, 3, 3), "b": (4,), "s": (4,), "g": (9, 5), "h": (7, 9), "c": (5,), "n": (9,)}

@@ -56,7 +56,7 @@ def test_onnxruntime_computes_what_torch_does_not_and_no_gradient_passes(build: 
     for _ in range(2):
         found = run(program, x)["y"]
     assert found.tolist() == [[0, 0, 3]]
-    assert [node.name for node in program.frozen] == ["n"]
+    assert [node.name for node in program.sessions] == ["n"]
     found.sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [[0, 0, 1]]
@@ -76,5 +76,5 @@ def test_what_torch_cannot_compute_is_named(build: Build) -> None:
 
 def test_scans_along_other_axes_are_refused(build: Build) -> None:
     text = SCAN.replace("num_scan_inputs = 1,", "num_scan_inputs = 1, scan_input_axes = [1],")
-    with pytest.raises(ModelError, match="runs along other axes than the first"):
+    with pytest.raises(ModelError, match="scans along another axis than the first"):
         run(Program(as_graph(build(text))), torch.zeros(1, 3))

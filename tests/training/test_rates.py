@@ -9,17 +9,17 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.training import rates
-from onnxq.training.lessons import Lessons
+from onnxq.training import learning as rates
+from onnxq.training.learning import choose_rate_share, take_step
 from onnxq.training.losses import Task
-from onnxq.training.module import FakeQuantized
-from onnxq.training.rates import first_share, step
+from onnxq.training.module import FakeQuantizedModel
 from onnxq.training.settings import Training
+from onnxq.training.training_set import TrainingSet
 from training.modules import NETWORK, WEIGHTS, images, module_of, task_of
 
 
 @pytest.fixture
-def module(build: Build) -> FakeQuantized:
+def module(build: Build) -> FakeQuantizedModel:
     return module_of(build(NETWORK, **WEIGHTS), images(4))
 
 
@@ -42,34 +42,34 @@ def test_smaller_rates_are_tried_while_they_do_better(
     scores: tuple[float, ...],
     taken: float,
     trials: int,
-    module: FakeQuantized,
+    module: FakeQuantizedModel,
     task: Task,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = list(scores)
-    monkeypatch.setattr(rates, "_tried", lambda *arguments: left.pop(0))
-    assert first_share(module, task, Training()) == taken
+    monkeypatch.setattr(rates, "_score_after_few_steps", lambda *arguments: left.pop(0))
+    assert choose_rate_share(module, task, Training()) == taken
     assert len(left) == len(scores) - trials
 
 
 def test_what_is_faithful_takes_small_steps_and_trials_change_nothing(
-    module: FakeQuantized, task: Task, monkeypatch: pytest.MonkeyPatch
+    module: FakeQuantizedModel, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rates, "RATE", 0.1)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    assert first_share(module, task, Training(batch=4)) < 1
+    assert choose_rate_share(module, task, Training(batch=4)) < 1
     assert all(tensor.equal(before[name]) for name, tensor in module.state_dict().items())
 
 
 def test_batches_of_a_step_share_the_codes_of_weights_and_their_gradients_add_up(
-    module: FakeQuantized, task: Task
+    module: FakeQuantizedModel, task: Task
 ) -> None:
-    single = next(Lessons(task.lessons.single).batches(range(4), 4))
-    (stacked,) = next(task.lessons.batches(range(4), 4))
+    single = next(TrainingSet(task.training_set.samples).batches(range(4), 4))
+    (stacked,) = next(task.training_set.batches(range(4), 4))
     found = []
     for some in (single, [stacked]):
         optimizer = torch.optim.SGD([{"params": list(module.parameters()), "largest": 0.0}], lr=0.0)
-        step(module, optimizer, task.loss, some, 1.0)
+        take_step(module, optimizer, task.loss, some, 1.0)
         found.append([one.grad.clone() for one in module.parameters() if one.grad is not None])
     assert len(single) == 4
     for one, other in zip(*found, strict=True):

@@ -8,8 +8,7 @@ import torch
 from conftest import Build
 
 from onnxq.ir import Node
-from onnxq.training.calls import Call
-from onnxq.training.recurrent import RECURRENT, is_plain
+from onnxq.training.operators import RECURRENT, Call, is_plain
 from training.modules import difference
 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}

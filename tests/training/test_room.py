@@ -11,11 +11,11 @@ from conftest import Build
 from onnx import ModelProto
 
 from onnxq.training import prepare
-from onnxq.training.lessons import Lessons, read_lessons
+from onnxq.training.fitting import widen_ranges
+from onnxq.training.learning import copy_state
 from onnxq.training.losses import Distillation, Task
-from onnxq.training.module import FakeQuantized
-from onnxq.training.rates import copied
-from onnxq.training.room import make_room
+from onnxq.training.module import FakeQuantizedModel
+from onnxq.training.training_set import TrainingSet, run_float_model
 from training.modules import Samples, module_of
 
 LAYER = "(float[N,16] x) => (float[N,8] y) { y = Gemm(x, w) }"
@@ -29,10 +29,10 @@ def test_where_no_channel_could_be_finer_zero_moves(build: Build, tmp_path: Path
     # Elsewhere the noise of one channel would hide that of others.
     model = build(LAYER, w=(random.standard_normal((16, 8)) / SIZES[:, None]).astype(np.float32))
     module, task = begun(model, samples, tmp_path / "m.onnx", ends=0.999)
-    zero, (_, before) = module.quantizer_of("x").zero_point.item(), task.measured(module)
-    assert make_room(module, task)
+    zero, (_, before) = module.quantizer_of("x").zero_point.item(), task.evaluate(module)
+    assert widen_ranges(module, task)
     assert module.quantizer_of("x").zero_point.item() > zero + 10
-    assert task.measured(module)[1] < before / 3
+    assert task.evaluate(module)[1] < before / 3
     assert module.codes().factors["x"].values[1:].max() < 0.5
 
 
@@ -40,18 +40,20 @@ def test_where_all_channels_use_all_codes_nothing_changes(build: Build, tmp_path
     random = np.random.default_rng(0)
     samples = [{"x": random.uniform(-1, 1, (1, 16)).astype(np.float32)} for _ in range(40)]
     module, task = begun(build(LAYER, w=(16, 8)), samples, tmp_path / "m.onnx", ends=0.999)
-    before = copied(module)
-    assert not make_room(module, task)
+    before = copy_state(module)
+    assert not widen_ranges(module, task)
     assert all((before[name] == tensor).all() for name, tensor in module.state_dict().items())
 
 
 def test_without_factors_nothing_is_tried(build: Build, tmp_path: Path) -> None:
     samples = [{"x": np.linspace(-1, 1, 16, dtype=np.float32)[None]}]
     module, task = begun(build(LAYER, w=(16, 8)), samples, tmp_path / "m.onnx")
-    assert not make_room(module, task)
+    assert not widen_ranges(module, task)
 
 
-def begun(model: ModelProto, samples: Samples, path: Path, ends: float | None = None) -> tuple[FakeQuantized, Task]:
+def begun(
+    model: ModelProto, samples: Samples, path: Path, ends: float | None = None
+) -> tuple[FakeQuantizedModel, Task]:
     """Return the module of a model whose input has factors close to 1, or none, and what it learns."""
     onnx.save(model, path)
     plan = module_of(model, samples).plan
@@ -59,7 +61,7 @@ def begun(model: ModelProto, samples: Samples, path: Path, ends: float | None = 
     divided = [
         replace(one, factors=factors, channels=1) if one.tensor == "x" and factors else one for one in plan.activations
     ]
-    lessons = read_lessons(path, samples)
+    lessons = run_float_model(path, samples)
     noise = Distillation.of(lessons)
-    both = Lessons(lessons, True)
+    both = TrainingSet(lessons, True)
     return prepare(model, replace(plan, activations=tuple(divided))), Task(noise, both, both, noise)

@@ -12,7 +12,7 @@ import torch
 
 from onnxq.numerics.affine import Parameters, dequantize, quantize
 from onnxq.numerics.formats import FORMATS, Format
-from onnxq.training.rounding import dynamically_quantized, fake_quantized, spread, straight_through
+from onnxq.training.quantizers import dynamic_fake_quantize, fake_quantize, spread, straight_through
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))
 SMALL = [name for name, one in FORMATS.items() if one.bits <= 16]
@@ -30,7 +30,7 @@ def test_values_are_those_of_the_codes_that_are_written(name: str) -> None:
     parameters = Parameters(scale, zero)
     expected = dequantize(quantize(values, parameters, format).codes, parameters, format)
     shift = torch.zeros(4, 1) if zero is None else torch.from_numpy(zero.astype(np.float32))
-    found = fake_quantized(torch.from_numpy(values), torch.from_numpy(scale), shift, format)
+    found = fake_quantize(torch.from_numpy(values), torch.from_numpy(scale), shift, format)
     assert np.array_equal(found.numpy(), expected)
 
 
@@ -40,7 +40,7 @@ def gradients(values: list[float], scale: float, zero: float, format: Format) ->
     x, s, z = (
         torch.tensor(one, requires_grad=True) for one in (values, [scale] * len(values), [float(zero)] * len(values))
     )
-    fake_quantized(x, s, z, format).sum().backward()
+    fake_quantize(x, s, z, format).sum().backward()
     for one in (x, s, z):
         assert one.grad is not None
         found.append(one.grad.tolist())
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_learned_step_sizes() -> None:
 def test_a_scale_of_many_values_has_the_sum_of_their_gradients() -> None:
     one = VECTORS["torch_lsq_grads"]
     scale = torch.tensor(one["scale"], requires_grad=True)
-    fake_quantized(torch.tensor(one["x"]), scale, torch.tensor(float(one["zp"])), FORMATS["uint4"]).sum().backward()
+    fake_quantize(torch.tensor(one["x"]), scale, torch.tensor(float(one["zp"])), FORMATS["uint4"]).sum().backward()
     assert scale.grad is not None
     assert float(scale.grad) == pytest.approx(sum(one["dScale"]), abs=1e-5)
 
@@ -88,7 +88,7 @@ def test_dynamic_data_is_rounded_as_onnxruntime_does(build: Any) -> None:
     x = np.array([-1.3, 0.0, 0.01, 0.4, 2.7, 1.1, -0.6], np.float32)
     (expected,) = run(open_session(build(text), optimize=False), {"x": x})
     values = torch.tensor(x, requires_grad=True)
-    found = dynamically_quantized(values)
+    found = dynamic_fake_quantize(values)
     assert np.array_equal(found.detach().numpy(), expected)
     found.sum().backward()
     assert values.grad is not None

@@ -21,7 +21,7 @@ from onnxq.runtime.sessions import open_session, run
 from onnxq.search.context import Chosen
 from onnxq.steps.budget import Budget
 from onnxq.steps.wanted import Wanted
-from onnxq.training import step as module
+from onnxq.training import pipeline as module
 from onnxq.training.pipeline import train
 from onnxq.training.settings import Training
 from training.modules import images
@@ -46,7 +46,7 @@ def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest
 
     score.calls = 0  # type: ignore[attr-defined]
     done = trained(build, None, Training(epochs=2, rate=1e-2), goal=Goal(metric=Metric("falls", score), force=True))
-    assert done.report.encoding.gains[-1].left == "worse on the samples that judge"
+    assert done.report.encoding.gains[-1].left == "worse on the holdout"
     assert done.report.fidelity.scores is not None
     assert done.report.fidelity.scores.candidate == -2
 

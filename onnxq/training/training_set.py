@@ -1,4 +1,4 @@
-"""What is learned from: samples as tensors, with what the float model makes of them."""
+"""Training samples as tensors, with the outputs of the float model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from onnxq.data.dataset import Selection
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError, OnnxqError
 from onnxq.runtime.sessions import open_session, output_names, run
-from onnxq.training.module import FakeQuantized
+from onnxq.training.module import FakeQuantizedModel
 from onnxq.training.settings import MEMORY
 
 Tensors = dict[str, Tensor]
-# Stacked samples differ from single ones by rounding alone.
+# Relative difference of outputs: stacked samples differ from single ones by rounding alone.
 _SAME = 1e-4
-Place = TypeVar("Place")
+Key = TypeVar("Key")
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 _CPU = torch.device("cpu")
 
@@ -36,10 +36,10 @@ class Batch:
     """Samples of one run.
 
     Attributes:
-        inputs: by name.
-        expected: what the float model gives, by output.
-        labels: a class for each sample; None where there are none.
-        count: how many samples.
+        inputs: tensors by input name.
+        expected: the float model's outputs, by name.
+        labels: a class for each sample; None without labels.
+        count: number of samples.
     """
 
     inputs: Tensors
@@ -48,12 +48,12 @@ class Batch:
     count: int = 1
 
     @property
-    def given(self) -> tuple[Tensor, ...]:
-        """What does not come of the float model."""
+    def inputs_and_labels(self) -> tuple[Tensor, ...]:
+        """All tensors that do not come from the float model."""
         return (*self.inputs.values(), *(() if self.labels is None else (self.labels,)))
 
-    def on(self, device: torch.device) -> Batch:
-        """Return the same on a device."""
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
         inputs, expected = (
             {name: one.to(device) for name, one in some.items()} for some in (self.inputs, self.expected)
         )
@@ -61,69 +61,70 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Lessons:
-    """Samples to learn from or to judge by.
+class TrainingSet:
+    """Samples to train on, or to evaluate on.
 
     Attributes:
-        single: each sample by itself.
-        stacked: whether several of equal shapes can be run as one.
-        device: where they are run.
+        samples: one batch for each sample.
+        stacked: True if samples of equal shapes can run as one batch.
+        device: the device that runs them.
     """
 
-    single: Sequence[Batch]
+    samples: Sequence[Batch]
     stacked: bool = False
     device: torch.device = _CPU
 
     def __len__(self) -> int:
-        return len(self.single)
+        return len(self.samples)
 
     @cached_property
     def _shapes(self) -> tuple[_Shapes, ...]:
-        return tuple(_shapes(one) for one in self.single)
+        return tuple(_shapes(one) for one in self.samples)
 
-    def batches(self, places: Sequence[int], size: int) -> Iterator[list[Batch]]:
-        """Yield the samples of each step, those of equal shapes as one batch where they stack, and else by themselves.
+    def batches(self, indices: Sequence[int], size: int) -> Iterator[list[Batch]]:
+        """Yield the batches of each step of `size` samples.
 
-        A step has samples of one shape as long as there are enough of them.
+        If samples stack, those of equal shapes are one batch, and a step has samples of one shape while there are
+        enough of them.
         """
-        for step in _steps(places, size, self._shapes) if self.stacked else _cut(places, size):
-            found = [self.single[place] for place in step]
-            yield [one.on(self.device) for one in (_stacks(found) if self.stacked else found)]
+        for step in _steps(indices, size, self._shapes) if self.stacked else _cut(indices, size):
+            found = [self.samples[index] for index in step]
+            yield [one.to(self.device) for one in (_stacks(found) if self.stacked else found)]
 
 
 @dataclass(frozen=True, eq=False)
-class Entries(Sequence[Batch], Generic[Place]):
-    """Batches that are read from where they are held when they are asked for.
+class LazyBatches(Sequence[Batch], Generic[Key]):
+    """A sequence of batches, each read when it is used.
 
     Attributes:
-        places: what they are known by there.
+        keys: one for each batch.
     """
 
-    places: Sequence[Place]
+    keys: Sequence[Key]
 
     @abstractmethod
-    def at(self, place: Place) -> Batch:
-        """Return the batch at one of the places."""
+    def at(self, key: Key) -> Batch:
+        """Read the batch of one key."""
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.keys)
 
     @overload
     def __getitem__(self, index: int) -> Batch: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Batch]: ...
     def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
-        return replace(self, places=self.places[index]) if isinstance(index, slice) else self.at(self.places[index])
+        return replace(self, keys=self.keys[index]) if isinstance(index, slice) else self.at(self.keys[index])
 
 
 @dataclass(frozen=True, eq=False)
-class Read(Entries[int]):
-    """Samples with what the float model gives.
+class StoredBatches(LazyBatches[int]):
+    """Samples with the outputs of the float model, by index.
 
     Attributes:
-        inputs: what samples hold.
-        expected: what the float model gives.
-        classes: of the samples; None where they have none.
+        inputs: the samples.
+        expected: the float model's outputs.
+        classes: labels of the samples; None without labels.
     """
 
     inputs: Activations
@@ -131,28 +132,30 @@ class Read(Entries[int]):
     classes: NDArray[np.integer[Any]] | None
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the temporary files."""
         self.inputs.close()
         self.expected.close()
 
-    def at(self, place: int) -> Batch:
-        """Return one sample."""
-        label = None if self.classes is None else torch.tensor([int(self.classes[place])])
-        return Batch(as_tensors(self.inputs.of(place)), as_tensors(self.expected.of(place)), label)
+    def at(self, key: int) -> Batch:
+        """Read one sample."""
+        label = None if self.classes is None else torch.tensor([int(self.classes[key])])
+        return Batch(as_tensors(self.inputs.of(key)), as_tensors(self.expected.of(key)), label)
 
 
-def read_lessons(reference: Path, samples: SampleSource, labels: Path | None = None, memory: int = MEMORY) -> Read:
-    """Run the float model on samples, and hold both.
+def run_float_model(
+    reference: Path, samples: SampleSource, labels: Path | None = None, memory: int = MEMORY
+) -> StoredBatches:
+    """Run the float model on samples, and keep both.
 
     Args:
         reference: file of the float model.
         samples: the samples.
-        labels: a ``.npy`` file of a class for each of all samples that these were selected from.
-        memory: bytes of both that stay in memory; what is beyond is in files, until what is returned is closed.
+        labels: a ``.npy`` file with a class for each sample of the set that `samples` was selected from.
+        memory: bytes kept in memory; the rest is in temporary files until the result is closed.
 
     Raises:
-        DataError: a sample does not run, or holds what is no number, or labels are none of these samples.
-        OutputError: the disk has no room for what is beyond.
+        DataError: a sample does not run or is not numeric, or the labels do not fit the samples.
+        OutputError: the disk has no space for the temporary files.
     """
     classes = None if labels is None else _classes(labels, samples)
     session = open_session(reference)
@@ -162,19 +165,19 @@ def read_lessons(reference: Path, samples: SampleSource, labels: Path | None = N
         for held, arrays in ((inputs, sample), (expected, outputs)):
             _check_numbers(arrays, place)
             held.put(place, {name: np.array(array) for name, array in arrays.items()})
-    return Read(range(len(samples)), inputs, expected, classes)
+    return StoredBatches(range(len(samples)), inputs, expected, classes)
 
 
-def stackable(module: FakeQuantized, lessons: Sequence[Batch]) -> bool:
-    """Whether the module gives for stacked samples what it gives for each: found out with two of equal shapes."""
-    some = _two_alike(lessons)
+def can_stack(module: FakeQuantizedModel, batches: Sequence[Batch]) -> bool:
+    """Try two samples of equal shapes: return True if stacked they have the same outputs as alone."""
+    some = _two_alike(batches)
     if not some or any(not one.ndim for one in (*some[0].inputs.values(), *some[0].expected.values())):
         return False
     together = _stack(some)
     with torch.no_grad():
         try:
-            found = module.outputs(together.on(module.device).inputs)
-            alone = _joined([module.outputs(one.on(module.device).inputs) for one in some])
+            found = module.outputs(together.to(module.device).inputs)
+            alone = _joined([module.outputs(one.to(module.device).inputs) for one in some])
         except (OnnxqError, RuntimeError):
             return False
     return all(
@@ -184,10 +187,10 @@ def stackable(module: FakeQuantized, lessons: Sequence[Batch]) -> bool:
     )
 
 
-def _two_alike(lessons: Sequence[Batch]) -> tuple[Batch, ...]:
-    """Return two samples of equal shapes, or none."""
+def _two_alike(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """Return two samples of equal shapes, or an empty tuple."""
     seen: dict[_Shapes, Batch] = {}
-    for one in lessons:
+    for one in batches:
         if (shapes := _shapes(one)) in seen:
             return seen[shapes], one
         seen[shapes] = one
@@ -203,7 +206,7 @@ def _cut(places: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def _steps(places: Sequence[int], size: int, shapes: Sequence[_Shapes]) -> list[Sequence[int]]:
-    """Return the places of each step, in the order of the first one of each."""
+    """Return the indices of each step, full steps of one shape where possible."""
     alike: dict[_Shapes, list[int]] = {}
     for place in places:
         alike.setdefault(shapes[place], []).append(place)
@@ -214,7 +217,7 @@ def _steps(places: Sequence[int], size: int, shapes: Sequence[_Shapes]) -> list[
 
 
 def _stacks(some: Sequence[Batch]) -> list[Batch]:
-    """Return samples as batches of those of equal shapes."""
+    """Stack samples of equal shapes."""
     alike: dict[_Shapes, list[Batch]] = {}
     for one in some:
         alike.setdefault(_shapes(one), []).append(one)
@@ -236,7 +239,7 @@ def _joined(some: Sequence[Tensors]) -> Tensors:
 
 
 def as_tensors(arrays: Mapping[str, NDArray[Any]]) -> Tensors:
-    """Return arrays as tensors, which share their memory."""
+    """Convert arrays to tensors that share their memory."""
     return {name: torch.from_numpy(one) for name, one in arrays.items()}
 
 
@@ -244,12 +247,12 @@ def _check_numbers(arrays: Sample, place: int) -> None:
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise DataError(
-                f"sample {place}: {name!r} holds no numbers, which training needs; leave that output or input out"
+                f"sample {place}: {name!r} is not numeric, but training needs numbers; remove this input or output"
             )
 
 
 def _places(samples: SampleSource) -> tuple[list[int], int]:
-    """Return which samples these are of all that they were selected from, and how many those are."""
+    """Return the indices of samples in the set that they were selected from, and the size of that set."""
     if not isinstance(samples, Selection):
         return list(range(len(samples))), len(samples)
     around, count = _places(samples.samples)
@@ -257,7 +260,7 @@ def _places(samples: SampleSource) -> tuple[list[int], int]:
 
 
 def _classes(path: Path, samples: SampleSource) -> NDArray[np.integer[Any]]:
-    """Return the class of each of some samples, from a file with one for each of all that they were selected from."""
+    """Read the class of each sample from a file with one for each of the set that they were selected from."""
     stored = npy_array(path)
     places, count = _places(samples)
     if stored.dtype.kind not in "iu" or tuple(stored.shape) != (count,):
