@@ -44,7 +44,7 @@ from onnxq.errors import OnnxqError
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.latency import Latency, measure_latencies
 from onnxq.runtime.engine import Engine
-from onnxq.runtime.table import open_engine
+from onnxq.runtime.engines import open_engine
 from onnxq.runtime.targets import DEFAULT_TARGET
 
 ENGINES = {"openvino": "openvino-f32", "onnxruntime-node": "onnxruntime-node", "onnxruntime-web": "onnxruntime-web"}

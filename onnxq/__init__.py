@@ -34,7 +34,15 @@ if TYPE_CHECKING:
     from onnxq.config.scheme_file import load_scheme
     from onnxq.data.images import ImageOptions
     from onnxq.data.sources import Audio, Source, Text
-    from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, OutputError, PassError, SchemeError
+    from onnxq.errors import (
+        DataError,
+        EngineError,
+        ModelError,
+        OnnxqError,
+        OutputError,
+        PassError,
+        SchemeError,
+    )
     from onnxq.evaluation.agreement import compare_files
     from onnxq.evaluation.goal import Goal
     from onnxq.evaluation.latency import bench

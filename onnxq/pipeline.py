@@ -19,7 +19,7 @@ from onnxq.preparing.named_passes import Step
 from onnxq.preparing.preparation import check_plan
 from onnxq.report import Report, check_fidelity, check_gain, check_speed
 from onnxq.report.parts import Stopwatch
-from onnxq.runtime.measuring import engine_of
+from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.workbench import Workbench
 from onnxq.steps.budget import Budget
@@ -182,7 +182,7 @@ def carried_out(
     """
     budget.check(goal)
     watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
-    engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
+    engine, unmeasured = start_engine_for(target_named(wanted.target), budget.engine, budget.threads)
     # What is taken as it is, without a search, is wanted whatever it gains.
     searched = budget.effort is not None and wanted.replay is None
     with engine or nullcontext(), staging(output) as folder, collect_failures() as failures:
@@ -337,7 +337,7 @@ def sensitivity(
     if budget.effort is None:
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
     deadline = Deadline.within(budget.seconds)
-    engine, unmeasured = engine_of(target_named(wanted.target), budget.engine, budget.threads)
+    engine, unmeasured = start_engine_for(target_named(wanted.target), budget.engine, budget.threads)
     if unmeasured:
         _LOG.warning("no node is timed: %s", unmeasured)
     with engine or nullcontext(), staging(None) as folder:

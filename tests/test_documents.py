@@ -30,7 +30,7 @@ from onnxq.config.scheme import packaged_encoder
 from onnxq.config.scheme_file import load_scheme
 from onnxq.data.sources import ENTRY_POINTS as SOURCES
 from onnxq.preparing.named_passes import ENTRY_POINTS as PASSES
-from onnxq.runtime.table import ENTRY_POINTS as ENGINES
+from onnxq.runtime.engines import ENTRY_POINTS as ENGINES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

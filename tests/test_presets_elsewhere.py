@@ -10,7 +10,7 @@ from node_packages import PLACE
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
 from onnxq.errors import EngineError, SchemeError
-from onnxq.runtime.table import open_engine
+from onnxq.runtime.engines import open_engine
 
 MODELS = Path(__file__).parents[1] / "models"
 CALIB = MODELS / "data" / "calib.npz"

@@ -34,7 +34,7 @@ def bench(
     """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
     from onnxq.cli import tables
     from onnxq.evaluation import latency
-    from onnxq.runtime.table import open_engine
+    from onnxq.runtime.engines import open_engine
 
     with open_engine(engine) as runtime:
         found = latency.bench(reference, candidate, data, threads=threads, seconds=seconds, engine=runtime)

@@ -63,8 +63,7 @@ def compare(
     from onnxq.evaluation.layers import compare_layers
     from onnxq.report import load_report
     from onnxq.report.page import Comparison
-    from onnxq.runtime.measuring import DEFAULT_ENGINE
-    from onnxq.runtime.table import open_engine
+    from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
     from onnxq.system.publish import check_output
 
     if html is not None:

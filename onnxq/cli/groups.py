@@ -189,7 +189,7 @@ def _efforts() -> Iterable[tuple[str, str]]:
 
 
 def _engines() -> Iterable[tuple[str, str]]:
-    from onnxq.runtime.table import engine_names
+    from onnxq.runtime.engines import engine_names
 
     return ((name, "") for name in engine_names())
 

@@ -57,7 +57,7 @@ def portability(
     """
     from onnxq.cli import tables
     from onnxq.evaluation.portability import portability as ported
-    from onnxq.runtime.table import installed_engines, open_engine
+    from onnxq.runtime.engines import installed_engines, open_engine
 
     chosen = map(open_engine, engines) if engines else installed_engines()
     found = ported(model, chosen, data, reference=reference, seconds=seconds, images=images, limit=limit)

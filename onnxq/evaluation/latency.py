@@ -18,10 +18,9 @@ from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, check_path
 from onnxq.evaluation.bounds import student
-from onnxq.runtime.engine import Engine
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import Engine, OnnxRuntime
+from onnxq.runtime.interleaved_timing import Turn, balanced_orders
 from onnxq.runtime.sessions import Array
-from onnxq.runtime.turns import Turn, orders_of
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
 
@@ -169,7 +168,7 @@ def measure_latencies(
     threads = threads or engine.threads_given
     times: list[list[Turn]] = [[] for _ in samples]
     typical: list[NDArray[np.float64]] = []
-    start, orders = time.perf_counter(), orders_of(len(models))
+    start, orders = time.perf_counter(), balanced_orders(len(models))
     for number in range(rounds):
         if number and time.perf_counter() - start > patience:
             break

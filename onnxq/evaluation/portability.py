@@ -23,8 +23,7 @@ from onnxq.evaluation.reference import Reference
 from onnxq.ir import load
 from onnxq.ir.large_models import is_large
 from onnxq.onnx_api import skeleton
-from onnxq.runtime.engine import Engine
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.sessions import Array, open_session, run, serialized
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging

@@ -1,13 +1,16 @@
-"""An engine in a process of its own, here or on another machine, so that its crash is a sentence."""
+"""What is started as an engine of its own: a Python that is sent all it needs, or any other command."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,59 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnxq.errors import EngineError, ModelError
 from onnxq.ir.stored_tensors import external_locations
 from onnxq.runtime.engine import Engine, LoadedModel
+from onnxq.runtime.interleaved_timing import Turn, balanced_orders
 from onnxq.runtime.kernels import Kernel, read_profile
-from onnxq.runtime.programs import Program
+from onnxq.runtime.protocol import PROTOCOL, receive, send
 from onnxq.runtime.sessions import Array
-from onnxq.runtime.turns import Turn, orders_of
-from onnxq.runtime.wire import PROTOCOL, receive, send
+
+_SENT = ("interleaved_timing", "protocol")
+# Reads the modules that it is sent on standard input, exactly, and runs them; the last one serves.
+_BOOT = """
+import json, sys, types
+pipe, data, size = open(0, "rb", 0, closefd=False), b"", int(sys.argv[1])
+while len(data) < size:
+    data += pipe.read(size - len(data)) or sys.exit(1)
+for name, text in json.loads(data):
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), vars(sys.modules[name]))
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to start, and what to send it before the first message.
+
+    Attributes:
+        command: the words of the command.
+        sent: bytes.
+        remote: whether it sees no files of this machine, so that models are sent too.
+    """
+
+    command: tuple[str, ...]
+    sent: bytes = b""
+    remote: bool = False
+
+
+def python_program(python: str, backend: str, *arguments: str) -> Program:
+    """Return how a Python, which need not have onnxq, serves with a backend.
+
+    Args:
+        python: its path.
+        backend: source of a module that ends with a call of `onnxq.runtime.protocol.serve`.
+        arguments: what the module finds behind the second of `sys.argv`.
+    """
+    here = files("onnxq.runtime")
+    modules = [(f"onnxq.runtime.{name}", (here / f"{name}.py").read_text(encoding="utf-8")) for name in _SENT]
+    sent = json.dumps([("onnxq", ""), ("onnxq.runtime", ""), *modules, ("onnxq.runtime.backend", backend)]).encode()
+    return Program((python, "-c", _BOOT, str(len(sent)), *arguments), sent)
+
+
+def backend_source(name: str) -> str:
+    """Return the source of one of the backends beside this module."""
+    return (files("onnxq.runtime") / f"{name}.py").read_text(encoding="utf-8")
+
+
+# An engine in a process of its own, here or on another machine, so that its crash is a sentence.
 
 _LONGEST_REASON = 300
 # Seconds for an answer; a model of many weights takes minutes to load.
@@ -30,7 +81,7 @@ _PATIENCE = 600.0
 
 
 class ChildEngine(Engine):
-    """An engine that answers messages, see `onnxq.runtime.wire`, those of one thread after those of another.
+    """An engine that answers messages, see `onnxq.runtime.protocol`, those of one thread after those of another.
 
     Args:
         name: the name users write.
@@ -107,7 +158,7 @@ class ChildEngine(Engine):
         numbers = [model.number for model in models if isinstance(model, _ChildModel)]
         asked = {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough}
         header, _ = self.ask(
-            {**asked, "orders": orders_of(len(numbers))},
+            {**asked, "orders": balanced_orders(len(numbers))},
             samples,
             doing="time the models",
             patience=self.patience + seconds,

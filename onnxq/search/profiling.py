@@ -20,8 +20,7 @@ from onnxq.errors import EngineError, tolerate
 from onnxq.evaluation.latency import ENOUGH, Latency, measure_latencies
 from onnxq.ir import Graph, Node, scopes
 from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
-from onnxq.runtime.engine import Engine
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.targets import Target
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.cost_model import Costs, Offer, alternatives, takers, wishes

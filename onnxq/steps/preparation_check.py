@@ -15,8 +15,7 @@ from onnxq.data.inputs import Sample, is_floating
 from onnxq.errors import DataError, is_fatal
 from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.preparing.equivalence import Original, find_culprits, original
-from onnxq.runtime.engine import Engine
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run
 from onnxq.search.cost_cache import CostCache, cost_key
 

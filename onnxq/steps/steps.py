@@ -41,10 +41,8 @@ from onnxq.preparing.preparation import (
 )
 from onnxq.preparing.rewriting import apply_to_float
 from onnxq.rewrite import Applied
-from onnxq.runtime.ahead import Ahead
-from onnxq.runtime.engine import Engine
-from onnxq.runtime.local import OnnxRuntime
-from onnxq.runtime.measuring import times_tell
+from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
+from onnxq.runtime.engines import measures_target
 from onnxq.runtime.targets import target_named
 from onnxq.search.attempts import unsearched
 from onnxq.search.context import Chooser, Chosen, Files
@@ -95,7 +93,7 @@ class Prepared:
     output: Path | None
     engine: Engine | None
     costs: CostCache
-    ahead: Ahead
+    ahead: Preloader
     is_stored: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
 
@@ -174,11 +172,11 @@ def prepared(
         refuse_overwriting(graph, data_file(output))
     reference, external = reference_file(graph, source, folder), external_bytes(graph)
     # What it refuses is told of the file that users know.
-    ahead = Ahead(engine, loads=budget.measures and not is_large(reference))
+    ahead = Preloader(engine, loads=budget.measures and not is_large(reference))
     ahead.load(reference)
     applied = apply_to_float(graph, passes)
     check_float_model(graph)
-    measured = budget.measures and times_tell(target_named(wanted.target), engine)
+    measured = budget.measures and measures_target(target_named(wanted.target), engine)
     folder = Path(mkdtemp(prefix="attempt", dir=folder))
     staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
@@ -245,7 +243,7 @@ def steps_to_leave_out(
     names = tuple(counts_of(bench.making.applied))
     if bench.is_large or model.replay is not None or not names:
         return {}
-    timed = budget.measures and times_tell(bench.target, model.engine)
+    timed = budget.measures and measures_target(bench.target, model.engine)
     seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
     folder = bench.prepared.parent
     timer = model.engine or OnnxRuntime(folder, budget.threads)
@@ -361,7 +359,7 @@ def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, dea
 def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Judge:
     """Return what judges the models that are built."""
     # The time of another runtime tells nothing of the target's.
-    timed = budget.latency if times_tell(seen.bench.target, model.engine) else 0.0
+    timed = budget.latency if measures_target(seen.bench.target, model.engine) else 0.0
     judge = Judge.of(model.files.reference, seen.judged, timed, goal.judged_by)
     timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
     return replace(judge, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)

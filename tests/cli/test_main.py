@@ -44,7 +44,7 @@ def test_a_command_loads_no_other_ones() -> None:
 
 
 def test_a_quiet_run_without_a_search_loads_neither_searches_nor_engines_nor_pages(tmp_path: Path) -> None:
-    needless = {"jinja2", "networkx", "numpy.ma", "rich", "torch", "onnxq.runtime.table"}
+    needless = {"jinja2", "networkx", "numpy.ma", "rich", "torch", "onnxq.runtime.engines"}
     needless |= {"onnxq.planning.plan_file", "onnxq.report.page", "onnxq.search.frontier", "onnxq.training"}
     options = ["--calib", CALIB, "--limit", 4, "--search", "off", "--seconds", 0, "--force", "-q", "-o", tmp_path / "q"]
     code = "import sys\nfrom onnxq.cli.main import main\n"

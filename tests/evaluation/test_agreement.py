@@ -21,8 +21,7 @@ from onnxq.errors import CandidateError, DataError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
 from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.reference import Reference
-from onnxq.runtime.engine import LoadedModel
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import LoadedModel, OnnxRuntime
 
 MODELS = Path(__file__).parents[2] / "models"
 

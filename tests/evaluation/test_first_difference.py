@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from evaluation.wrong_engine import Wrong
 from onnxq.evaluation.portability import FirstDifference
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import OnnxRuntime
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from onnxq.calibration.data import Data
 from onnxq.errors import DataError
 from onnxq.evaluation import latency
 from onnxq.evaluation.latency import Bench, Latency, bench
-from onnxq.runtime.table import open_engine
+from onnxq.runtime.engines import open_engine
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from onnx import ModelProto
 from evaluation.wrong_engine import Wrong
 from onnxq.errors import DataError
 from onnxq.evaluation.portability import portability
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import OnnxRuntime
 
 
 @pytest.fixture

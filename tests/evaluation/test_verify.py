@@ -14,8 +14,8 @@ from onnx import ModelProto
 from evaluation.wrong_engine import Wrong
 from onnxq.errors import ModelError
 from onnxq.evaluation.verification import Kernels, Timer, count_kernels, verify
-from onnxq.runtime.local import OnnxRuntime
-from onnxq.runtime.turns import Turn
+from onnxq.runtime.engine import OnnxRuntime
+from onnxq.runtime.interleaved_timing import Turn
 
 
 def test_a_float_model_has_no_integer_kernels(residual: ModelProto, tmp_path: Path) -> None:

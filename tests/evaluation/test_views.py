@@ -22,7 +22,7 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import open_session, run
 from onnxq.steps.budget import Budget
 

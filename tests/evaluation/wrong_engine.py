@@ -8,8 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.errors import EngineError
-from onnxq.runtime.engine import LoadedModel
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import LoadedModel, OnnxRuntime
 
 _NUMBERS = count()
 

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import onnx
 import pytest
 
-from onnxq.runtime import table
-from onnxq.runtime.engine import LoadedModel
+from onnxq.runtime import engines as table
+from onnxq.runtime.engine import LoadedModel, OnnxRuntime
+from onnxq.runtime.interleaved_timing import Turn
 from onnxq.runtime.kernels import Kernel
-from onnxq.runtime.local import OnnxRuntime
 from onnxq.runtime.sessions import Array
-from onnxq.runtime.turns import Turn
 
 
 class Elsewhere(OnnxRuntime):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from onnxq.runtime.child import ChildEngine
-from onnxq.runtime.programs import python_program
+from onnxq.runtime.child import ChildEngine, python_program
 
 SOURCE = """
 import os, signal, sys, time
 import numpy as np
-from onnxq.runtime.serving import serve
+from onnxq.runtime.protocol import serve
 
 fault = sys.argv[2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,8 @@ from onnx import ModelProto
 from small_models import small
 
 from onnxq.errors import EngineError, ModelError
-from onnxq.runtime.child import ChildEngine
+from onnxq.runtime.child import ChildEngine, Program, backend_source, python_program
 from onnxq.runtime.kernels import Kernel
-from onnxq.runtime.programs import Program, python_program
 from onnxq.system.resources import available_cores
 
 from .fake_engine import SOURCE, fake_engine
@@ -152,7 +152,7 @@ def test_models_are_sent_with_their_weights_where_no_files_are_shared(
     source = """
 import sys
 from pathlib import Path
-from onnxq.runtime import serving
+from onnxq.runtime import protocol
 class Session:
     outputs = ["y"]
     def __init__(self, model):
@@ -165,7 +165,7 @@ class Backend:
     profiles = False
     def load(self, model, threads):
         return Session(model)
-serving.serve(Backend())
+protocol.serve(Backend())
 """
     folder = tmp_path / "here"
     (folder / "deep").mkdir(parents=True)
@@ -199,3 +199,16 @@ def test_arrays_that_numpy_itself_lacks_are_refused_before_they_are_sent(model: 
         with pytest.raises(EngineError, match="cannot run the sample: arrays of bfloat16, which numpy itself lacks"):
             loaded.run({"x": np.zeros(4, ml_dtypes.bfloat16)})
         assert loaded.run(SAMPLE)[0].tolist() == [1, 2, 3, 4]
+
+
+def test_a_python_is_sent_its_backend_and_what_that_imports() -> None:
+    program = python_program(
+        sys.executable, "import sys; from onnxq.runtime import protocol; print(sys.argv[2:], protocol.__name__)", "f32"
+    )
+    done = subprocess.run(program.command, input=program.sent, capture_output=True, check=True)
+    assert done.stdout.decode().split("\n")[0] == "['f32'] onnxq.runtime.protocol"
+    assert not program.remote
+
+
+def test_backends_lie_beside_the_module() -> None:
+    assert "class OpenVino" in backend_source("serve_openvino")

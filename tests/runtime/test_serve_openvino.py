@@ -14,7 +14,7 @@ from onnx import ModelProto
 from onnxq import Budget, quantize
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.errors import EngineError
-from onnxq.runtime.table import open_engine
+from onnxq.runtime.engines import open_engine
 
 pytest.importorskip("openvino")
 

@@ -10,8 +10,8 @@ import pytest
 from small_models import small
 
 from onnxq.errors import EngineError
+from onnxq.runtime.engines import open_engine
 from onnxq.runtime.sessions import open_session
-from onnxq.runtime.table import open_engine
 
 tract = pytest.importorskip("tract")
 MODELS = Path(__file__).parents[2] / "models"

@@ -25,9 +25,9 @@ from onnxq.evaluation.goal import Goal, Judged
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError
-from onnxq.runtime import kernels, local
-from onnxq.runtime.engine import Engine, LoadedModel
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime import engine as local
+from onnxq.runtime import kernels
+from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.sessions import open_session
 from onnxq.search import refinement
 from onnxq.search.context import Chooser

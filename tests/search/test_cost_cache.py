@@ -11,7 +11,7 @@ import pytest
 from onnxq.calibration.data import Data
 from onnxq.errors import DataError, OutputError
 from onnxq.pipeline import quantize
-from onnxq.runtime import local
+from onnxq.runtime import engine as local
 from onnxq.runtime.kernels import profile_kernels
 from onnxq.search import cost_cache
 from onnxq.search.cost_cache import CostCache, cost_key

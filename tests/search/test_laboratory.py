@@ -20,7 +20,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.ir import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.targets import target_named
 from onnxq.search.evaluator import Trials
 from onnxq.search.profiling import Laboratory, Timing, _of_other_shapes

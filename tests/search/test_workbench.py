@@ -18,7 +18,15 @@ from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Spec
 from onnxq.data.inputs import Sample
-from onnxq.errors import CandidateError, DataError, ModelError, OnnxqError, PassError, SchemeError, collect_failures
+from onnxq.errors import (
+    CandidateError,
+    DataError,
+    ModelError,
+    OnnxqError,
+    PassError,
+    SchemeError,
+    collect_failures,
+)
 from onnxq.ir import constants, load, read_model, save
 from onnxq.lowering import Emit
 from onnxq.planning.plan import Demotion

@@ -13,9 +13,9 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.preparing.equivalence import find_culprits
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.engine import OnnxRuntime
+from onnxq.runtime.interleaved_timing import Turn
 from onnxq.runtime.sessions import Array, open_session
-from onnxq.runtime.turns import Turn
 from onnxq.search.cost_cache import CostCache
 from onnxq.steps.preparation_check import PreparationCheck, harmful_steps
 

@@ -1,10 +1,12 @@
-"""The side that runs models for another process: it answers one message after the other until the pipe closes.
+"""What a process and one that runs models for it say to each other, and the side that runs the models.
 
-A process with neither onnxq nor onnx is sent this module too, so it imports numpy and what is sent with it alone.
+A message is a length, a header in JSON, and the bytes of arrays. A process with neither onnxq nor onnx is sent this
+module too, so it imports numpy and `interleaved_timing` alone.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import tempfile
@@ -12,14 +14,81 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
-from onnxq.runtime.turns import timed_by_turns
-from onnxq.runtime.wire import PROTOCOL, receive, send
+from onnxq.runtime.interleaved_timing import time_interleaved
 
 Array = npt.NDArray[Any]
+PROTOCOL = 2
+"""What both sides must have in common."""
+# A header names arrays and holds times; one that claims to be longer is none.
+_LONGEST_HEADER = 1 << 28
+_TEXT = "text"
+
+
+def send(stream: IO[bytes], header: Mapping[str, Any], arrays: Sequence[Array] = ()) -> None:
+    """Write one message.
+
+    Args:
+        stream: a pipe.
+        header: plain values.
+        arrays: follow behind the header as they lie in memory; text travels in the header.
+    """
+    described: list[dict[str, Any]] = []
+    for array in arrays:
+        text = array.dtype.kind in "OSU"
+        described.append({"dtype": _TEXT if text else array.dtype.name, "shape": array.shape})
+        if text:
+            described[-1]["values"] = [one.decode() if isinstance(one, bytes) else str(one) for one in array.flat]
+    data = json.dumps({**header, "arrays": described}).encode()
+    stream.write(len(data).to_bytes(4, "big") + data)
+    for array, one in zip(arrays, described, strict=True):
+        if "values" not in one:
+            stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
+    """Read one message.
+
+    Raises:
+        EOFError: the stream ends.
+        ValueError: what comes is no message.
+    """
+    length = int.from_bytes(_exactly(stream, 4), "big")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    header = json.loads(_exactly(stream, length))
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no table")  # noqa: TRY004
+    return header, [_array(stream, one) for one in header.pop("arrays", ())]
+
+
+def _array(stream: IO[bytes], described: Mapping[str, Any]) -> Array:
+    shape = tuple(described["shape"])
+    if "values" in described:
+        return np.array(described["values"], dtype=object).reshape(shape)
+    dtype = np.dtype(described["dtype"])
+    return np.frombuffer(_exactly(stream, dtype.itemsize * int(np.prod(shape))), dtype).reshape(shape)
+
+
+def _exactly(stream: IO[bytes], count: int) -> bytearray:
+    # A writable buffer: a runtime may refuse arrays that are read-only.
+    data = bytearray(count)
+    view, filled = memoryview(data), 0
+    while filled < count:
+        # A pipe gives what it has.
+        read = stream.readinto(view[filled:])  # type: ignore[attr-defined]
+        if not read:
+            raise EOFError
+        filled += read
+    return data
+
+
+# The side that runs models for another process: it answers one message after the other until the pipe closes.
 
 
 class Loaded(Protocol):
@@ -121,7 +190,7 @@ class _Answering:
         if asked == "time":
             runs = [self.sessions[number].run for number in header["sessions"]]
             seconds, turn, enough = header["seconds"], header["turn"], header["enough"]
-            return {"times": timed_by_turns(runs, samples, seconds, turn, enough)}, ()
+            return {"times": time_interleaved(runs, samples, seconds, turn, enough)}, ()
         if asked == "profile":
             return self.backend.profile(header["model"], samples, header["repeats"], header["threads"])
         raise ValueError(f"{asked!r} is not known")

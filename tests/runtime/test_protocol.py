@@ -8,7 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxq.runtime.wire import receive, send
+from onnxq.errors import EngineError
+from onnxq.runtime.protocol import receive, send
+
+from .fake_engine import fake_engine
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,16 @@ def test_a_stream_that_ends_in_the_middle_is_told() -> None:
 def test_what_is_no_message_is_told(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"header|Expecting"):
         receive(io.BytesIO(data))
+
+
+def test_what_it_does_not_know_is_told_and_it_goes_on() -> None:
+    with fake_engine() as engine:
+        with pytest.raises(EngineError, match="engine fake cannot start: ValueError: 'dance' is not known"):
+            engine.ask({"ask": "dance"})
+        assert engine.ask({"ask": "hello"})[0]["version"] == "fake 1.0"
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/tmp/outside"])
+def test_it_keeps_files_in_its_own_folder(name: str) -> None:
+    with fake_engine() as engine, pytest.raises(EngineError, match=f"ValueError: {name} lies outside"):
+        engine.ask({"ask": "keep", "folder": "0", "name": name}, [{"data": np.zeros(3, np.uint8)}])

@@ -13,8 +13,9 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import EngineError
-from onnxq.runtime import table
-from onnxq.runtime.table import engine_names, installed_engines, open_engine
+from onnxq.runtime import engines as table
+from onnxq.runtime.engines import engine_names, installed_engines, open_engine, start_engine_for
+from onnxq.runtime.targets import target_named
 
 # Does what the real one does with a host that is this machine: hands the command to a shell.
 SSH = """#!/bin/sh
@@ -135,3 +136,31 @@ def test_what_is_installed_starts_and_what_is_not_is_left_out(monkeypatch: pytes
             found.append(engine.name)
     assert found == ["onnxruntime", "onnx-reference"]
     assert {"openvino", "python", "ssh", *found} <= set(engine_names())
+
+
+@pytest.mark.parametrize(
+    ("target", "asked", "engine", "why"),
+    [
+        ("onnxruntime-cpu", "", None, ""),
+        ("onnxruntime-cpu", "onnxruntime", None, ""),
+        ("openvino", "onnxruntime", None, "onnxruntime in this process is not openvino; give --engine python:PATH"),
+        ("tensorrt", "", None, "no engine runs tensorrt on this machine; give --engine"),
+        ("openvino", "", None, "engine openvino is not installed"),
+        ("onnxruntime-cpu", "onnx-reference", "onnx-reference", ""),
+    ],
+)
+def test_the_engine_of_a_target_is_started_where_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, target: str, asked: str, engine: str | None, why: str
+) -> None:
+    monkeypatch.setattr(table, "find_spec", lambda name: None)
+    found, told = start_engine_for(target_named(target), asked)
+    assert (found.name if found else None) == engine
+    assert told.startswith(why)
+    assert bool(told) == bool(why)
+    if found:
+        found.close()
+
+
+def test_an_engine_that_was_asked_for_must_be_there() -> None:
+    with pytest.raises(EngineError, match="engine 'openvina' is not one of"):
+        start_engine_for(target_named("openvino"), "openvina")

@@ -19,7 +19,7 @@ _LONGEST_ROUND = 0.05
 _LONG = 0.02
 
 
-def timed_by_turns(
+def time_interleaved(
     runs: Sequence[Callable[[Any], Any]],
     samples: Sequence[Any],
     seconds: float,
@@ -43,7 +43,7 @@ def timed_by_turns(
         # The first run lays out memory; what a long one still has to warm up after that is little of its time.
         if _timed(run, samples[0]) < _LONG:
             run(samples[0])
-    orders = orders_of(len(runs))
+    orders = balanced_orders(len(runs))
     times: list[list[Turn]] = [[] for _ in samples]
     start, first = time.perf_counter(), turn
     while True:
@@ -61,7 +61,7 @@ def timed_by_turns(
             return times
 
 
-def orders_of(count: int) -> list[list[int]]:
+def balanced_orders(count: int) -> list[list[int]]:
     """Return orders in which so many things take turns, so that none gains by warm caches or loses by the others'.
 
     In all of them together each stands in each place, and right behind each other one, equally often (Williams,

@@ -1,4 +1,4 @@
-"""Engines by name: ours, and those of installed packages."""
+"""Engines by name, ours and those of installed packages, and which of them measures for a target."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from importlib.util import find_spec
 from types import MappingProxyType
 
 from onnxq.errors import EngineError, unknown_name
-from onnxq.runtime.child import ChildEngine
-from onnxq.runtime.engine import Engine
-from onnxq.runtime.local import OnnxRuntime
+from onnxq.runtime.child import ChildEngine, backend_source, python_program
+from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.node import node_engine
-from onnxq.runtime.programs import backend_source, python_program
+from onnxq.runtime.targets import DEFAULT_TARGET, Target
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
+
+DEFAULT_ENGINE = "onnxruntime"
+"""The engine that onnxq itself runs on."""
 
 Opener = Callable[[str], Engine]
 """Starts an engine, told what stands behind the colon of its name; an empty text where nothing does."""
@@ -98,12 +100,12 @@ def open_engine(text: str, threads: int | None = None) -> Engine:
     Raises:
         EngineError: there is no such engine, it is not installed, or it does not start.
     """
-    engine = starting(text, threads)
+    engine = start_engine(text, threads)
     engine.started()
     return engine
 
 
-def starting(text: str, threads: int | None = None) -> Engine:
+def start_engine(text: str, threads: int | None = None) -> Engine:
     """Begin to start an engine, see `open_engine`; whether it does, and its version, is known when it has `started`."""
     name, _, place = text.partition(":")
     opener = ENGINES.get(name) or load_registered(ENTRY_POINTS, name, "engine")
@@ -130,3 +132,36 @@ def installed_engines() -> Iterator[Engine]:
                 yield open_engine(name)
             except EngineError:
                 continue
+
+
+def start_engine_for(target: Target, asked: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
+    """Start the engine that measures for a target; one that was asked for may still be starting.
+
+    Args:
+        target: a runtime that is planned for.
+        asked: the engine to use; an empty text leaves that to the target.
+        threads: how many an operator is given; None leaves that to the engine.
+
+    Returns:
+        The engine, None where it is onnxruntime in this process or is not there; and in the last case why.
+
+    Raises:
+        EngineError: the engine that was asked for is not installed.
+    """
+    if target.name == DEFAULT_TARGET and asked in ("", DEFAULT_ENGINE):
+        return None, ""
+    if asked == DEFAULT_ENGINE:
+        return None, f"onnxruntime in this process is not {target.name}; give --engine python:PATH where it is"
+    if asked:
+        return start_engine(asked, threads), ""
+    if not target.engine:
+        return None, f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
+    try:
+        return open_engine(target.engine, threads), ""
+    except EngineError as error:
+        return None, str(error)
+
+
+def measures_target(target: Target, engine: Engine | None) -> bool:
+    """Return whether times are the target's: those of an engine for it, or of onnxruntime in this process."""
+    return engine is not None or target.name == DEFAULT_TARGET

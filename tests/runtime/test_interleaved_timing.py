@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from onnxq.runtime import turns
-from onnxq.runtime.turns import orders_of, timed_by_turns
+from onnxq.runtime import interleaved_timing as turns
+from onnxq.runtime.interleaved_timing import balanced_orders, time_interleaved
 
 
 def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,14 +20,14 @@ def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     pair = (lambda sample: run("a", sample)), (lambda sample: run("b", sample))
-    assert timed_by_turns(pair, [1, 5], 10.0) == [[(3, 2)], [(15, 10)]]
+    assert time_interleaved(pair, [1, 5], 10.0) == [[(3, 2)], [(15, 10)]]
     assert runs == ["a1", "b1", "b1", "a1", "a5", "b5"]
-    assert timed_by_turns(pair, [1, 5], 0.0, turn=1) == [[], [(15, 10)]]
-    [first, second] = timed_by_turns(pair, [0.002, 0.01], 1e9, enough=3)
+    assert time_interleaved(pair, [1, 5], 0.0, turn=1) == [[], [(15, 10)]]
+    [first, second] = time_interleaved(pair, [0.002, 0.01], 1e9, enough=3)
     assert len(first) + len(second) == 3
     # Of what takes long one turn is enough: the next round goes on with the other sample.
-    assert timed_by_turns(pair, [1, 5], 1e9, enough=3) == [[(3, 2)], []]
-    assert timed_by_turns(pair, [1, 5], 1e9, turn=1, enough=3) == [[], [(15, 10)]]
+    assert time_interleaved(pair, [1, 5], 1e9, enough=3) == [[(3, 2)], []]
+    assert time_interleaved(pair, [1, 5], 1e9, turn=1, enough=3) == [[], [(15, 10)]]
 
 
 def test_models_of_little_time_run_more_often_than_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,14 +37,14 @@ def test_models_of_little_time_run_more_often_than_is_enough(monkeypatch: pytest
         now[0] += sample
 
     monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
-    [found] = timed_by_turns([run, run, run], [0.002], 10.0, enough=2)
+    [found] = time_interleaved([run, run, run], [0.002], 10.0, enough=2)
     assert len(found) == 4
     assert {len(turn) for turn in found} == {3}
 
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_each_stands_in_each_place_and_behind_each_other_equally_often(count: int) -> None:
-    orders = orders_of(count)
+    orders = balanced_orders(count)
     places = Counter(place for order in orders for place in enumerate(order))
     behind = Counter(pair for order in orders for pair in pairwise(order))
     assert len(places) == count**2
@@ -63,5 +63,5 @@ def test_none_of_three_always_runs_between_the_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     runs = [lambda _, model=model: run(model) for model in "abc"]
-    [found] = timed_by_turns(runs, [0], 1e9, enough=60)
+    [found] = time_interleaved(runs, [0], 1e9, enough=60)
     assert len({sum(times) for times in zip(*found, strict=True)}) == 1
