@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.algorithms.recipe import USUAL
+from onnxq.algorithms.encoding_config import USUAL
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import model_inputs

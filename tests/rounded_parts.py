@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from onnxq.algorithms.codes import encode
-from onnxq.algorithms.recipe import Recipe
-from onnxq.algorithms.sequential_bias import rounded_by
+from onnxq.algorithms.bias_correction import rounded_by
+from onnxq.algorithms.encode import encode
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.segments import stages
 from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample

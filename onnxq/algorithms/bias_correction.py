@@ -1,15 +1,33 @@
-"""Biases that make up for what rounding a weight adds to the mean of each output channel."""
+"""Bias correction: biases that make up for what rounding adds to the mean of each output channel.
+
+Analytic correction needs the means of the data alone (Nagel et al., "Data-Free Quantization Through Weight Equalization
+and Bias Correction", 2019, section 4.2). Sequential correction runs the model layer by layer (Nagel et al., "A White
+Paper on Neural Network Quantization", 2021, section 3.5).
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.ir import Node
-from onnxq.numerics.affine import QTensor
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.equalization import Around, Factors, Migration, makers_of_divided, read_factors
+from onnxq.calibration.activations import Activations
+from onnxq.calibration.segments import Stage, stages
+from onnxq.ir import Graph, Node, optional
+from onnxq.numerics.affine import Parameters, QTensor, quantize
+from onnxq.numerics.formats import format_named
+from onnxq.planning.plan import Plan
+from onnxq.planning.planner import bias_of
+from onnxq.runtime.sessions import Array
 
 _CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 
@@ -41,3 +59,262 @@ def lacking(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray[np
     # Each place of the data gives one product for each tap, and there are as many more places in what comes out.
     spread = math.prod(node.attrs.get("strides", ()))
     return np.asarray(np.einsum("gio,gi->go", kernels, means.reshape(groups, -1)).reshape(-1) / spread)
+
+
+# --- sequential correction ------------------------------------------------------------------------------------------
+
+_MATRIX_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
+
+Floats = NDArray[np.float64]
+Rounding = Callable[[Array], Array]
+"""Values to those that their codes stand for."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A product with a bias.
+
+    Attributes:
+        output: the tensor that the bias was added to.
+        axis: of its channels.
+        bias: name of the initializer, which no other node reads.
+    """
+
+    output: str
+    axis: int
+    bias: str
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """What rounding makes of a model.
+
+    Attributes:
+        weights: by initializer, those that are codes; biases to start from are among them.
+        activations: what becomes of the values of a tensor, for tensors behind whose nodes stages end.
+    """
+
+    weights: Mapping[str, QTensor | Array]
+    activations: Mapping[str, Rounding]
+
+    def of(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return values by tensor as their readers see them."""
+        return {
+            name: self.activations[name](array) if name in self.activations else array for name, array in values.items()
+        }
+
+    def weights_of(self, part: Stage) -> dict[str, Array]:
+        """Return the values that codes stand for, of the free weights of a part."""
+        found = ((name, self.weights[name]) for name in part.weights if name in self.weights)
+        return {name: values.dequantize() if isinstance(values, QTensor) else values for name, values in found}
+
+
+def with_sequential_biases(
+    recipe: Recipe, plan: Plan, graph: Graph, codes: Codes, model: Path, samples: Iterable[Mapping[str, Array]]
+) -> Recipe:
+    """Return a recipe whose biases make up for all that a plan's rounding does in front of them; see below.
+
+    Float nodes beside static ones are taken to read rounded data too. Bodies of control flow run in float, and
+    nothing in them is corrected.
+
+    Args:
+        recipe: how the codes were chosen.
+        plan: what becomes of each node.
+        graph: the prepared graph.
+        codes: of the plan, by the recipe.
+        model: the file of the prepared graph.
+        samples: inputs by name.
+
+    Raises:
+        DataError: a sample does not run.
+        OutputError: the disk has no room for the activations.
+    """
+    layers = layers_of(graph, plan)
+    if not layers:
+        return recipe
+    rounded = rounded_by(codes, plan, graph)
+    outputs = [layer.output for layer in layers.values()]
+    parts = stages(model, rounded.activations.keys(), observed=outputs, free=rounded.weights.keys())
+    found = sequential_biases(parts, samples, tuple(layers.values()), rounded)
+    biases = {node: found[layer.bias] for node, layer in layers.items() if layer.bias in found}
+    return replace(recipe, biases={**recipe.biases, **biases})
+
+
+def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
+    """Return what codes make of the tensors and initializers of the main graph, and the biases of all its layers.
+
+    All is told as the float model has it: channels that become codes divided by factors are multiplied again, and so
+    are weights that make up for such factors.
+    """
+    weights: dict[str, QTensor | Array] = dict(codes.constants)
+    layers, makers = layers_of(graph, plan), makers_of_divided(graph, plan, Migration(codes.factors))
+    added: dict[str, Array] = {}
+    made = {tensor.name for tensor in graph.inputs}
+    for node in graph.nodes:
+        made.update(tensor.name for tensor in node.outputs)
+        decision = plan.by_node.get(node.name)
+        read = read_factors(node, decision, codes.factors, codes.activations) if decision is not None else None
+        around = Around(read, makers.get(node.name))
+        for index, tensor in enumerate(node.inputs):
+            # What other floats become is left out, as is what is no float at all.
+            if (node.name, index) in codes.weights and tensor.dtype == np.float32:
+                stored = codes.weights[node.name, index]
+                weights.setdefault(
+                    tensor.name, around.own_weight(node, index, stored.dequantize()) if around else stored
+                )
+        bias = codes.biases.get(node.name)
+        place = bias_of(node) if node.name in layers or bias is not None else None
+        own = optional(*place) if place is not None else None
+        values = around.own_bias(bias.values) if bias is not None and bias.values is not None else None
+        if own is not None and node.name in layers:
+            weights[own.name] = own.values if values is None else values
+        elif own is None and values is not None:
+            added[node.outputs[0].name] = values.reshape(-1, *(1,) * (len(node.inputs[1].shape) - 2))
+    roundings: dict[str, Rounding] = {tensor: partial(np.add, bias) for tensor, bias in added.items()}
+    for one in plan.activations:
+        if one.tensor in made:
+            rounding = _Rounding(codes.activations[one.tensor], one.spec.format, codes.factors.get(one.tensor))
+            roundings[one.tensor] = partial(rounding.of, added.get(one.tensor))
+    return Rounded(weights, roundings)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounding:
+    """What becomes of the values of an activation."""
+
+    parameters: Parameters
+    format: str
+    factors: Factors | None
+
+    def of(self, bias: Array | None, values: Array) -> Array:
+        """Return what codes stand for, of values that may lack the bias that a convolution has in the built model."""
+        whole = values if bias is None else values + bias
+        divided = whole if self.factors is None else self.factors.divide(whole)
+        found = quantize(divided, self.parameters, format_named(self.format)).dequantize()
+        return (found if self.factors is None else self.factors.multiply(found)).astype(values.dtype, copy=False)
+
+
+def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
+    """Return the layers of a plan whose biases can be corrected, by node in the order of the main graph.
+
+    Left out are biases that several nodes share, those added in bodies, those that a convolution still lacks, and those
+    that no plan corrects.
+    """
+    found, main = {}, set(graph.nodes)
+    for node in graph.nodes:
+        decision = plan.by_node.get(node.name)
+        place = bias_of(node) if decision is not None and decision.mean is not None else None
+        if place is not None:
+            owner, index = place
+            bias = optional(owner, index)
+            if bias is not None and len(bias.outputs) == 1 and owner in main:
+                axis = -1 if node.op in _MATRIX_PRODUCTS else 1
+                found[node.name] = Layer(owner.outputs[0].name, axis, bias.name)
+    return found
+
+
+def sequential_biases(
+    parts: Sequence[Stage], samples: Iterable[Mapping[str, Array]], layers: Sequence[Layer], rounded: Rounded
+) -> dict[str, Array]:
+    """Return biases with which each channel has the mean that it has in the float model, as far as that can be told.
+
+    Layers are corrected one at a time in the order of the model: each is fed what the corrected ones in front of it
+    give from codes, so that its bias makes up for its own rounding and for what is left of theirs (after Nagel et al.,
+    "A White Paper on Neural Network Quantization", 2021, section 3.5). What a few samples say of a mean may be chance;
+    `told_from_chance` says how much of it is corrected, which is nothing for a single sample.
+
+    Each part runs twice on each sample, and once more for each layer in it.
+
+    Args:
+        parts: the float model, cut at the tensors that become codes, with the weights and biases free.
+        samples: inputs by name, all of which are kept on disk or in memory.
+        layers: in the order of the model; those whose output no part gives stay as they are.
+        rounded: what the codes stand for.
+
+    Returns:
+        Corrected biases by initializer, in the type and shape of those given.
+
+    Raises:
+        DataError: a sample does not run.
+        OutputError: the disk has no room for the activations.
+    """
+    found: dict[str, Array] = {}
+    with Activations() as exact, Activations() as coded:
+        order = []
+        for number, sample in enumerate(samples):
+            exact.put(number, sample)
+            coded.put(number, rounded.of(sample))
+            order.append(number)
+        for part in parts[: _corrected(parts, layers)] if order else ():
+            own = [layer for layer in layers if layer.output in part.outputs]
+            kept = [name for name in part.outputs if name in part.kept]
+            given = rounded.weights_of(part)
+            with part:
+                expected: dict[Layer, list[_Sums]] = {layer: [] for layer in own}
+                for number in order:
+                    values = part.run(exact.of(number, part.inputs))
+                    exact.put(number, {name: values[name] for name in kept})
+                    for layer in own:
+                        expected[layer].append(_Sums.of(values[layer.output], layer.axis))
+                for layer in own:
+                    runs = (part.run(coded.of(number, part.inputs), given, [layer.output]) for number in order)
+                    seen = [_Sums.of(values[layer.output], layer.axis) for values in runs]
+                    lacking = told_from_chance(
+                        np.array([one.sums - other.sums for one, other in zip(expected[layer], seen, strict=True)]),
+                        np.array([one.elements for one in seen]),
+                    )
+                    bias = given[layer.bias]
+                    given[layer.bias] = found[layer.bias] = (bias + lacking.reshape(bias.shape)).astype(bias.dtype)
+                for number in order:
+                    coded.put(number, rounded.of(part.run(coded.of(number, part.inputs), given, kept)))
+            exact.keep(part.kept)
+            coded.keep(part.kept)
+    return found
+
+
+def _corrected(parts: Sequence[Stage], layers: Sequence[Layer]) -> int:
+    """Return how many parts there are up to the last one with a layer."""
+    outputs = {layer.output for layer in layers}
+    return max((place for place, part in enumerate(parts, 1) if outputs.intersection(part.outputs)), default=0)
+
+
+def told_from_chance(sums: Floats, elements: NDArray[np.int64]) -> Floats:
+    """Return the mean of each channel, less the more its samples disagree about it.
+
+    A mean with standard error e over the samples is multiplied by ``t / (t + e**2)``, where t is the variance that true
+    means have over the channels of a layer: what their squares exceed the squared standard errors by on average, or
+    none (empirical Bayes after Efron and Morris, "Stein's Estimation Rule and Its Competitors", 1973). So how many
+    samples are enough depends on how alike they are, and where errors are steady a few will do.
+
+    Args:
+        sums: of each sample over the elements of a channel, shape (samples, channels).
+        elements: in a channel of each sample, shape (samples,).
+
+    Returns:
+        Means of shape (channels,); zeros where there are not two samples with elements.
+
+    >>> told_from_chance(np.array([[4.0, 4.0], [4.0, -4.0]]), np.array([2, 2])).tolist()
+    [2.0, 0.0]
+    """
+    seen = elements > 0
+    count, total = int(seen.sum()), int(elements.sum())
+    if count < 2:
+        return np.zeros(sums.shape[-1])
+    means = sums.sum(0) / total
+    # Samples of many elements count for more: the error of a ratio of sums.
+    deviations = sums[seen] - elements[seen, None] * means
+    errors = np.square(deviations).sum(0) * (count / (count - 1)) / total**2
+    true = max(float((np.square(means) - errors).mean()), 0.0)
+    return np.asarray(means * np.divide(true, true + errors, out=np.ones_like(means), where=errors > 0))
+
+
+class _Sums(NamedTuple):
+    """The sum of each channel of an array, and how many elements a channel has."""
+
+    sums: Floats
+    elements: int
+
+    @classmethod
+    def of(cls, values: Array, axis: int) -> _Sums:
+        others = tuple(index for index in range(values.ndim) if index != axis % values.ndim)
+        return cls(np.asarray(values.sum(others, dtype=np.float64)), values.size // max(values.shape[axis], 1))

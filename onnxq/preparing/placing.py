@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, forget_types, scopes
 from onnxq.lowering import Emit

@@ -11,14 +11,21 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.algorithms.channel_shares import SMALLEST, Setting, factors_of, migration_of, shares
-from onnxq.algorithms.flat_ends import Within, flat_ends
-from onnxq.algorithms.migration import NOTHING, Migration
-from onnxq.algorithms.parameters import activation_parameters, found_range, requests_for
-from onnxq.algorithms.range_choice import Noise, RangeChoice, choose_ranges, pooled
-from onnxq.algorithms.range_choice import Range as Ends
-from onnxq.algorithms.recipe import Recipe
-from onnxq.algorithms.sites import Site, sites
+from onnxq.algorithms.activation_params import activation_parameters, found_range, requests_for
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.equalization import (
+    NOTHING,
+    SMALLEST,
+    Migration,
+    Setting,
+    Site,
+    factors_of,
+    migration_of,
+    shares,
+    sites,
+)
+from onnxq.algorithms.range_search import Noise, RangeChoice, Within, choose_ranges, flat_ends, pooled
+from onnxq.algorithms.range_search import Range as Ends
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
 from onnxq.calibration.collect import collect_apart, parts_of
 from onnxq.calibration.histogram import Histogram

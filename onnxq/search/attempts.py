@@ -6,8 +6,8 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from onnxq.algorithms.range_choice import pooled
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.range_search import pooled
 from onnxq.config.scheme import Spec
 from onnxq.data.dataset import Selection
 from onnxq.errors import tolerate

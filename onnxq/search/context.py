@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from onnxq.algorithms.codes import Codes
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encodings import Codes
 from onnxq.calibration.provenance import file_digest
 from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample, SampleSource

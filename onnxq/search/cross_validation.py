@@ -10,11 +10,10 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from onnxq.algorithms.channel_shares import Setting
-from onnxq.algorithms.parameters import requests_for
-from onnxq.algorithms.range_choice import Noise, pooled, takes_off
-from onnxq.algorithms.recipe import Recipe
-from onnxq.algorithms.sites import Site, sites
+from onnxq.algorithms.activation_params import requests_for
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.equalization import Setting, Site, sites
+from onnxq.algorithms.range_search import Noise, pooled, takes_off
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import RangeMethod
 from onnxq.calibration.statistics import Evidence

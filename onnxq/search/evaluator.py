@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Selection, counting_as_one, halves

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.provenance import file_digest, model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.algorithms.encoders import encoder_named
-from onnxq.algorithms.folding import costly, folded
-from onnxq.algorithms.migration import NOTHING
-from onnxq.algorithms.noting import tensors_seen
-from onnxq.algorithms.range_choice import pooled
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe, tensors_seen
+from onnxq.algorithms.equalization import NOTHING, costly, folded
+from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.methods import kinds_read, range_text
 from onnxq.data.dataset import Selection
 from onnxq.errors import tolerate

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.statistics import Evidence

@@ -11,15 +11,14 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.awq import Divisible, divisible
+from onnxq.algorithms.bias_correction import layers_of, with_sequential_biases
+from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_weight, weight_requests, weight_sums
+from onnxq.algorithms.encoding_config import Recipe, recipe_of
+from onnxq.algorithms.equalization import NOTHING, Around, Factors, Migration
 from onnxq.algorithms.gptq import Compensation, Matrices, within
-from onnxq.algorithms.migration import NOTHING, Around, Factors, Migration
-from onnxq.algorithms.noting import recipe_of
-from onnxq.algorithms.range_choice import pooled
-from onnxq.algorithms.recipe import Recipe
-from onnxq.algorithms.scaling import Divisible, divisible
-from onnxq.algorithms.sequential_bias import layers_of, with_sequential_biases
+from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
 from onnxq.calibration.hessian import Gram

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from onnxq.algorithms.cache import CodesCache
-from onnxq.algorithms.codes import Codes, encode
-from onnxq.algorithms.parameters import requests_for
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.activation_params import requests_for
+from onnxq.algorithms.encode import encode
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encodings import Codes, CodesCache
 from onnxq.calibration.calibrate import Collection, Notice, calibrate_tensors
 from onnxq.calibration.collect import Grouped
 from onnxq.calibration.data import ChainedSamples, Data, SamplesLike, with_optional

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.algorithms.noting import noted
-from onnxq.algorithms.parameters import corrected_biases
+from onnxq.algorithms.activation_params import corrected_biases
+from onnxq.algorithms.encoding_config import noted
 from onnxq.calibration.methods import chosen_methods
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import (

@@ -9,8 +9,7 @@ from tempfile import mkdtemp
 
 import onnx
 
-from onnxq.algorithms.noting import recipe_of
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe, recipe_of
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import FIRST_RANGES, Extremes, MinMax, RangeMethod

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.data.dataset import split
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, ModelError, SchemeError

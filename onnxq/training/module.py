@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onnxq.algorithms.codes import Codes, encode
-from onnxq.algorithms.migration import Around, Factors, read_factors, weighted_maker
-from onnxq.algorithms.node_codes import Bias
-from onnxq.algorithms.noting import recipe_of
-from onnxq.algorithms.sites import sites
+from onnxq.algorithms.encode import encode
+from onnxq.algorithms.encoding_config import recipe_of
+from onnxq.algorithms.encodings import Bias, Codes
+from onnxq.algorithms.equalization import Around, Factors, read_factors, sites, weighted_maker
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, SchemeError, check_type
 from onnxq.ir import (

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.algorithms.migration import Migration
+from onnxq.algorithms.equalization import Migration
 from onnxq.calibration.data import Data, SamplesLike
 from onnxq.config.scheme import Scheme
 from onnxq.data.arrays import npy_array

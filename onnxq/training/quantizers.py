@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onnxq.algorithms.encoders import paired
-from onnxq.algorithms.migration import Around, Factors
+from onnxq.algorithms.equalization import Around, Factors
 from onnxq.ir import Node
 from onnxq.numerics.affine import (
     LARGEST_SCALE,

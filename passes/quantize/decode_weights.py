@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Names, Node, onnx_dtype
 from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, decode_rows, is_linear, transposed

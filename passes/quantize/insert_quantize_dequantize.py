@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.algorithms.codes import Codes
-from onnxq.algorithms.migration import Factors
+from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.equalization import Factors
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
     Constant,

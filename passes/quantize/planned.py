@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
     Constant,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Granularity, Mode
 from onnxq.ir import Constant, Graph, Names, Node, Variable, constant, optional
 from onnxq.lowering import transposed

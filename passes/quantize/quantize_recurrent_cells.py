@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Granularity, Mode
 from onnxq.ir import Constant, Graph, Names, Tensor, Variable, constant, is_fixed
 from onnxq.lowering.blobs import DOMAIN

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, Names, Node, Variable, insert_nodes, is_fixed, operator_key
 from onnxq.lowering import Chain

@@ -8,8 +8,8 @@ from itertools import count
 
 import numpy as np
 
-from onnxq.algorithms.codes import Codes
-from onnxq.algorithms.migration import Around, Migration, makers_of_divided, read_factors
+from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.equalization import Around, Migration, makers_of_divided, read_factors
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
     Constant,

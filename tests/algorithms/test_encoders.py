@@ -1,25 +1,50 @@
-"""Every encoder makes codes of any weight as its Spec says; those of other frameworks to the bit."""
+"""Encoders: each method of a spec, those of installed packages, and the checks of what they return."""
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import Build
 from numpy.typing import NDArray
+from packaged_encoders import HALVED, SEEING, installed_package
 
-from onnxq.algorithms.encoders import ENCODERS, encode_array, encode_weight, encoder_of
+from onnxq.algorithms.encode import encode_with
+from onnxq.algorithms.encoders import (
+    ENCODERS,
+    checked,
+    encode_array,
+    encode_weight,
+    encoder_named,
+    encoder_of,
+    weight_requests,
+)
+from onnxq.algorithms.encoding_config import USUAL, Recipe
+from onnxq.algorithms.encodings import CodesCache
 from onnxq.algorithms.gptq import Compensation, Matrices, Moments, Terms
-from onnxq.errors import ModelError
+from onnxq.calibration.data import Data
+from onnxq.calibration.statistics import Evidence, observe
+from onnxq.config.scheme import Mode, Rule, Scheme
+from onnxq.errors import ModelError, SchemeError
+from onnxq.evaluation.goal import Goal
+from onnxq.ir import Graph, as_graph
 from onnxq.numerics import burn
-from onnxq.numerics.affine import QTensor
+from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.blocks import block_shape
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, Format
 from onnxq.numerics.pairs import Pairs, fitted
 from onnxq.numerics.spec import Granularity, Method, Spec
-from onnxq.planning.plan import Weight
+from onnxq.pipeline import quantize
+from onnxq.planning.plan import Decision, Mean, Plan, Weight
+from onnxq.planning.plan_file import load_plan, save_plan
+from onnxq.steps.budget import Budget
 
 NARROW = FORMATS["int8-narrow"]
 INT8 = FORMATS["int8"]
@@ -284,3 +309,302 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
     if not given:
         lost, least = (np.abs(one.dequantize() - values).mean() for one in (found, encode_weight(values, plain)))
         assert lost < 1.5 * least
+
+
+# Encoders that packages register are rows like ours: found by name, given data, and refused in a sentence.
+
+MODELS = Path(__file__).parents[2] / "models"
+FORCED = Goal(force=True)
+FOUR_BITS = Spec("int4", (16,))
+CHANNELS = Spec("int8-narrow", Granularity.CHANNEL)
+VALUES = np.random.default_rng(0).normal(size=(48, 24)).astype(np.float32)
+SOME = Compensation(rows=2000, bits=0)
+PRODUCT = "(float[999,48] x) => (float[999,24] y) { [n] y = Gemm(x, w, b) }"
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with installed_package(monkeypatch):
+        yield
+
+
+def by(method: str, spec: Spec = FOUR_BITS) -> Weight:
+    return Weight(1, "w", replace(spec, method=method), 1, VALUES.size, 0)
+
+
+def plan_by(method: str, mode: Mode = Mode.STORAGE, spec: Spec = FOUR_BITS) -> Plan:
+    bias = 2 if mode is Mode.STATIC else None
+    return Plan((Decision("n", "Gemm", mode, "", (by(method, spec),), bias, "x", Mean("x", -1)),), (), "s", "t")
+
+
+def graph_of(build: Build, bias: float = 1.0) -> Graph:
+    return as_graph(build(PRODUCT, w=VALUES, b=np.full(24, bias, np.float32)))
+
+
+def data(seed: int) -> np.ndarray:
+    """Return data of which a few causes make all channels."""
+    causes = np.random.default_rng(0).normal(size=(48, 48)) / np.arange(1, 49)
+    return (np.random.default_rng(seed).normal(size=(999, 48)) @ causes.T).astype(np.float32)
+
+
+def test_an_encoder_is_found_by_the_name_that_it_is_registered_by() -> None:
+    assert encoder_named("halved") is HALVED
+    assert encoder_named("mse").name is Method.MSE
+    found = encode_array(VALUES, replace(FOUR_BITS, method="halved"), channel_axis=1, reduction_axis=0)
+    assert (np.abs(found.dequantize()) <= np.abs(VALUES).max() / 2 * 8 / 7).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("halvd", "method 'halvd' is not known, nor an encoder of an installed package, .* did you mean 'halved'"),
+        ("nothing", "Encoder 'nothing' of packaged_encoders:NOTHING cannot be loaded"),
+        ("function", "Encoder 'function' is none, expected an onnxq.algorithms.encoders.Encoder of that name"),
+        ("twice", "Encoder 'twice' is none, expected an onnxq.algorithms.encoders.Encoder of that name"),
+        ("fails", "encoder 'fails' for weight w failed: ZeroDivisionError: no codes"),
+        ("writes", "encoder 'writes' for weight w failed: ValueError: assignment destination is read-only"),
+    ],
+)
+def test_one_that_is_wrong_or_fails_is_told_why(name: str, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        encode_weight(VALUES, by(name))
+
+
+def test_scales_that_a_kernel_needs_are_kept_or_the_encoder_is_refused(build: Build) -> None:
+    graph, given = graph_of(build, bias=1e9), {"x": Parameters(np.array(0.05, np.float32), None)}
+    usual, halved = (
+        encode_with(plan_by(name, Mode.STATIC, CHANNELS), graph, given, {}).weights["n", 1].parameters.scale
+        for name in ("minmax", "halved")
+    )
+    np.testing.assert_array_equal(usual, halved)
+    with pytest.raises(SchemeError, match="'own-scales' for weight w failed: ValueError: it found scales of its own"):
+        encode_with(plan_by("own-scales", Mode.STATIC, CHANNELS), graph, given, {})
+
+
+def test_codes_fit_in_pairs_where_a_kernel_takes_them_so() -> None:
+    alone = by("halved", CHANNELS)
+    for weight, fits in ((alone, False), (replace(alone, pairs=Pairs.ROW), True)):
+        codes = encode_weight(VALUES, weight).codes.astype(int)
+        assert bool(np.abs(codes[::2] + codes[1::2]).max() <= 128) is fits
+
+
+def test_codes_in_a_cache_are_told_apart_by_encoder(build: Build) -> None:
+    graph, cache = graph_of(build), CodesCache()
+    found = [
+        encode_with(plan_by(name), graph, {}, {}, cache=cache).weights["n", 1]
+        for name in ("minmax", "halved", "halved")
+    ]
+    assert (found[0].codes != found[1].codes).any()
+    assert found[1] is found[2]
+
+
+def test_what_asks_for_data_gets_it_at_once_and_nothing_where_none_was_seen(build: Build) -> None:
+    graph, plan = graph_of(build), plan_by("seeing")
+    requests = weight_requests(plan, graph, SOME)
+    assert [(request.tensor, request.kind) for request in requests] == [("x", "gram")]
+    evidence = observe({"x": data(1)}, requests, "0" * 32)
+    recipe = Recipe(compensation=SOME)
+    seen, unseen = (encode_with(plan, graph, {}, {}, one, recipe=recipe) for one in (evidence, Evidence()))
+    errors = [np.square(data(2) @ (one.weights["n", 1].dequantize() - VALUES)).sum() for one in (seen, unseen)]
+    assert errors[0] < 0.8 * errors[1]
+    same = encode_with(plan_by("compensated"), graph, {}, {}, evidence, recipe=recipe).weights["n", 1]
+    np.testing.assert_array_equal(seen.weights["n", 1].codes, same.codes)
+
+
+def test_codes_that_a_package_chooses_are_not_chosen_again(build: Build) -> None:
+    graph, plan, every = graph_of(build), plan_by("halved"), Compensation(rows=2000)
+    assert encoder_of(plan.decisions[0].weights[0].spec, every) is HALVED
+    assert encoder_of(by("seeing").spec, every) is SEEING
+    assert weight_requests(plan, graph, every) == ()
+    evidence = observe({"x": data(1)}, weight_requests(plan_by("minmax"), graph, every), "0" * 32)
+    one, other = (
+        encode_with(plan, graph, {}, {}, evidence, recipe=recipe).weights["n", 1].codes
+        for recipe in (USUAL, Recipe(compensation=every))
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("greedy", "'greedy' for weight w failed: TypeError: it asks for 'everything' of data, expected Sums whose"),
+        ("lost", "'lost' for weight w failed: KeyError: 'Gemm'"),
+    ],
+)
+def test_what_asks_for_data_in_another_way_is_told(name: str, message: str, build: Build) -> None:
+    with pytest.raises(SchemeError, match=message):
+        weight_requests(plan_by(name), graph_of(build), SOME)
+
+
+@pytest.mark.parametrize(("method", "usual"), [("halved", "minmax"), ("seeing", "compensated")])
+def test_a_scheme_asks_for_it_and_the_plan_makes_the_same_bytes_again(method: str, usual: str, tmp_path: Path) -> None:
+    data, first, again, ours = Data(MODELS / "data" / "calib.npz", limit=16), *map(tmp_path.joinpath, "abc")
+    off = Budget(search="off", latency=0, accuracy="off")
+    scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (32,), method=method)),))
+    plan = quantize(MODELS / "gru.onnx", data, first, scheme=scheme, goal=FORCED, budget=off).report.plan
+    assert {weight.spec.method for decision in plan.decisions for weight in decision.weights} == {method}
+    assert plan.accuracy == (("compensation",) if method == "seeing" else ())
+    save_plan(plan, tmp_path / "plan.toml")
+    assert f'method = "{method}"' in (tmp_path / "plan.toml").read_text()
+    kept = load_plan(tmp_path / "plan.toml")
+    quantize(MODELS / "gru.onnx", data, again, scheme=kept, goal=FORCED, budget=Budget(latency=0))
+    assert again.read_bytes() == first.read_bytes()
+    scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (32,), method=usual)),))
+    quantize(MODELS / "gru.onnx", data, ours, scheme=scheme, goal=FORCED, budget=off)
+    assert (ours.read_bytes() == first.read_bytes()) is (method == "seeing")
+
+
+# Codes of others are taken when they are what the Spec says, and each fault has its sentence.
+
+SHAPE = (40, 3)
+WEIGHT = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+BLOCKS_OF_TWO, AFFINE = Spec("int4-narrow", (16,), scale="float16"), Spec("uint4", (16,), symmetric=False)
+TWO_LEVELS = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+
+
+def encoded(spec: Spec) -> QTensor:
+    return encode_array(WEIGHT, spec, channel_axis=1, reduction_axis=0)
+
+
+def looked_at(found: object, spec: Spec, given: Parameters | None = None) -> QTensor:
+    return checked(found, spec, SHAPE, block_shape(spec.per, SHAPE, channel_axis=1, reduction_axis=0), given)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "int32"])
+@pytest.mark.parametrize("per", [*Granularity, (16,), (2, 3), (64,)])
+def test_what_our_own_encoders_return_is_taken(name: str, per: Any) -> None:
+    for scale in ("float32", "bfloat16"):
+        spec = Spec(name, per, symmetric=FORMATS[name].signed, scale=scale)
+        found = encoded(spec)
+        assert looked_at(found, spec) is found
+        assert looked_at(found, spec, found.parameters) is found
+
+
+def test_two_levels_and_blocks_that_follow_from_the_scales_are_taken() -> None:
+    found = encoded(TWO_LEVELS)
+    assert looked_at(found, TWO_LEVELS) is found
+    channels = Spec("int8", Granularity.CHANNEL)
+    plain = encoded(channels)
+    bare = replace(plain, parameters=replace(plain.parameters, block=None))
+    assert looked_at(bare, channels) is bare
+
+
+def with_codes(spec: Spec, *codes: Any) -> QTensor:
+    """Return codes of which the first are others."""
+    found = encoded(spec)
+    changed = found.codes.copy()
+    changed.view(np.uint8).reshape(-1)[: len(codes)] = np.array(codes).astype(np.uint8)
+    return replace(found, codes=changed)
+
+
+def with_parameters(spec: Spec, **changes: Any) -> QTensor:
+    found = encoded(spec)
+    return replace(found, parameters=replace(found.parameters, **changes))
+
+
+def with_scale(spec: Spec, value: float) -> QTensor:
+    scale = encoded(spec).parameters.scale.copy()
+    scale[0, 0] = value
+    return with_parameters(spec, scale=scale)
+
+
+ONES = np.ones((3, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("found", "spec", "message"),
+    [
+        (encoded(AFFINE), BLOCKS_OF_TWO, "its codes are uint4 in uint8, expected int4-narrow in int8"),
+        (
+            replace(encoded(BLOCKS_OF_TWO), codes=WEIGHT.astype(np.int64)),
+            BLOCKS_OF_TWO,
+            "its codes are int4-narrow in int64, expected int4-narrow in int8",
+        ),
+        (
+            replace(encoded(BLOCKS_OF_TWO), codes=np.zeros((3, 40), np.int8)),
+            BLOCKS_OF_TWO,
+            "its codes have shape [3, 40], expected that of the weight, [40, 3]",
+        ),
+        (
+            with_codes(BLOCKS_OF_TWO, -8),
+            BLOCKS_OF_TWO,
+            "some of its codes are none of int4-narrow, which are from -7 to 7",
+        ),
+        (with_codes(AFFINE, 16), AFFINE, "some of its codes are none of uint4, which are from 0 to 15"),
+        (with_codes(TWO_LEVELS, 16), TWO_LEVELS, "some of its codes are none of float4e2m1, which are from -6 to 6"),
+        (with_codes(Spec("nf4"), 16), Spec("nf4"), "some of its codes are none of nf4"),
+        (with_codes(Spec("float8e4m3fn"), 0x7F), Spec("float8e4m3fn"), "some of its codes are none of float8e4m3fn"),
+        (with_codes(Spec("float8e5m2"), 0x7C), Spec("float8e5m2"), "some of its codes are none of float8e5m2"),
+        (
+            with_parameters(BLOCKS_OF_TWO, scale=np.ones((40, 3), np.float32)),
+            BLOCKS_OF_TWO,
+            "its scales are float32 of shape [40, 3], expected float32 of shape [3, 3]",
+        ),
+        (
+            with_parameters(BLOCKS_OF_TWO, scale=ONES.astype(np.float64)),
+            BLOCKS_OF_TWO,
+            "its scales are float64 of shape [3, 3]",
+        ),
+        (
+            with_parameters(BLOCKS_OF_TWO, block=(14, 1)),
+            BLOCKS_OF_TWO,
+            "its scales are of blocks of [14, 1], expected [16, 1]",
+        ),
+        (
+            with_parameters(BLOCKS_OF_TWO, block=None),
+            BLOCKS_OF_TWO,
+            "its scales are of blocks of [13, 1], expected [16, 1]",
+        ),
+        (with_scale(BLOCKS_OF_TWO, np.nan), BLOCKS_OF_TWO, "some of its scales are NaN, infinite, zero or negative"),
+        (with_scale(BLOCKS_OF_TWO, np.inf), BLOCKS_OF_TWO, "some of its scales are NaN, infinite, zero or negative"),
+        (with_scale(BLOCKS_OF_TWO, 0), BLOCKS_OF_TWO, "some of its scales are NaN, infinite, zero or negative"),
+        (with_scale(BLOCKS_OF_TWO, -1), BLOCKS_OF_TWO, "some of its scales are NaN, infinite, zero or negative"),
+        (
+            with_scale(BLOCKS_OF_TWO, 0.1),
+            BLOCKS_OF_TWO,
+            "some of its scales are no float16, of 6.10352e-05 to 65504; round them",
+        ),
+        (with_scale(Spec("int8", (16,)), 1e-40), Spec("int8", (16,)), "some of its scales are no float32, of 1.17"),
+        (with_parameters(TWO_LEVELS, tensor_scale=None), TWO_LEVELS, "the scale of its tensor is None, expected one"),
+        (with_parameters(TWO_LEVELS, tensor_scale=np.float32(0)), TWO_LEVELS, "the scale of its tensor is 0.0, expect"),
+        (
+            with_parameters(BLOCKS_OF_TWO, tensor_scale=np.float32(1)),
+            BLOCKS_OF_TWO,
+            "the scale of its tensor is 1.0, expected None",
+        ),
+        (with_parameters(AFFINE, zero_point=None), AFFINE, "it has no zero points, expected some"),
+        (
+            with_parameters(BLOCKS_OF_TWO, zero_point=ONES.astype(np.int8)),
+            BLOCKS_OF_TWO,
+            "it has zero points, expected none",
+        ),
+        (
+            with_parameters(AFFINE, zero_point=np.zeros((3, 1), np.uint8)),
+            AFFINE,
+            "its zero points are uint8 of shape [3, 1], expected uint8 like the scales",
+        ),
+        (with_parameters(AFFINE, zero_point=ONES), AFFINE, "its zero points are float32 of shape [3, 3]"),
+        (
+            with_parameters(AFFINE, zero_point=np.full((3, 3), 16, np.uint8)),
+            AFFINE,
+            "some of its zero points are no codes of uint4",
+        ),
+    ],
+)
+def test_what_is_not_as_the_spec_says_has_its_sentence(found: QTensor, spec: Spec, message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        looked_at(found, spec)
+
+
+@pytest.mark.parametrize("found", [None, WEIGHT, (WEIGHT, 1.0)])
+def test_what_is_no_codes_is_told(found: object) -> None:
+    with pytest.raises(TypeError, match=f"it returned {type(found).__name__}, expected an onnxq.numerics.affine.QT"):
+        looked_at(found, BLOCKS_OF_TWO)
+
+
+@pytest.mark.parametrize("changed", ["scale", "zero_point"])
+def test_scales_that_were_given_are_kept(changed: str) -> None:
+    found = encoded(AFFINE)
+    given = replace(found.parameters, **{changed: getattr(found.parameters, changed) + np.uint8(1)})
+    with pytest.raises(ValueError, match="it found scales of its own, expected those that it was given"):
+        looked_at(found, AFFINE, given)

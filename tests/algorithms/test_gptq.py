@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from onnx import ModelProto, numpy_helper
 
 from onnxq.algorithms import gptq as compensation
-from onnxq.algorithms.cache import CodesCache
-from onnxq.algorithms.codes import encode_with
+from onnxq.algorithms.encode import encode_with
 from onnxq.algorithms.encoders import encode_array as encode
 from onnxq.algorithms.encoders import weight_requests
+from onnxq.algorithms.encoding_config import USUAL, Recipe
+from onnxq.algorithms.encodings import CodesCache
+from onnxq.algorithms.equalization import Around, Factors, Migration
 from onnxq.algorithms.gptq import Compensation, Matrices, Moments, compensated
-from onnxq.algorithms.migration import Around, Factors, Migration
-from onnxq.algorithms.recipe import USUAL, Recipe
 from onnxq.calibration.statistics import Evidence, observe
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, as_graph, is_fixed

@@ -14,9 +14,8 @@ from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
 from onnx.utils import Extractor
 
-from onnxq.algorithms.migration import Factors, Migration
-from onnxq.algorithms.noting import noted
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe, noted
+from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.config.presets import PRESETS
 from onnxq.errors import DataError
 from onnxq.evaluation.layers import Layer, Layers, SampleNoise, compare_layers

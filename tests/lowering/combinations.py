@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Spec, Storage
 from onnxq.errors import SchemeError

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from lowering.combinations import OPERATORS, specs
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
 from onnxq.ir import as_graph, remove_unused, to_model
 from onnxq.lowering import Emit, decoder_opset

@@ -15,7 +15,8 @@ from model_zoo import zoo
 from onnx import ModelProto
 
 import onnxq.passes
-from onnxq.algorithms.codes import Codes, encode
+from onnxq.algorithms.encode import encode
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.presets import preset_named
 from onnxq.ir import Graph, as_graph, load, save, to_model
 from onnxq.lowering import Emit

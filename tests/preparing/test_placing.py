@@ -9,9 +9,9 @@ import numpy as np
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.algorithms.codes import Codes
-from onnxq.algorithms.migration import Factors, Migration
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
 from onnxq.lowering import Emit

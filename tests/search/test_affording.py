@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from onnxq.algorithms.migration import Factors, Migration
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.calibration.methods import Percentile
 from onnxq.calibration.statistics import Evidence
 from onnxq.planning.plan import Plan

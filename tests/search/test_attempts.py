@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import Build, QuantizeTo
 
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.data import Data
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import Agreement, OutputAgreement

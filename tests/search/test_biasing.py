@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.algorithms.codes import Codes
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.presets import PRESETS
 from onnxq.data.inputs import SampleSource
 from onnxq.data.samples import evenly

@@ -14,8 +14,8 @@ from conftest import Build
 from onnx import ModelProto
 from runtime.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 
-from onnxq.algorithms.migration import Factors, Migration
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import parse_range
 from onnxq.config.scheme import Mode

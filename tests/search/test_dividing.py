@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.config.presets import preset_named
 from onnxq.ir import as_graph
 from onnxq.planning.plan import Plan

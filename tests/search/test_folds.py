@@ -11,8 +11,8 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.range_choice import Noise, pooled
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.range_search import Noise, pooled
 from onnxq.calibration.methods import Percentile
 from onnxq.calibration.provenance import sample_digest
 from onnxq.config.presets import PRESETS

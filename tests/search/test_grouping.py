@@ -12,9 +12,8 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.channel_shares import Setting
-from onnxq.algorithms.recipe import USUAL
-from onnxq.algorithms.sites import sites
+from onnxq.algorithms.encoding_config import USUAL
+from onnxq.algorithms.equalization import Setting, sites
 from onnxq.calibration import workers
 from onnxq.calibration.collect import collect_apart
 from onnxq.calibration.methods import FIRST_RANGES

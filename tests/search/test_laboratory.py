@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.provenance import file_digest
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode

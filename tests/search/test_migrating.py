@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.channel_shares import SMALLEST
-from onnxq.algorithms.flat_ends import Within
-from onnxq.algorithms.recipe import USUAL
-from onnxq.algorithms.sites import Sites, sites
+from onnxq.algorithms.encoding_config import USUAL
+from onnxq.algorithms.equalization import SMALLEST, Sites, sites
+from onnxq.algorithms.range_search import Within
 from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode

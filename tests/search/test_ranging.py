@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from observations import evidence, seen
 
-from onnxq.algorithms.range_choice import RangeChoice
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.range_search import RangeChoice
 from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.data.samples import evenly

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from onnxq import quantize
-from onnxq.algorithms.migration import NOTHING, Factors, Migration
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.equalization import NOTHING, Factors, Migration
 from onnxq.calibration.statistics import Evidence
 from onnxq.evaluation.goal import Goal
 from onnxq.report import Report

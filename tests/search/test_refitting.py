@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from conftest import Build
 
-from onnxq.algorithms.recipe import USUAL
+from onnxq.algorithms.encoding_config import USUAL
 from onnxq.calibration.accumulators import ChannelMeans, Range
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data

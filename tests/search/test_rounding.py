@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from onnxq.algorithms.encoders import weight_requests
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.gptq import Compensation
-from onnxq.algorithms.range_choice import pooled
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
 from onnxq.calibration.data import Data

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.methods import Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq import Budget, Data, Goal, quantize
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.ir import read_model, save

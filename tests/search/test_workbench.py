@@ -11,8 +11,8 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.algorithms.parameters import channel_means, corrected_biases
-from onnxq.algorithms.recipe import Recipe
+from onnxq.algorithms.activation_params import channel_means, corrected_biases
+from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.accumulators import ChannelMeans, Request
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
@@ -273,7 +273,7 @@ def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
     bench.build(plan, evidence, Recipe(), tmp_path / "first.onnx", external_data=True)
     (codes,) = bench.codes_of(plan, evidence, Recipe()).weights.values()
     assert isinstance(codes.codes, np.memmap)
-    monkeypatch.setattr("onnxq.algorithms.node_codes.encode_weight", None)
+    monkeypatch.setattr("onnxq.algorithms.encode.encode_weight", None)
     bench.build(plan, evidence, Recipe(), tmp_path / "second.onnx", external_data=True)
     first, second = ((tmp_path / f"{name}.onnx.data").read_bytes() for name in ("first", "second"))
     assert first == second

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from onnxq.algorithms.migration import Around, Factors
+from onnxq.algorithms.equalization import Around, Factors
 from onnxq.ir import Node, Variable, constant
 from onnxq.training.quantizers import SharedChannelScales, TensorChannelScales, WeightChannelScales
 

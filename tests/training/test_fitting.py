@@ -9,7 +9,7 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.errors import ModelError, SchemeError
 from onnxq.system.resources import silent
 from onnxq.training.fitting import TrainedEncodings, train_encodings

@@ -68,8 +68,8 @@ def test_so_it_is_of_models_that_people_have(name: str, tmp_path: Path) -> None:
 
 
 def test_codes_of_a_module_that_learned_nothing_are_those_of_post_training_quantization(build: Build) -> None:
-    from onnxq.algorithms.codes import encode
-    from onnxq.algorithms.noting import recipe_of
+    from onnxq.algorithms.encode import encode
+    from onnxq.algorithms.encoding_config import recipe_of
 
     module = module_of(build(NETWORK, **WEIGHTS), images(4))
     before, after = encode(module.plan, module.graph, recipe=recipe_of(module.plan, 1)), module.codes()
@@ -132,7 +132,7 @@ def test_ranges_that_operators_give_do_not_learn_and_clamps_stay_in_their_range(
 
 
 def test_half_floats_are_refused(build: Build) -> None:
-    from onnxq.algorithms.codes import Codes
+    from onnxq.algorithms.encodings import Codes
     from onnxq.ir import as_graph
     from onnxq.planning.plan import Plan
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from model_texts import Array, difference, model, node_named, ops, outputs, sample, values
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.ir import as_graph, constants

@@ -9,7 +9,7 @@ import onnx
 from model_texts import difference, node_named, nodes, outputs, sample
 from onnx import ModelProto
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode, Spec
 from onnxq.ir import Graph, as_graph, to_model
 from onnxq.numerics.affine import Parameters

@@ -12,7 +12,7 @@ from model_texts import (
 )
 from onnx import ModelProto
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.ir import Graph
 from onnxq.lowering import Emit

@@ -8,7 +8,7 @@ import onnx
 from model_texts import apply_once, named_graph, node_named
 from onnx import ModelProto, TensorProto
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import Graph, constants, to_model

@@ -23,7 +23,7 @@ from model_texts import (
 )
 from onnx import ModelProto, TensorProto, defs
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.errors import ModelError

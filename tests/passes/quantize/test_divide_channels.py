@@ -6,7 +6,7 @@ import numpy as np
 from conftest import Build
 from model_texts import apply_once
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.ir import as_graph
 from onnxq.passes import DivideChannels
 

@@ -15,8 +15,9 @@ from model_texts import difference, model, node_named, nodes, ops, outputs, samp
 from model_zoo import batch_norm_chain, branches_that_share_a_scale
 from onnx import ModelProto
 
-from onnxq.algorithms.codes import Codes, encode
-from onnxq.algorithms.migration import Factors
+from onnxq.algorithms.encode import encode
+from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.equalization import Factors
 from onnxq.config.presets import preset_named
 from onnxq.ir import Graph, as_graph, load, save, to_model
 from onnxq.numerics.affine import Parameters

@@ -11,7 +11,7 @@ from inserted_pairs import FINE, activation, insert, plan, read
 from model_texts import difference, model, outputs, sample
 from onnx import ModelProto
 
-from onnxq.algorithms.codes import Codes
+from onnxq.algorithms.encodings import Codes
 from onnxq.ir import Graph, as_graph, scopes, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import InsertQuantizeDequantize

@@ -10,7 +10,7 @@ import pytest
 from model_texts import apply_once, difference, model, ops, outputs, sample, values
 from onnx import defs
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Mode, Rule, Scheme, Spec
 from onnxq.ir import Graph, as_graph, to_model
 from onnxq.onnx_api import infer_shapes

@@ -12,7 +12,7 @@ import pytest
 from model_texts import difference, model, ops, outputs, sample, values
 from onnx import GraphProto, ModelProto
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.ir import as_graph, to_model
 from onnxq.onnx_api import infer_shapes

@@ -22,7 +22,7 @@ from model_texts import (
 )
 from onnx import ModelProto, TensorProto, helper
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Mode, Rule, Scheme, Spec
 from onnxq.ir import Graph, constants, to_model
 from onnxq.lowering import Emit

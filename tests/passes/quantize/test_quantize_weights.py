@@ -11,7 +11,8 @@ from model_texts import Array, difference, initializer_names, model, node_named,
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import ModelProto
 
-from onnxq.algorithms.codes import Codes, encode_with
+from onnxq.algorithms.encode import encode_with
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import Graph, as_graph, constant, scopes, to_model
 from onnxq.numerics.affine import Parameters

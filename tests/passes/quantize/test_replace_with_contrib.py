@@ -9,7 +9,7 @@ import pytest
 from model_texts import difference, model, node_named, ops, outputs, sample, values
 from onnx import ModelProto, defs
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.ir import Graph, as_graph, constants

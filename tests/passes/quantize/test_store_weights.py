@@ -27,7 +27,7 @@ from model_zoo import float16_weights, if_bodies_that_share_a_captured_weight, r
 from onnx import ModelProto, TensorProto
 from stored_weights import PER_CHANNEL, PER_TENSOR, decisions, decoded_by, largest_float, store
 
-from onnxq.algorithms.codes import encode
+from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Mode, Rule, Scheme, Spec, Storage
 from onnxq.ir import Constant, as_graph, constants, to_model

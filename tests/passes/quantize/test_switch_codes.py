@@ -10,8 +10,9 @@ import pytest
 from model_texts import model, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.algorithms.codes import Codes, encode
-from onnxq.algorithms.recipe import USUAL
+from onnxq.algorithms.encode import encode
+from onnxq.algorithms.encoding_config import USUAL
+from onnxq.algorithms.encodings import Codes
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, load, save, to_model

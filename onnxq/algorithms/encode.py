@@ -1,26 +1,30 @@
-"""The codes of a node's weights and bias: what decides them, and how they are found once for all plans."""
+"""Encode a plan: choose the quantized values of its weights, biases and constants, each once for all plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.algorithms.activation_params import activation_parameters, channel_means
+from onnxq.algorithms.awq import divisible
 from onnxq.algorithms.bias_correction import lacking
-from onnxq.algorithms.cache import CodesCache
 from onnxq.algorithms.encoders import encode_weight, encoder_named, weight_sums
+from onnxq.algorithms.encoding_config import USUAL, Recipe
+from onnxq.algorithms.encodings import Bias, Codes, CodesCache
+from onnxq.algorithms.equalization import Around, Factors, divided_tensors, makers_of_divided, read_factors
 from onnxq.algorithms.gptq import Sums, Terms, terms_of
-from onnxq.algorithms.migration import Around, Factors, read_factors
-from onnxq.algorithms.recipe import Recipe
 from onnxq.calibration.hessian import Gram
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
-from onnxq.ir import Node, optional
-from onnxq.numerics.affine import Parameters, QTensor, quantize_bias, scale_with_room
-from onnxq.planning.plan import Decision, Weight
+from onnxq.ir import Constant, Graph, Node, is_fixed, optional, scopes
+from onnxq.numerics.affine import Parameters, QTensor, quantize, quantize_bias, scale_with_room
+from onnxq.numerics.formats import format_named
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.planner import bias_of
 from onnxq.runtime.targets import target_named
 
@@ -30,21 +34,6 @@ _RECURRENT: Final = frozenset({"LSTM"})
 _WEIGHT: Final = 1
 # Attributes that say where a weight's error goes.
 _FORM: Final = ("transB", "group", "strides")
-
-
-@dataclass(frozen=True, eq=False)
-class Bias:
-    """What becomes of the bias of a node.
-
-    Attributes:
-        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one, or where
-            there was none, of the weight; None where all stays.
-        codes: int32 codes of the one or the other, with the scale of an integer kernel's accumulator; None where the
-            bias stays in float.
-    """
-
-    values: Array | None = None
-    codes: QTensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,3 +206,94 @@ def _rows(values: Array, weight: Weight) -> QTensor:
     scale = found.parameters.scale
     grid = (*values.shape[:-1], 1) if scale.size > 1 else (1,) * values.ndim
     return QTensor(found.codes.reshape(values.shape), Parameters(scale.reshape(grid), None), found.format)
+
+
+# --- a whole plan ---------------------------------------------------------------------------------------------------
+
+NOTHING_SEEN = Evidence()
+
+
+def encode(
+    plan: Plan,
+    graph: Graph,
+    evidence: Evidence = NOTHING_SEEN,
+    recipe: Recipe = USUAL,
+    cache: CodesCache | None = None,
+) -> Codes:
+    """Choose the codes of all that a plan quantizes.
+
+    Args:
+        plan: names the nodes, their weights and the activations.
+        graph: the prepared graph, which is read only.
+        evidence: what calibration saw.
+        recipe: how codes are chosen beyond what the plan says.
+        cache: what was made for other plans; None starts with nothing.
+
+    Raises:
+        DataError: a tensor was not calibrated.
+        ModelError: a weight holds NaN or infinity.
+        SchemeError: the plan's blocks have more axes than the weight.
+    """
+    parameters = activation_parameters(plan, evidence, recipe.ranges, recipe.own_ranges)
+    means = channel_means(plan, evidence)
+    return encode_with(plan, graph, parameters, means, evidence, cache, recipe)
+
+
+def encode_with(
+    plan: Plan,
+    graph: Graph,
+    parameters: Mapping[str, Parameters],
+    means: Mapping[str, NDArray[np.float64]],
+    evidence: Evidence = NOTHING_SEEN,
+    cache: CodesCache | None = None,
+    recipe: Recipe = USUAL,
+) -> Codes:
+    """Choose the codes of weights and biases for activations whose parameters are given; see `encode`.
+
+    Args:
+        plan: names the nodes, their weights and the activations.
+        graph: the prepared graph, which is read only.
+        parameters: scale and zero point of each activation by tensor name.
+        means: of each channel by tensor name; nodes whose data is not there keep their biases.
+        evidence: what calibration saw, for encoders that look at data.
+        cache: what was made for other plans; None starts with nothing.
+        recipe: how weights and biases are chosen beyond what the plan says; its ranges are those of the parameters, and
+            factors of tensors without codes are left out of account.
+    """
+    migration = recipe.migration.select(plan.by_tensor)
+    scaled = divisible(graph, plan) if recipe.scaling.factors else {}
+    scaling = recipe.scaling.select(scaled)
+    factors = {**migration.factors, **scaling.factors}
+    makers = makers_of_divided(graph, plan, migration)
+    cache = CodesCache() if cache is None else cache
+    encoding = Encoding(parameters, means, evidence, plan.target, cache, recipe, factors, makers)
+    formats = {activation.tensor: activation.spec.format for activation in plan.activations}
+    constants: dict[str, QTensor] = {}
+    weights: dict[tuple[str, int], QTensor] = {}
+    found_biases: dict[str, Bias] = {}
+    for node, decision in _planned(graph, plan):
+        for tensor in data_inputs(node) if decision.mode is Mode.STATIC else ():
+            if isinstance(tensor, Constant) and tensor.name in formats and tensor.name not in constants:
+                format, own = format_named(formats[tensor.name]), migration.factors.get(tensor.name)
+                values = tensor.values if own is None else own.divide(tensor.values)
+                constants[tensor.name] = quantize(values, parameters[tensor.name], format)
+        for weight in decision.weights:
+            if is_fixed(node.inputs[weight.index]):
+                found, bias = encoding.of(node, decision, weight)
+                weights[node.name, weight.index] = found
+                if bias is not None:
+                    found_biases[node.name] = bias
+    divided = divided_tensors(graph, plan, migration)
+    floats: dict[tuple[str, int], NDArray[np.floating]] = {}
+    for name, one in scaling.factors.items():
+        floats |= scaled[name].divided(one)
+    return Codes(parameters, constants, weights, found_biases, factors, divided, floats)
+
+
+def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
+    """Yield the nodes of a graph and its bodies that do not stay as they are."""
+    for scope in scopes(graph):
+        for node in scope.nodes:
+            decision = plan.by_node.get(node.name)
+            if decision is not None and decision.mode is not Mode.FLOAT:
+                yield node, decision

@@ -1,22 +1,57 @@
-"""Recipes in plans: noted, and found in them again."""
+"""EncodingConfig, and how a plan file records it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 from observations import evidence
 
+from onnxq.algorithms.encoding_config import USUAL, Recipe, noted, recipe_of
+from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.algorithms.gptq import Compensation
-from onnxq.algorithms.migration import Factors, Migration
-from onnxq.algorithms.noting import noted, recipe_of
-from onnxq.algorithms.recipe import USUAL, Recipe
+from onnxq.algorithms.range_search import RangeChoice
 from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import SchemeError
 from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation, Scaling
+
+RECIPES = (
+    USUAL,
+    Recipe(Percentile(99.0)),
+    USUAL.with_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
+    Recipe(own_ranges={"b": Percentile(99.0)}),
+    Recipe(biases={"a": np.ones(2, np.float32)}),
+    Recipe(biases={"a": np.zeros(2, np.float32)}),
+    Recipe(biases={"b": np.ones(2, np.float32)}),
+)
+
+
+def test_recipes_that_differ_have_different_keys() -> None:
+    assert all(one.key != other.key for one, other in combinations(RECIPES, 2))
+
+
+def test_the_usual_recipe_takes_the_extremes() -> None:
+    assert Recipe() == USUAL == Recipe(MinMax())
+
+
+def test_equal_recipes_have_equal_keys_whatever_the_order() -> None:
+    assert Recipe().key == USUAL.key
+    methods = {"a": MinMax(), "b": Percentile(99.0)}
+    assert Recipe(own_ranges=methods).key == Recipe(own_ranges=dict(reversed(methods.items()))).key
+    biases = {"a": np.ones(2), "b": np.zeros(2)}
+    assert Recipe(biases=biases).key == Recipe(biases=dict(reversed(biases.items()))).key
+
+
+def test_compensation_is_a_part_of_the_key() -> None:
+    keys = {Recipe(compensation=one).key for one in (None, Compensation(9), Compensation(9, 0.1), Compensation(8))}
+    assert len(keys) == 4
+
+
+# Recipes in plans: noted, and found in them again.
 
 ACTIVATIONS = (
     Activation("a", Spec("int8"), "a"),

@@ -1,21 +1,87 @@
-"""Codes that were chosen before, by what decided them."""
+"""Encodings: everything that is written in the place of floats, and the cache of weights that were encoded before."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.ir import Constant, Payload
+from onnxq.algorithms.equalization import Factors, weighted_maker
+from onnxq.ir import Constant, Graph, Payload, nodes
 from onnxq.ir.payload import KEEP
 from onnxq.ir.stored import ProtoPayload
-from onnxq.numerics.affine import QTensor
+from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.planning.plan import Plan
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """What becomes of the bias of a node.
+
+    Attributes:
+        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one, or where
+            there was none, of the weight; None where all stays.
+        codes: int32 codes of the one or the other, with the scale of an integer kernel's accumulator; None where the
+            bias stays in float.
+    """
+
+    values: Array | None = None
+    codes: QTensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """What is written for the activations, weights and biases of a plan.
+
+    Attributes:
+        activations: scale and zero point by tensor name.
+        constants: codes of the constants among them, by tensor name.
+        weights: codes by node and input, in the shape of the float weight; scales have its rank.
+        biases: by node, of those that are coded or corrected.
+        factors: what the channels of activations are divided by before they become codes, and those of float data that
+            weights of codes multiply, by tensor name.
+        divided: the activations among them that come divided, so that their quantizers need not divide.
+        floats: constants that divide float data, by node and input.
+    """
+
+    activations: Mapping[str, Parameters] = field(default_factory=lambda: MappingProxyType({}))
+    constants: Mapping[str, QTensor] = field(default_factory=lambda: MappingProxyType({}))
+    weights: Mapping[tuple[str, int], QTensor] = field(default_factory=lambda: MappingProxyType({}))
+    biases: Mapping[str, Bias] = field(default_factory=lambda: MappingProxyType({}))
+    factors: Mapping[str, Factors] = field(default_factory=lambda: MappingProxyType({}))
+    divided: frozenset[str] = frozenset()
+    floats: Mapping[tuple[str, int], NDArray[np.floating]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def divided_as(self, graph: Graph, plan: Plan) -> Mapping[str, str]:
+        """Return the tensors whose values come divided, or make such behind a clamp, with the one that has the factors.
+
+        Args:
+            graph: the prepared graph.
+            plan: of it.
+        """
+        dividing = {name for name, _ in self.floats}
+        found: dict[str, str] = {}
+        for _, node in nodes(graph) if self.divided or dividing else ():
+            for tensor in node.outputs:
+                if tensor.name in self.divided:
+                    maker = weighted_maker(tensor, plan)
+                    before = maker.outputs if maker is not None else ()
+                    found.update(dict.fromkeys((*(one.name for one in before), tensor.name), tensor.name))
+            if node.name in dividing:
+                found[node.outputs[0].name] = node.outputs[0].name
+        return found
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
 
 LARGEST = 1 << 29
 """Bytes that are kept unless told otherwise; the codes of a model of 2 GiB in float32 take as much."""

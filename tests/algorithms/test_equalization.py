@@ -1,4 +1,4 @@
-"""Migrated models compute what the others do, with as many integer kernels."""
+"""Equalization: groups of tensors, channel scales, and weights that make up for them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,40 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Build, RunningGraph
+from conftest import Build, PlanOf, RunningGraph
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from onnxq.algorithms.migration import NOTHING, Around, Factors, Migration
-from onnxq.algorithms.parameters import requests_for
-from onnxq.algorithms.recipe import Recipe
-from onnxq.algorithms.sites import sites
+from onnxq.algorithms.activation_params import requests_for
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.equalization import (
+    NOTHING,
+    SMALLEST,
+    Around,
+    Channels,
+    Factors,
+    Migration,
+    Reader,
+    Setting,
+    Site,
+    Sites,
+    costly,
+    expected_shares,
+    factors_of,
+    folded,
+    migration_of,
+    sites,
+)
 from onnxq.calibration.collect import collect
 from onnxq.calibration.methods import MinMax
 from onnxq.calibration.statistics import TensorEvidence
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Spec
-from onnxq.ir import Node, as_graph
+from onnxq.ir import Node, as_graph, read_model
 from onnxq.numerics.pairs import Pairs
 from onnxq.planning.plan import Demotion, Plan, Weight
+from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import Workbench, open_workbench
@@ -179,3 +197,158 @@ def test_factors_of_tensors_without_codes_are_left_out() -> None:
     migration = Migration({"a": Factors(1, np.ones(2)), "b": Factors(1, np.ones(2))})
     assert list(migration.select({"b"}).factors) == ["b"]
     assert migration.key != migration.select({"b"}).key
+
+
+# Which tensors share factors, and which have none.
+
+
+def found(build: Build, plan_of: PlanOf, text: str, **weights: Any) -> Sites:
+    model = build(text, **weights)
+    graph = prepare(read_model(model))
+    return sites(graph, plan_of(model))
+
+
+CONVS = {"w": (6, 4, 1, 1), "u": (6, 4, 1, 1), "g": (3, 6, 1, 1)}
+
+
+def test_an_add_joins_what_it_adds(build: Build, plan_of: PlanOf) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,3,8,8] y) {a = Conv(x, w) d = Conv(x, u) s = Add(a, d) y = Conv(s, g)}"
+    joined = next(site for site in found(build, plan_of, text, **CONVS).found if "s" in site.tensors)
+    assert set(joined.tensors) == {"a", "d", "s"}
+    assert joined.dense
+    assert joined.free.all()
+
+
+def test_a_depthwise_reader_loses_nothing(build: Build, plan_of: PlanOf) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,6,8,8] y) {a = Conv(x, w) y = Conv<group=6>(a, k)}"
+    result = found(build, plan_of, text, w=(6, 4, 1, 1), k=(6, 1, 1, 1))
+    assert not next(site for site in result.found if "a" in site.tensors).dense
+
+
+def test_channels_of_a_concat_are_those_of_its_inputs(build: Build, plan_of: PlanOf) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,3,8,8] y) {a = Conv(x, w) d = Sigmoid(a) s = Concat<axis=1>(a, d)\
+ y = Conv(s, g)}"
+    result = found(build, plan_of, text, w=(6, 4, 1, 1), g=(3, 12, 1, 1))
+    assert "a" in result.blocked
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "tensor"),
+    [
+        (
+            "(float[1,4,8,8] x) => (float[1,6,8,8] y) {a = Conv(x, w) s = Sigmoid(a) y = Conv(s, g)}",
+            {"w": (6, 4, 1, 1), "g": (6, 6, 1, 1)},
+            "a",
+        ),
+        (
+            "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) y = Conv(a, w)}",
+            {"w": (4, 4, 1, 1)},
+            "a",
+        ),
+        (
+            "(float[1,4,8,8] x) => (float[1,3,8,8] y) {a = Conv(x, w) s = Add(a, c) y = Conv(s, g)}",
+            {"w": (6, 4, 1, 1), "c": (1, 1, 8, 8), "g": (3, 6, 1, 1)},
+            "a",
+        ),
+    ],
+    ids=["an operator that is not linear", "a weight that two read", "what is added to all channels alike"],
+)
+def test_what_takes_no_factors_blocks(
+    build: Build, plan_of: PlanOf, text: str, weights: dict[str, Any], tensor: str
+) -> None:
+    result = found(build, plan_of, text, **weights)
+    assert tensor in result.blocked
+    assert not any(tensor in site.tensors for site in result.found)
+
+
+def test_places_count_each_factor_once(build: Build, plan_of: PlanOf) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,3] y) {a = Conv(x, w) p = MaxPool<kernel_shape=[4,4], strides=[4,4]>(a)\
+ f = Flatten(p) y = Gemm(f, g)}"
+    result = found(build, plan_of, text, w=(6, 4, 1, 1), g=(24, 3))
+    site = next(site for site in result.found if "a" in site.tensors)
+    np.testing.assert_array_equal(site.tensors["f"].places, np.repeat(site.tensors["a"].places, 4))
+
+
+# Factors from what channels were seen to use.
+
+
+def site(count: int, *, dense: bool = True) -> Site:
+    channels = Channels(1, 4, np.arange(count))
+    return Site({"t": channels}, frozenset(), np.ones(count, bool), (Reader("n", "t", dense),))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [np.zeros(3)],
+        [np.zeros(3), np.zeros(3)],
+        [np.array([1.0, np.nan, 0.5])],
+        [np.array([0.0, 0.1, 1.0]), np.array([3.0, 0.0, 1.0])],
+    ],
+)
+@pytest.mark.parametrize("setting", [Setting(0.0), Setting(0.5), Setting(1.0, cover=0.0)])
+def test_factors_are_usable_whatever_was_seen(parts: list[NDArray[np.float64]], setting: Setting) -> None:
+    factors = factors_of(site(3), parts, setting)
+    assert ((factors >= SMALLEST) & (factors <= 1)).all()
+
+
+def test_a_channel_seen_in_one_part_alone_gets_the_largest_margin() -> None:
+    found = expected_shares([np.array([0.1, 1.0]), np.array([0.0, 1.0])], 0.5)
+    assert found[0] == pytest.approx(0.4)
+
+
+def test_one_sample_leaves_a_margin() -> None:
+    assert expected_shares([np.array([0.1])], 0.98)[0] > 0.1
+
+
+def test_a_dense_reader_has_a_power_of_its_own() -> None:
+    parts = [np.array([0.25, 1.0])] * 2
+    assert factors_of(site(2), parts, Setting(0.5))[0] == pytest.approx(0.5)
+    assert factors_of(site(2, dense=False), parts, Setting(0.5))[0] == pytest.approx(0.25)
+
+
+def test_sites_without_gain_have_no_factors() -> None:
+    assert not migration_of({site(2): np.ones(2)}).factors
+
+
+@pytest.mark.parametrize("cover", [0.0, 1.0])
+def test_a_channel_of_which_nothing_was_seen_may_use_all(cover: float) -> None:
+    assert expected_shares([np.array([0.5, 0.0, 0.001])] * 6, cover).tolist() == [0.5, 1.0, 1.0]
+
+
+# Factors that products take in on all sides are told from those that need nodes.
+
+CHAIN = {"w": (6, 4, 1, 1), "u": (6, 6, 1, 1), "k": (6, 6, 1, 1)}
+
+CASES: dict[str, tuple[str, set[str], set[str]]] = {
+    "products on both sides": (
+        "(float[1,4,8,8] x) => (float[1,6,8,8] y) {a = Conv(x, w) r = Relu(a) y = Conv(r, u)}",
+        {"r"},
+        {"r"},
+    ),
+    "a float reader": (
+        "(float[1,4,8,8] x) => (float[1,6,8,8] y, float[1,6,8,8] z)\
+ {a = Conv(x, w) r = Relu(a) y = Conv(r, u) z = Erf(r)}",
+        {"r"},
+        set(),
+    ),
+    "what an Add joins": (
+        "(float[1,4,8,8] x) => (float[1,6,8,8] y, float[1,6,8,8] z)\
+ {a = Conv(x, w) d = Conv(a, u) s = Add(a, d) y = Conv(s, k) z = Erf(s)}",
+        {"a", "d", "s"},
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_factors_without_nodes_stay(name: str, build: Build, plan_of: PlanOf) -> None:
+    text, tensors, kept = CASES[name]
+    weights: dict[str, Any] = {one: shape for one, shape in CHAIN.items() if f", {one})" in text}
+    model = build(text, **weights)
+    factors = Factors(1, np.array([0.5, 1.0] * 3))
+    migration = Migration(dict.fromkeys(sorted(tensors), factors))
+    graph, plan = prepare(read_model(model)), plan_of(model)
+    assert set(folded(graph, plan, migration).factors) == kept
+    # What is left needs nodes, and stays together.
+    assert costly(graph, plan, migration) == ([frozenset(tensors - kept)] if tensors - kept else [])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.migration import Factors, Migration
-from onnxq.algorithms.recipe import Recipe
-from onnxq.algorithms.scaling import divisible
+from onnxq.algorithms.awq import divisible
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import preset_named
 from onnxq.ir import as_graph

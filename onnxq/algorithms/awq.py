@@ -1,8 +1,8 @@
-"""Scaling: channels of float data are divided where what makes them takes that in, and the weights behind multiplied.
+"""AWQ: channels of float data are divided where their producer takes that in, and the weights behind are multiplied.
 
 A weight of few bits loses as much in every column, but what it loses counts by the data that the column is multiplied
-with. Columns of large data are multiplied by a factor before they become codes, and the data is divided by it, at no
-cost: in the constants of the normalization or of the Mul that makes it (after AWQ: Lin et al., "Activation-aware Weight
+with. Columns of large data are multiplied by a factor before they are quantized, and the data is divided by it, at no
+cost: in the constants of the normalization or of the Mul that makes it (Lin et al., "AWQ: Activation-aware Weight
 Quantization for LLM Compression and Acceleration", 2023).
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from onnxq.algorithms.migration import FLOAT_DATA, Factors
+from onnxq.algorithms.equalization import FLOAT_DATA, Factors
 from onnxq.ir import Graph, Node, Variable, is_fixed, optional, producer
 from onnxq.planning.plan import Plan
 

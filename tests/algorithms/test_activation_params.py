@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from observations import evidence
 
-from onnxq.algorithms.parameters import activation_parameters, channel_means, requests_for
+from onnxq.algorithms.activation_params import activation_parameters, channel_means, requests_for
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import FIRST_RANGES, MinMax, MovingAverage
 from onnxq.calibration.statistics import Evidence, observe

@@ -1,4 +1,4 @@
-"""Plan and statistics to parameters: the scale and zero point of every activation that gets one."""
+"""Calibration statistics to parameters: the scale and zero point of every activation of a plan."""
 
 from __future__ import annotations
 

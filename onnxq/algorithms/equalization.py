@@ -1,0 +1,628 @@
+"""Equalization: each channel of a tensor is quantized as finely as it needs, which the layers around it make up for.
+
+A tensor's channels use little of its one range. Quantized values of ``x / v`` with a factor v <= 1 for each channel use
+more of it. That costs nothing where the layers with weights on both sides take the factors in: rows of the weight that
+makes the tensor are divided by them, columns of the weights that read it are multiplied by them (cross-layer
+equalization: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; SmoothQuant:
+Xiao et al., 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.config.scheme import Mode
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, nodes, operator_key, producer
+from onnxq.numerics.affine import Parameters
+from onnxq.numerics.formats import format_named
+from onnxq.ops import OPERATORS, Operator, Role, operator_of
+from onnxq.planning.activations import Groups
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import Decision, Plan
+
+FLOAT_DATA: Final = frozenset({Mode.WEIGHT_ONLY, Mode.STORAGE})
+"""Modes in which weights of codes multiply floats."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """What the channels of a tensor are divided by before they become codes, or before weights of codes multiply them.
+
+    Attributes:
+        axis: of the channels, counted from the front.
+        values: above 0, and of codes at most 1, float64 of shape (channels,).
+    """
+
+    axis: int
+    values: NDArray[np.float64]
+
+    @property
+    def key(self) -> Hashable:
+        """What tells factors apart."""
+        return self.axis, self.values.tobytes()
+
+    def divide(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an array with its channels divided, in its type."""
+        shape = [-1 if place == self.axis else 1 for place in range(array.ndim)]
+        return np.asarray((array / self.values.reshape(shape)).astype(array.dtype))
+
+    def multiply(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an array with its channels multiplied, in its type: what was divided as it was."""
+        return Factors(self.axis, 1 / self.values).divide(array)
+
+
+@dataclass(frozen=True, eq=False)
+class Migration:
+    """The factors of each tensor that has any, by name; they hold for every plan, as each tensor stands for itself."""
+
+    factors: Mapping[str, Factors] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def key(self) -> Hashable:
+        """What tells migrations apart."""
+        return tuple((name, factors.key) for name, factors in sorted(self.factors.items()))
+
+    def select(self, tensors: Collection[str]) -> Migration:
+        """Return the factors of some tensors alone."""
+        return Migration({name: factors for name, factors in self.factors.items() if name in tensors})
+
+
+NOTHING = Migration()
+"""No tensor has factors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Around:
+    """The factors on both sides of a product.
+
+    Attributes:
+        read: of its data, which the columns of its weight make up for.
+        made: of what it makes, which its rows and its bias are divided by.
+    """
+
+    read: Factors | None = None
+    made: Factors | None = None
+
+    def __bool__(self) -> bool:
+        return self.read is not None or self.made is not None
+
+    @property
+    def key(self) -> Hashable:
+        """What tells them apart."""
+        return self.read and self.read.key, self.made and self.made.key
+
+    def weight(self, node: Node, index: int, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the float weight that a product has then, in its shape and type.
+
+        >>> around = Around(Factors(1, np.array([0.5, 1.0])), Factors(1, np.array([1.0, 1.0, 0.25])))
+        >>> around.weight(Node("Gemm", "g", {"transB": 1}), 1, np.ones((3, 2)))
+        array([[0.5, 1. ],
+               [0.5, 1. ],
+               [2. , 4. ]])
+        """
+        if not self:
+            return values
+        axes, shape = OPERATORS[operator_key(node)].weights[index], values.shape
+        rows, summed = axes.channels(node) % len(shape), axes.reduction(node) % len(shape)
+        found = values.astype(np.float64)
+        if self.read is not None:
+            groups = len(self.read.values) // shape[summed]
+            copies = shape[rows] // groups if groups > 1 else 1
+            own = np.repeat(self.read.values.reshape(groups, shape[summed]), copies, axis=0)
+            grid = [1] * len(shape)
+            grid[rows], grid[summed] = own.shape
+            # Rows come first in what was repeated, wherever they lie in the weight.
+            found *= (own if rows < summed else own.T).reshape(grid)
+        if self.made is not None:
+            found /= self.made.values.reshape([-1 if place == rows else 1 for place in range(len(shape))])
+        return found.astype(values.dtype)
+
+    def bias(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the bias that a product has then, in its shape and type."""
+        if self.made is None:
+            return values
+        return np.asarray((values / self.made.values.reshape(values.shape)).astype(values.dtype))
+
+    def own_weight(self, node: Node, index: int, values: NDArray[Any]) -> NDArray[Any]:
+        """Return a weight that stands for one in the float model, as it is there: what `weight` does, undone."""
+        return np.asarray((values / self.weight(node, index, np.ones(values.shape))).astype(values.dtype))
+
+    def own_bias(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return a bias that stands for one in the float model, as it is there: what `bias` does, undone."""
+        return np.asarray((values / self.bias(np.ones(values.shape))).astype(values.dtype))
+
+    def means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean of each channel of the data that its codes stand for."""
+        return values if self.read is None else values / self.read.values
+
+
+def read_factors(
+    node: Node, decision: Decision, factors: Mapping[str, Factors], coded: Collection[str]
+) -> Factors | None:
+    """Return the factors of the data that a product multiplies, codes or not; None where it has none.
+
+    Args:
+        node: the product.
+        decision: what becomes of it.
+        factors: by tensor.
+        coded: names of the tensors that become codes: who reads one in float reads it as it was before it was divided.
+    """
+    if decision.mode is Mode.STATIC:
+        return factors.get(decision.data)
+    data = node.inputs[0].name
+    return factors.get(data) if decision.mode in FLOAT_DATA and data not in coded else None
+
+
+def makers_of_divided(graph: Graph, plan: Plan, migration: Migration) -> Mapping[str, Factors]:
+    """Return the factors that the rows of products are divided by, by node name."""
+    return {
+        maker.name: migration.factors[tensor.name]
+        for tensor in _with_factors(graph, migration)
+        if (maker := weighted_maker(tensor, plan)) is not None
+    }
+
+
+def divided_tensors(graph: Graph, plan: Plan, migration: Migration) -> frozenset[str]:
+    """Return the tensors with factors that come divided: from products, or from nodes that pass codes on."""
+    return frozenset(
+        tensor.name
+        for tensor in _with_factors(graph, migration)
+        if plan.by_tensor[tensor.name].every_consumer or weighted_maker(tensor, plan) is not None
+    )
+
+
+def weighted_maker(tensor: Variable, plan: Plan) -> Node | None:
+    """Return the product of codes whose rows can take the factors of a tensor in, or None.
+
+    A clamp may stand between them that the quantizer stands for. Nobody may read in float what comes divided.
+    """
+    maker, activation = producer(tensor), plan.by_tensor.get(tensor.name)
+    if maker is not None and (operator := operator_of(maker)) is not None and operator.role is Role.CLAMP:
+        before = maker.inputs[0]
+        if len(before.outputs) != 1 or before.returned_by or before.name in plan.by_tensor:
+            return None
+        maker = producer(before)
+    if maker is None or activation is None or not is_static(plan, maker) or not plan.by_node[maker.name].weights:
+        return None
+    if activation.every_consumer:
+        return maker
+    alone = not tensor.returned_by and all(is_static(plan, reader) for reader in tensor.outputs)
+    return maker if alone and producer(tensor) is maker else None
+
+
+def is_static(plan: Plan, node: Node) -> bool:
+    """Whether a node computes with codes."""
+    decision = plan.by_node.get(node.name)
+    return decision is not None and decision.mode is Mode.STATIC
+
+
+def _with_factors(graph: Graph, migration: Migration) -> Iterator[Variable]:
+    """Yield the tensors with factors that nodes make, in graph order."""
+    if migration.factors:
+        yield from (tensor for _, node in nodes(graph) for tensor in node.outputs if tensor.name in migration.factors)
+
+
+# --- equalization groups --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """The channels of one tensor of a site.
+
+    Attributes:
+        axis: of the channels, counted from the front.
+        rank: how many axes the tensor has.
+        places: the factor of the site that each channel has, int64 of shape (channels,).
+    """
+
+    axis: int
+    rank: int
+    places: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A product of codes that multiplies a tensor of a site by a weight.
+
+    Attributes:
+        node: its name.
+        tensor: its data.
+        dense: whether it adds up channels, so that what is finer in the data is coarser in the weight.
+    """
+
+    node: str
+    tensor: str
+    dense: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Tensors whose channels share factors, as nodes between codes pass them on.
+
+    Attributes:
+        tensors: the channels of each tensor by name, in graph order.
+        inside: the tensors among them that bodies of control flow make.
+        free: of each factor whether it may be other than 1, bool of shape (factors,).
+        readers: the products that take the factors in.
+    """
+
+    tensors: Mapping[str, Channels]
+    inside: frozenset[str]
+    free: NDArray[np.bool_]
+    readers: tuple[Reader, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its first tensor."""
+        return next(iter(self.tensors))
+
+    @property
+    def dense(self) -> bool:
+        """Whether any reader adds up channels."""
+        return any(reader.dense for reader in self.readers)
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """Every site of a plan.
+
+    Attributes:
+        found: the sites, in graph order.
+        blocked: for tensors all or some of whose channels keep the factor 1, why, by name.
+    """
+
+    found: tuple[Site, ...]
+    blocked: Mapping[str, str]
+
+
+def sites(graph: Graph, plan: Plan) -> Sites:
+    """Return the sites of a plan, which should be the one in which every node is static that can be.
+
+    Channels start at products and pass through the static nodes behind them. Tensors of products that share a weight
+    with others have no factors, as each would need codes of its own.
+
+    Args:
+        graph: the prepared graph.
+        plan: made for it.
+    """
+    survey = _Survey(graph, plan)
+    for _, node in nodes(graph):
+        survey.visit(node)
+    return survey.result()
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where the channels of a tensor lie, and the first of the numbers that tell all channels apart."""
+
+    axis: int
+    rank: int
+    channels: int
+    start: int
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        return np.arange(self.start, self.start + self.channels)
+
+
+class _Survey:
+    """What is known while the nodes are visited in graph order."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self._graph, self._plan = graph, plan
+        self._places: dict[str, _Place] = {}
+        self._total = 0
+        self._links: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        self._groups = Groups[str]()
+        self._blocked: dict[str, str] = {}
+        self._readers: list[Reader] = []
+
+    def visit(self, node: Node) -> None:
+        """Follow channels through a node."""
+        operator = operator_of(node)
+        # Quantizers stand for the clamps that are static.
+        if operator is None or not is_static(self._plan, node) or operator.role is Role.CLAMP:
+            return
+        if operator.role is Role.COMPUTE:
+            self._product(node, operator)
+        else:
+            self._pass(node, operator)
+
+    def _product(self, node: Node, operator: Operator) -> None:
+        data, weight = node.inputs[0], node.inputs[1]
+        rank = _rank(node, operator)
+        if operator.channels is None or not rank:
+            self._block(data, f"{node.op} reads it, whose channels are not known")
+            return
+        summed = weight.shape[operator.weights[1].reduction(node)]
+        self._place(data, operator.channels % rank, summed * int(node.attrs.get("group", 1)), rank)
+        self._readers.append(Reader(node.name, data.name, dense=summed > 1))
+        made = self._made(node)
+        for tensor in made:
+            # A product keeps the number of axes, and so does a clamp.
+            self._place(tensor, operator.channels % rank, weight.shape[operator.weights[1].channels(node)], rank)
+        if len(set(weight.outputs)) > 1:
+            for tensor in (data, *made):
+                self._block(tensor, f"{node.name} shares its weight with others")
+
+    def _made(self, node: Node) -> list[Variable]:
+        """Return the tensors whose factors a product takes in, behind a clamp that vanishes too."""
+        near = [*node.outputs, *(behind for one in node.outputs for reader in one.outputs for behind in reader.outputs)]
+        return [tensor for tensor in near if weighted_maker(tensor, self._plan) is node]
+
+    def _pass(self, node: Node, operator: Operator) -> None:
+        outputs = [self._behind_clamp(tensor) for tensor in node.outputs]
+        for index, tensor in enumerate(node.inputs):
+            if tensor not in data_inputs(node) or (
+                isinstance(tensor, Constant) and not self._constant(node, operator, index)
+            ):
+                continue
+            place = self._places.get(tensor.name)
+            if place is None:
+                for one in (tensor, *outputs):
+                    self._block(one, f"{node.name} passes on channels that are not known")
+                continue
+            found = operator.passage(node, index, place.axis) if operator.passage else "has no channels of its own"
+            if isinstance(found, str):
+                self._block(tensor, f"in {node.name} it {found}")
+                continue
+            for passage in found:
+                output = outputs[passage.output]
+                extent = (output.shape or [None])[passage.axis]
+                if not isinstance(extent, int):
+                    self._block(tensor, f"{node.name} passes it on to an unknown number of channels")
+                    continue
+                numbers = self._place(output, passage.axis, extent, len(output.shape or ()))
+                there = numbers[passage.first : passage.first + len(passage.of)]
+                self._links.append((place.numbers[passage.of], there))
+                self._groups.join(tensor.name, output.name)
+        for output in outputs:
+            if output.name not in self._places or not operator.passage:
+                self._block(output, f"{node.name} makes it, which takes no factors in")
+
+    def _constant(self, node: Node, operator: Operator, index: int) -> bool:
+        """Place the channels of a constant beside data, and tell whether it shares factors with that."""
+        values, other = node.inputs[index], node.inputs[1 - index]
+        place = self._places.get(other.name)
+        # Data passes with its factors whatever it is multiplied by; what is added needs the same ones.
+        if place is None or operator.passage is None or operator.multiplies:
+            return False
+        axis = place.axis - place.rank + len(values.shape)
+        if len(node.outputs[0].shape or ()) != place.rank or axis < 0 or values.shape[axis] != place.channels:
+            self._block(other, f"{node.name} takes one number together with all its channels")
+            return False
+        self._place(values, axis, place.channels, len(values.shape))
+        return True
+
+    def _behind_clamp(self, tensor: Variable) -> Variable:
+        """Return what carries the codes of an output: itself, or what comes out of a clamp that vanishes."""
+        if tensor.name in self._plan.by_tensor or len(tensor.outputs) != 1:
+            return tensor
+        behind: Variable = tensor.outputs[0].outputs[0]
+        return behind
+
+    def _place(self, tensor: Tensor, axis: int, channels: int, rank: int) -> NDArray[np.int64]:
+        """Say where the channels of a tensor lie, and return their numbers."""
+        place = self._places.get(tensor.name)
+        if place is None:
+            place = self._places[tensor.name] = _Place(axis, rank, channels, self._total)
+            self._total += channels
+            if tensor.name not in self._plan.by_tensor:
+                self._block(tensor, "it is no codes")
+        elif (place.axis, place.channels) != (axis, channels):
+            self._block(tensor, "its readers do not agree on which axis its channels lie along")
+            # Numbers of nobody.
+            self._total += channels
+            return np.arange(self._total - channels, self._total)
+        return place.numbers
+
+    def _block(self, tensor: Tensor, reason: str) -> None:
+        self._blocked.setdefault(tensor.name, reason)
+
+    def result(self) -> Sites:
+        """Return the sites that were found, without those in which nothing is free."""
+        classes = _classes(self._total, self._links)
+        pinned = np.zeros(self._total, bool)
+        for name in self._blocked.keys() & self._places.keys():
+            pinned[classes[self._places[name].numbers]] = True
+        members: dict[str, list[str]] = {}
+        for name in self._places:
+            members.setdefault(self._groups.find(name), []).append(name)
+        outer = {tensor.name for node in self._graph.nodes for tensor in (*node.inputs, *node.outputs)}
+        found = []
+        for names in members.values():
+            own = [self._places[name] for name in names]
+            roots, places = np.unique(np.concatenate([classes[place.numbers] for place in own]), return_inverse=True)
+            bounds = np.cumsum([0, *(place.channels for place in own)])
+            free = ~pinned[roots]
+            if not free.any() or len(roots) < 2:
+                continue
+            tensors = {
+                name: Channels(place.axis, place.rank, places[first : first + place.channels])
+                for name, place, first in zip(names, own, bounds, strict=False)
+            }
+            readers = tuple(reader for reader in self._readers if reader.tensor in tensors)
+            found.append(Site(tensors, frozenset(names) - outer, free, readers))
+        return Sites(tuple(found), self._blocked)
+
+
+def _rank(node: Node, operator: Operator) -> int:
+    """Return how many axes the data of a product has, or 0 when that is unknown."""
+    # Weights of convolutions and of Gemm have as many axes as their data.
+    return len((node.inputs[0].shape if operator.bias is None else node.inputs[1].shape) or ())
+
+
+def _classes(total: int, links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> NDArray[np.int64]:
+    """Return the least number that each number is linked to, directly or through others.
+
+    >>> _classes(4, [(np.array([1, 2]), np.array([2, 3]))])
+    array([0, 1, 1, 1])
+    """
+    labels = np.arange(total)
+    one = np.concatenate([labels[:0], *(ends[0] for ends in links)])
+    other = np.concatenate([labels[:0], *(ends[1] for ends in links)])
+    while True:
+        low, high = np.minimum(labels[one], labels[other]), np.maximum(labels[one], labels[other])
+        if (low == high).all():
+            return labels
+        np.minimum.at(labels, high, low)
+        while not (labels[labels] == labels).all():
+            labels = labels[labels]
+
+
+# --- channel scales from the shares of the range that channels use --------------------------------------------------
+
+Array = NDArray[np.float64]
+
+SMALLEST = 0.25
+"""The least factor before it is raised to a power: 2 bits of the codes of 8."""
+# Channels that use less keep so far from the range's end that what they do beyond is no matter.
+_QUIET = 0.02
+# A channel that was seen in one part of the samples alone may become so many times as large in others.
+_LARGEST_MARGIN = 4.0
+# Channels that use less have no codes but zero's: nothing was seen of what they do in other samples.
+_UNSEEN = 1 / 512
+_TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How factors follow from the shares of channels.
+
+    Attributes:
+        dense: power of a share where a reader adds up channels, so that fineness is taken from its weight; 0 leaves
+            such sites as they are.
+        lossless: power where no reader does.
+        cover: the part of the channels for which the margin would have been enough on samples left out; 0 takes none.
+    """
+
+    dense: float
+    lossless: float = 1.0
+    cover: float = 0.98
+
+
+def shares(site: Site, plan: Plan, parameters: Mapping[str, Parameters], ends: Mapping[str, Array]) -> Array:
+    """Return which part of the range of its tensor each channel of a site uses, float64 of shape (factors,).
+
+    Where several tensors share a factor it is the largest part of all; a channel that has to keep the factor 1 uses
+    all, and one that had no values nothing.
+
+    Args:
+        site: the site.
+        plan: says which format its tensors have.
+        parameters: scale and zero point of each tensor by name.
+        ends: by tensor name the least and greatest value of each channel, of shape (channels, 2), or (0, 2) without
+            values.
+    """
+    found = np.zeros(len(site.free))
+    for name, channels in site.tensors.items():
+        format, own = format_named(plan.by_tensor[name].spec.format), parameters[name]
+        zero = 0.0 if own.zero_point is None else float(own.zero_point)
+        low, high = ((float(end) - zero) * float(own.scale) for end in (format.minimum, format.maximum))
+        seen = ends[name]
+        if not len(seen):
+            continue
+        if len(seen) != len(channels.places):
+            return np.ones(len(site.free))
+        below = np.where(seen[:, 0] < 0, seen[:, 0] / min(low, -_TINY), 0.0)
+        above = np.where(seen[:, 1] > 0, seen[:, 1] / max(high, _TINY), 0.0)
+        np.maximum.at(found, channels.places, np.maximum(below, above))
+    return np.where(site.free, found, 1.0)
+
+
+def expected_shares(parts: Sequence[Array], cover: float) -> Array:
+    """Return which part of its range each channel may use in samples that were not seen.
+
+    What a channel used in one part of the samples and in no other tells how far new samples may exceed what was seen:
+    in most channels of a squeeze-and-excitation by little, in sparse ones by several times. The margin is one for all
+    channels of a site, enough for a part of them, or the channel's own where that is more. A channel of which nothing
+    was seen may use all.
+
+    Args:
+        parts: the shares in each part of the samples, each of shape (factors,).
+        cover: see `Setting`.
+
+    >>> expected_shares([np.array([0.2, 0.5]), np.array([0.1, 0.5])], 1.0)
+    array([0.4, 1. ])
+    """
+    ordered = np.sort(np.stack(parts), axis=0)
+    unseen = ordered[-1] < _UNSEEN
+    largest = np.where(unseen, 1.0, ordered[-1])
+    if not cover:
+        return np.asarray(np.clip(largest, 0.0, 1.0))
+    second = ordered[-2] if len(parts) > 1 else np.zeros_like(largest)
+    margins = np.clip(largest / np.maximum(second, _TINY), 1.0, _LARGEST_MARGIN)
+    heard = margins[~unseen & (largest > _QUIET)]
+    common = float(np.quantile(heard, cover)) if len(heard) else 1.0
+    return np.asarray(np.clip(largest * np.maximum(common, margins), 0.0, 1.0))
+
+
+def factors_of(site: Site, parts: Sequence[Array], setting: Setting) -> Array:
+    """Return the factors of a site, float64 of shape (factors,), all 1 where nothing is to be gained."""
+    power = setting.dense if site.dense else setting.lossless
+    # Shares that are no numbers come from samples that are none.
+    used = np.nan_to_num(expected_shares(parts, setting.cover), nan=1.0)
+    return np.where(site.free, np.clip(used, SMALLEST, 1.0) ** power, 1.0)
+
+
+def migration_of(found: Mapping[Site, Array]) -> Migration:
+    """Return the migration of sites by the factors of each."""
+    return Migration(
+        {
+            name: Factors(channels.axis, factors[channels.places])
+            for site, factors in found.items()
+            if (factors < 1).any()
+            for name, channels in site.tensors.items()
+        }
+    )
+
+
+# --- which channel scales cost nothing ------------------------------------------------------------------------------
+
+
+def folded(graph: Graph, plan: Plan, migration: Migration) -> Migration:
+    """Return the factors that need no node, and no scale for each channel of data, in a plan's model.
+
+    Others multiply or divide where floats become codes or codes floats. Tensors that pass factors on to each other keep
+    them together or not at all.
+
+    Args:
+        graph: the prepared graph.
+        plan: made for it.
+        migration: the factors.
+    """
+    paid = _paid(graph, plan, migration)
+    found = sites(graph, plan).found
+    return migration.select({name for site in found if not site.tensors.keys() & paid for name in site.tensors})
+
+
+def costly(graph: Graph, plan: Plan, migration: Migration) -> list[frozenset[str]]:
+    """Return the tensors whose factors need a node or scales of their own, by what has them together or not at all.
+
+    Args:
+        graph: the prepared graph.
+        plan: made for it.
+        migration: the factors.
+    """
+    paid = _paid(graph, plan, migration)
+    found = (frozenset(site.tensors) for site in sites(graph, plan).found if site.tensors.keys() & paid)
+    return [names & migration.factors.keys() for names in found]
+
+
+def _paid(graph: Graph, plan: Plan, migration: Migration) -> set[str]:
+    """Return the tensors with factors that not all of what reads them takes in."""
+    divided = divided_tensors(graph, plan, migration)
+    tensors = {tensor.name: tensor for _, node in nodes(graph) for tensor in node.outputs}
+    free = {name for name in divided if _read_as_codes(tensors[name], plan)}
+    return (migration.factors.keys() & tensors.keys()) - free
+
+
+def _read_as_codes(tensor: Variable, plan: Plan) -> bool:
+    """Whether all that reads a tensor computes with its codes."""
+    return not tensor.returned_by and all(is_static(plan, reader) for reader in tensor.outputs)
