@@ -28,6 +28,7 @@ from onnxq.ir.shape_entries import (
     smaller,
     times,
 )
+from onnxq.rewrite.constants.moves import OPEN_ENDS
 
 MOST_ENTRIES: Final = 256
 """Longer tensors are no shape arithmetic."""
@@ -196,6 +197,8 @@ def _slice(call: _Call) -> Value:
     steps = call.numbers(4, "steps") or [1] * len(starts)
     where = [slice(None)] * entries.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step < 0 and end in OPEN_ENDS:
+            raise ValueError("runtimes do not agree where it stops")
         extent = entries.shape[axis]
         # Python takes an end of -1 from the end; ONNX does so once, and then clamps.
         first, last = (place + extent if place < 0 else place for place in (start, end))

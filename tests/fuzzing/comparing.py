@@ -140,7 +140,7 @@ class Original:
             return "nan"
         if operators & _RECURRENT and not all(np.isfinite(array).all() for array in values):
             return "nan"
-        if _leaves_range(part, known):
+        if _leaves_range(part, known) or _leaves_range(part, self._on_the_way(name, part, finite=True)):
             return "range"
         if not self._is_finite(name, part):
             return ""
@@ -157,20 +157,29 @@ class Original:
             self._parts[output] = pruned(part)
         return self._parts[output]
 
-    def _on_the_way(self, name: str, part: ModelProto) -> dict[str, Any]:
-        """Return what a part of the model is fed, stores and computes, as far as it is in its main graph."""
+    def _on_the_way(self, name: str, part: ModelProto, finite: bool = False) -> dict[str, Any]:
+        """Return what a part of the model is fed, stores and computes, as far as it is in its main graph.
+
+        With ``finite`` it is fed and stores 1 in the place of infinity and NaN, which tells what overflows beside them.
+        """
         whole = ModelProto.FromString(part.SerializeToString())
+        feed = dict(self.feeds[name])
+        if finite:
+            feed = {key: _finite(array) for key, array in feed.items()}
+            for tensor in _stored(whole.graph):
+                array = onnx.numpy_helper.to_array(tensor)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(_finite(array), tensor.name))
         names = [made for node in whole.graph.node for made in node.output if made]
         del whole.graph.output[:]
         whole.graph.output.extend(ValueInfoProto(name=made) for made in names)
         try:
-            found = dict(zip(names, run(opened(whole), self.feeds[name]), strict=True))
+            found = dict(zip(names, run(opened(whole), feed), strict=True))
         # Types that cannot come out: the answers say as much as can be known.
         except Exception:  # noqa: BLE001
             found = dict(zip((entry.name for entry in self.model.graph.output), self.answers[name], strict=True))
-        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in part.graph.initializer}
+        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in whole.graph.initializer}
         read = {entry.name for entry in part.graph.input}
-        known = {**stored, **{tensor: array for tensor, array in self.feeds[name].items() if tensor in read}, **found}
+        known = {**stored, **{tensor: array for tensor, array in feed.items() if tensor in read}, **found}
         return {tensor: array for tensor, array in known.items() if isinstance(array, np.ndarray)}
 
     def _differences(self, name: str, found: list[Any]) -> Iterator[Difference]:
@@ -261,6 +270,17 @@ def _shown(index: int, one: Any, other: Any, wrong: Any) -> str:
     )
 
 
+def stores_denormals(model: ModelProto) -> bool:
+    """Return whether a constant of a model has an element below the smallest normal number of its type."""
+    arrays = (onnx.numpy_helper.to_array(tensor) for tensor in _stored(model.graph))
+    floats = (np.abs(array) for array in arrays if array.dtype.kind == "f")
+    return any(((array > 0) & (array < np.finfo(array.dtype).tiny)).any() for array in floats)
+
+
+def _finite(array: Any) -> Any:
+    return np.where(np.isfinite(array), array, array.dtype.type(1)) if array.dtype.kind == "f" else array
+
+
 def _leaves_range(part: ModelProto, known: Mapping[str, Any]) -> bool:
     """Whether a node makes infinity or NaN of finite numbers, so that any other order of operations may differ.
 
@@ -336,6 +356,10 @@ def with_noise(model: ModelProto, rounding: float = 0.0, high: float = 1.0) -> M
     except Exception:  # noqa: BLE001
         made = ModelProto.FromString(model.SerializeToString())
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
+    for entry in (*made.graph.input, *made.graph.value_info, *made.graph.output):
+        for dim in entry.type.tensor_type.shape.dim:
+            # Extents of one name that differ are no matter until onnxruntime shares memory between more tensors.
+            dim.ClearField("dim_param")
     _add_noise(made.graph, {}, _Noise(opset, rounding, high), top=True)
     return made
 

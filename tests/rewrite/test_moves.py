@@ -86,6 +86,8 @@ def test_bounds_and_axes_of_old_operators_are_attributes(op: str, attributes: di
         ("Slice", {}, [numbers(0)]),
         ("Slice", {}, [numbers(0), numbers(1), numbers(0), numbers(0)]),
         ("Slice", {}, [numbers(0), numbers(1), numbers(7)]),
+        ("Slice", {}, [numbers(0), numbers(2**31 - 1), numbers(0), numbers(-1)]),
+        ("Slice", {}, [numbers(2), numbers(2**63 - 1), numbers(0), numbers(-1)]),
     ],
 )
 def test_what_does_not_fit_is_refused(op: str, attributes: dict[str, Any], parameters: list[Array]) -> None:

@@ -17,6 +17,9 @@ View = Callable[[Array], Array]
 # Shapes and axes are inputs since these versions; below them they are attributes, where they are read alike.
 _RESHAPE_READS_SHAPE: Final = 5
 
+OPEN_ENDS: Final = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
+"""Ends of a Slice that stand for none: onnxruntime takes them so for steps backwards too, ONNX only for others."""
+
 
 def view_of(op: str, attributes: Mapping[str, Any], parameters: Sequence[Array | None], opset: int) -> View | None:
     """Return what an operator of the default domain does to its first input, or None when it is no such operator.
@@ -90,6 +93,8 @@ def _slice(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Arr
 
 def _cut(extent: int, start: int, end: int, step: int) -> slice:
     """Return a slice of Python for bounds of ONNX, which may lie far outside."""
+    if step < 0 and end in OPEN_ENDS:
+        raise ValueError("runtimes do not agree where a Slice that steps backwards to no end stops")
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     if step > 0:
         return slice(max(start, 0), max(end, 0), step)
