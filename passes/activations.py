@@ -1,21 +1,68 @@
-"""Limits of values, which Relu, Clip, Max and Min set."""
+"""Activation functions: spellings of one become one node, or the nodes that a runtime computes fastest."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
 
 from onnxq.errors import ModelError
 from onnxq.ir import Constant, Graph, Names, Node, Variable, nodes, replace_nodes
+from onnxq.ir.elements import Tensor
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes.cleanup import UpgradeOpset
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule, RewriteRules
-from onnxq.rewrite.ranks import may_widen
-from onnxq.rewrite.rectifiers import FIRST_OPSET, is_extreme_of_two, rectified
+from onnxq.rewrite.soundness import may_widen
+
+
+def is_gelu_before_halving(tensor: Tensor) -> bool:
+    """Whether a tensor is ``x * (1 + erf(...))``, or with tanh, of which one half is Gelu."""
+    return any(
+        _made_by(added, "Add") and any(_made_by(inner, "Erf", "Tanh") for inner in added.inputs[0].inputs)
+        for added in (tensor.inputs[0].inputs if _made_by(tensor, "Mul") else ())
+    )
+
+
+def _made_by(tensor: Tensor, *operators: str) -> bool:
+    return bool(tensor.inputs) and tensor.inputs[0].op in operators and not tensor.inputs[0].domain
+
+
+# Leaky rectifiers -----------------------------------------------------------------------------------------------------
+
+FIRST_OPSET: Final = 8
+"""The opset from which on Max and Min broadcast, and `rectified` can be written."""
+
+
+def rectified(new: New, data: Tensor, slope: NDArray[np.floating[Any]]) -> Any:
+    """Return data with a slope of its own in each channel below zero: PRelu, for which it takes onnxruntime longer.
+
+    Args:
+        new: makes the nodes.
+        data: floats.
+        slope: what data is multiplied by where it is negative.
+    """
+    if is_extreme_of_two(slope):
+        choose = new.Max if (slope <= 1).all() else new.Min
+        return choose(data, new.Mul(data, slope))
+    return new.Add(new.Relu(data), new.Mul(new.Min(data, 0.0), slope))
+
+
+def is_extreme_of_two(slope: NDArray[np.floating[Any]]) -> bool:
+    """Return whether a rectifier is the greater or the lesser of its data and that times the slope.
+
+    A slope of zero would make NaN of infinite data.
+
+    >>> is_extreme_of_two(np.array([0.1, 0.2])), is_extreme_of_two(np.array([0.1, 2.0])), is_extreme_of_two(np.zeros(2))
+    (True, False, False)
+    """
+    return bool((slope >= 1).all() or ((slope <= 1) & (slope != 0)).all())
+
+
+# Limits of values -----------------------------------------------------------------------------------------------------
 
 _Operand = Any
 
@@ -113,9 +160,6 @@ def _operands(node: Node) -> list[Constant]:
     return [tensor for tensor in node.inputs if isinstance(tensor, Constant)] if node.op in ("Max", "Min") else []
 
 
-# Leaky rectifiers, which exporters write as formulas of Relu, as PRelu of one number, or as a maximum.
-
-
 class UseLeakyRelu(RewriteRule):
     """Rectifiers with a slope below zero are LeakyRelu, or where each channel has its own, two or three nodes.
 
@@ -140,7 +184,7 @@ class UseLeakyRelu(RewriteRule):
         if found.opset < 7 or dtype.kind != "f" or found.x.shape is None:
             return "its data is not known to be floating point, or of unknown rank"
         slope = _slope(found)
-        if may_widen(found, found.x):
+        if may_widen(found.nodes, found.x):
             return "a constant may raise the rank"
         if not np.isfinite(slope).all():
             return "its slope is not finite"
@@ -185,9 +229,6 @@ def _fits(slope: tuple[int, ...], data: Any) -> bool:
     return all(one in (1, size) for one, size in zip(slope[::-1], list(data)[::-1], strict=False))
 
 
-# Write PRelu in operators for which runtimes have faster kernels.
-
-
 class SplitPRelus(RewriteRule):
     """PRelu with constant slopes is the greater of its data and that times the slopes, or the lesser of steep slopes.
 
@@ -210,7 +251,7 @@ class SplitPRelus(RewriteRule):
         return rectified(new, found.x, found.slope.values)
 
 
-# HardSigmoid and HardSwish, which older exporters write as formulas.
+# HardSigmoid and HardSwish --------------------------------------------------------------------------------------------
 
 # onnxruntime has no kernel for float64.
 _WIDEST = 4
@@ -240,7 +281,7 @@ class UseHardSwish(RewriteRule):
         dtype = np.dtype(found.x.dtype or "O")
         if found.opset < 7 or dtype.kind != "f" or dtype.itemsize > _WIDEST:
             return "its data is not known to be floats of 32 bits or fewer"
-        if may_widen(found, found.x):
+        if may_widen(found.nodes, found.x):
             return "a constant may raise the rank"
         if "gate" not in found.values:
             return ""
@@ -267,8 +308,6 @@ def has_slope_of_sixth(gate: Node) -> bool:
     slope, middle = gate.attrs.get("alpha", 0.2), gate.attrs.get("beta", 0.5)
     return bool(abs(slope - 1 / 6) < 1e-6 and middle == 0.5)
 
-
-# Write HardSigmoid times its data as HardSwish, where a runtime computes that in the kernel before it.
 
 _OPSET = 14
 
@@ -301,8 +340,6 @@ def _is_gate(node: Node) -> bool:
     return any(tensor is node.inputs[0] for reader in products for tensor in reader.inputs)
 
 
-# Write HardSwish as HardSigmoid times its data, both of which have integer kernels.
-
 _HARD_SLOPE, _HARD_MIDDLE = 1 / 6, 0.5
 
 
@@ -330,7 +367,7 @@ class SplitHardSwishes(Pass):
         return Changes(changed)
 
 
-# Swish, which older exporters write as Sigmoid times its data.
+# Swish ----------------------------------------------------------------------------------------------------------------
 
 
 class SplitSwishes(RewriteRule):
@@ -358,7 +395,7 @@ def _swish_slope(found: Match) -> float:
     return float(found.root.attrs.get("alpha", 1.0))
 
 
-# Spell the argument of GELU's Erf or Tanh in one way.
+# GELU -----------------------------------------------------------------------------------------------------------------
 
 _CUBIC = 0.044715
 _SLOPE = math.sqrt(2 / math.pi)
@@ -377,7 +414,7 @@ class UnifyGeluArgument(RewriteRule):
 
     def obstacle(self, found: Match) -> str:
         """Refuse constants that widen the data."""
-        return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
+        return "its constants may have more dimensions than its data" if may_widen(found.nodes, found.x) else ""
 
     def rounds(self, found: Match) -> bool:
         """Return whether it rounds otherwise."""
@@ -411,8 +448,6 @@ def _arguments(op: Operators) -> Iterator[Call]:
         yield op.Mul(op.Mul(x, one_and), _SLOPE)
 
 
-# Recognise GELU, written with Erf or Tanh.
-
 _FIRST_OPSET = 20
 
 
@@ -432,7 +467,7 @@ class FuseGelu(RewriteRule):
         """Refuse what is in its best form already, and constants that widen the data."""
         if found.opset < _FIRST_OPSET and "odd" not in found.values:
             return f"ONNX has Gelu from opset {_FIRST_OPSET} on"
-        return "its constants may have more dimensions than its data" if may_widen(found, found.x) else ""
+        return "its constants may have more dimensions than its data" if may_widen(found.nodes, found.x) else ""
 
     def rounds(self, found: Match) -> bool:
         """Return whether it rounds otherwise."""

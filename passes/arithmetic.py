@@ -1,4 +1,4 @@
-"""Differences, quotients and sums as the two operators that fold into products and have integer kernels."""
+"""Sums, differences, products and quotients with constants."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.ir import Constant
+from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
-from onnxq.rewrite.gelu_parts import is_gelu_before_halving
 from onnxq.rewrite.soundness import stays_in_range, stored
 
 _MOST_BYTES: Final = 1 << 20
@@ -68,8 +68,6 @@ def _reciprocal(constant: Constant) -> npt.NDArray[Any] | None:
     with np.errstate(divide="ignore", over="ignore"):
         return stored(1.0 / constant.values.astype(np.float64), constant.dtype, 1.0)
 
-
-# Factors and shifts of one number that stand one behind the other, or do nothing.
 
 # A share of the smaller shift, far above the rounding of two shifts of one size.
 _MOST_LOST = 2.0**-8

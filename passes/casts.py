@@ -1,4 +1,4 @@
-"""Casts that change nothing, and pairs of which the first loses nothing."""
+"""Types of elements: Casts that do nothing, and 16-bit floats that become 32-bit ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxq.ir import (
 )
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
-from onnxq.rewrite.constants.payloads import computed
+from onnxq.rewrite.constant_folding import computed
 from onnxq.rewrite.soundness import Uses
 
 
@@ -72,9 +72,6 @@ def _holds(wide: Any, narrow: Any) -> bool:
     return bool(np.can_cast(narrow, wide, "safe")) and not large
 
 
-# CastLike, where the type is known.
-
-
 class ReplaceCastLike(RewriteRule):
     """CastLike to a type that is known is a Cast."""
 
@@ -92,7 +89,7 @@ class ReplaceCastLike(RewriteRule):
         return new.Cast(found.x, to=onnx_dtype(found.like), saturate=saturate)
 
 
-# Let a model of 16-bit floats compute in float32, in which integer kernels give their results.
+# Float16 and bfloat16 -------------------------------------------------------------------------------------------------
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT = np.dtype(np.float32)

@@ -1,4 +1,4 @@
-"""Drop nodes that return their input: Identity, and Dropout at inference."""
+"""What computes nothing, or the same twice; names, metadata and the opset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from onnxq.ir import (
 from onnxq.onnx_api import upgrade_opset
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
 from onnxq.rewrite.patterns import COMMUTATIVE
-from onnxq.rewrite.shape_targets import broadcast
+from onnxq.rewrite.shapes import broadcast
 
 # Before, a Dropout was in training mode unless it said otherwise.
 _INFERS = 7
@@ -90,9 +90,6 @@ def _dropout_obstacle(node: Node, opset: int) -> str:
     return ""
 
 
-# Where with a condition that is always the same.
-
-
 class DropWheres(RewriteRule):
     """A Where whose condition is constant, and the same everywhere, is the operand that it takes."""
 
@@ -127,9 +124,6 @@ def _named(tensor: Any) -> Any:
     return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
 
 
-# Remove nodes and initializers that no output depends on.
-
-
 class RemoveUnused(Pass):
     """Remove what no output of the model needs, such as the float weight behind its codes.
 
@@ -160,7 +154,7 @@ def _name(item: Node | Constant) -> str:
     return item.name or f"{item.op}_{item.outputs[0].name if item.outputs else ''}"
 
 
-# Compute equal things once.
+# The same twice -------------------------------------------------------------------------------------------------------
 
 # What two calls of may differ in, and what runtimes match by node: one for each reader.
 _KEPT = frozenset(
@@ -252,9 +246,6 @@ def _content(value: Any) -> Hashable:
     return value.proto.SerializeToString(deterministic=True) if isinstance(value, OpaqueAttribute) else None
 
 
-# Keep one of several equal initializers.
-
-
 @dataclass(frozen=True)
 class ShareInitializers(Pass):
     """Let all nodes read the first of several initializers of equal type, shape and bytes.
@@ -325,7 +316,7 @@ def _digest(tensor: Constant) -> bytes:
     return digest.digest()
 
 
-# Give every node a name that no other node of the model has.
+# Names, metadata, opset -----------------------------------------------------------------------------------------------
 
 
 class NameNodes(Pass):
@@ -356,9 +347,6 @@ def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
                 renamed.append(node)
             seen.add(node.name)
     return renamed
-
-
-# Give every tensor a name that no other tensor of the model has.
 
 
 class NameTensors(Pass):
@@ -394,9 +382,6 @@ def _sharing_names(graph: Graph) -> list[Tensor]:
     return shared
 
 
-# Leave out what exporters have written about nodes, tensors and graphs.
-
-
 class StripMetadata(Pass):
     """Remove metadata and documentation of nodes and inner tensors, and metadata of graphs, in bodies as well.
 
@@ -407,9 +392,6 @@ class StripMetadata(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Strip; ``changed`` holds the names of the nodes and tensors."""
         return Changes(tuple(strip_metadata(graph)))
-
-
-# Convert a model to a later opset, when the nodes that are to be inserted need it.
 
 
 @dataclass(frozen=True)

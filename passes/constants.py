@@ -1,4 +1,4 @@
-"""Compute what depends on constants alone."""
+"""Constants: what is computed from constants alone, where constants stand, and denormal weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onnxq.ir import (
 )
 from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constants import VIEWS, Step, evaluate_all, is_small
+from onnxq.rewrite.constant_folding import VIEWS, Step, evaluate_all, is_small
 
 # Quantization must survive, random numbers must stay random, and control flow holds graphs of its own.
 _KEPT = frozenset(
@@ -330,7 +330,7 @@ def _is_words(tensor: Constant) -> bool:
     return tensor.dtype == np.uint32 and tensor.nbytes >= _SMALLEST_CODES
 
 
-# Turn Constant nodes into initializers, where every pass looks for weights.
+# Where constants stand ------------------------------------------------------------------------------------------------
 
 _PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
     {
@@ -384,8 +384,6 @@ def _payload(node: Node) -> Payload | None:
     return None
 
 
-# Make initializers constants that are listed as inputs by nobody's intent.
-
 # Since this version of the file format an initializer need not be an input, and one that is can be fed.
 _IR_OF_PLAIN_INITIALIZERS = 4
 
@@ -417,7 +415,7 @@ def _holds_weights(node: Node) -> bool:
     )
 
 
-# Weights without numbers that processors are slow to multiply by.
+# Denormals ------------------------------------------------------------------------------------------------------------
 
 _PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
 # Beside a number so large, denormals are lost in the rounding of any sum.

@@ -1,4 +1,4 @@
-"""Replace calls of model-local functions by their bodies."""
+"""Functions, branches, loops and recurrent cells."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class InlineFunctions(Pass):
         return Changes(functions)
 
 
-# Put the branch that an If always takes in its place.
+# Branches -------------------------------------------------------------------------------------------------------------
 
 
 class InlineIfs(Pass):
@@ -114,7 +114,7 @@ def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Count
     return made
 
 
-# Let the bodies of loops read what never changes from around them instead of handing it on.
+# Loops ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _lift(node: Node, place: int, states: range, opset: int) -> bool:
     return True
 
 
-# Leave out initial states of recurrent layers that are zero.
+# Recurrent cells ------------------------------------------------------------------------------------------------------
 
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Which inputs are initial states."""
@@ -246,8 +246,6 @@ def _holds_zeros(tensor: Any) -> bool:
         tensor = producer.inputs[0]
     return tensor.input_source is None and tensor.dtype.kind == "f" and not tensor.values.any()
 
-
-# Write recurrent cells with large weights as a Scan of products, where a runtime multiplies codes in bodies.
 
 # Split and Squeeze take sizes and axes as inputs since this opset.
 _OPSET = 13

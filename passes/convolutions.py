@@ -1,4 +1,4 @@
-"""Padding in front of convolutions and pooling, as exporters of "same" padding write it."""
+"""Windows over images: padding, pooling, and convolutions in the form that a runtime computes fastest."""
 
 from __future__ import annotations
 
@@ -188,9 +188,6 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-# Padding that an operator works out from the size of its data, as numbers where that size is known.
-
-
 class ResolveAutomaticPadding(RewriteRule):
     """The attribute auto_pad of a convolution or pooling becomes the pads that it means."""
 
@@ -241,7 +238,7 @@ def _pads(found: Match) -> list[int] | None:
     return [*before, *after]
 
 
-# Means over a whole image, which exporters write in five ways.
+# Pooling --------------------------------------------------------------------------------------------------------------
 
 # Kernels of ReduceMean add pairwise, those of GlobalAveragePool one by one, which is less exact for large images.
 _LARGEST: Final = 64 * 64
@@ -369,7 +366,7 @@ def _target_obstacle(found: Match, behind: Sequence[int]) -> str:
     return "" if (keeps_batch or keeps_channels) and (rest or (keeps_batch and keeps_channels)) else _NOT_KNOWN
 
 
-# Multiply what is left of an image by a convolution, where a runtime does that faster than by a product.
+# Convolutions for OpenVINO --------------------------------------------------------------------------------------------
 
 
 class ConvolvePooled(Pass):
@@ -421,8 +418,6 @@ class _ConvolveOnePixel(RewriteRule):
             inputs.append(new.constant(found.bias.values.reshape(-1), "bias"))
         return new.Flatten(new.named(found.gemm, new.Conv(*inputs)), axis=1)
 
-
-# Compute a few large channels as more small ones, where a runtime pads channels to whole blocks.
 
 _BLOCK = 16
 _MODE_IS_KNOWN = 11

@@ -1,4 +1,4 @@
-"""Fold what scales and shifts channels into the weight and bias in front of it."""
+"""Factors and shifts of channels become a part of the weights and biases around them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from onnxq.ir import (
     replace_uses,
     scopes,
 )
+from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
-from onnxq.rewrite.gelu_parts import is_gelu_before_halving
-from onnxq.rewrite.ranks import rank
-from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, stays_in_range, stored
+from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, rank, stays_in_range, stored
 
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
@@ -240,7 +239,7 @@ def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
     return False
 
 
-# Factors and shifts of channels behind a BatchNormalization that no product takes.
+# Into a BatchNormalization in front -----------------------------------------------------------------------------------
 
 Doubles_: TypeAlias = npt.NDArray[np.float64]
 Folded: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
@@ -320,7 +319,7 @@ def _folded_into_norm(found: Match, factor: Doubles_, shift: Doubles_) -> Folded
     return None if made is None or added is None else (made, added)
 
 
-# Factors and shifts of channels that no product in front can take, in the weights of the one behind.
+# Into the product behind ----------------------------------------------------------------------------------------------
 
 Doubles__: TypeAlias = npt.NDArray[np.float64]
 
@@ -499,7 +498,7 @@ def _along_inputs(found: Match, values: Doubles__) -> Doubles__:
     return values.reshape(-1, 1, *rest) if first else values.reshape(1, -1)
 
 
-# Factors and shifts of channels behind Concat or pooling, whose products could take them.
+# In front of Concat and pooling ---------------------------------------------------------------------------------------
 
 
 class LiftChannelFactors(RewriteRule):
@@ -600,7 +599,7 @@ def _pooling_obstacle(found: Match) -> str:
     return f"{pool.name} counts padding" if counts and root.op != "Mul" else ""
 
 
-# Fold numbers that scale what was multiplied before into the weight of that product.
+# One number behind a product, at any distance -------------------------------------------------------------------------
 
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _SCALABLE = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -710,7 +709,7 @@ def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> b
     return True
 
 
-# Rid Gemm of what integer kernels do not have.
+# Factors of Gemm ------------------------------------------------------------------------------------------------------
 
 _BIAS_IS_OPTIONAL = 11
 
@@ -769,9 +768,6 @@ def _factors(found: Match) -> tuple[float, float, bool]:
 def _times(tensor: Constant, factor: float) -> Any:
     values = tensor.values.astype(np.float64)
     return stored(values * factor, tensor.dtype, values)
-
-
-# Scale a product once.
 
 
 class MergeScalesOfProduct(RewriteRule):

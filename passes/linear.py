@@ -1,4 +1,4 @@
-"""Write sums of products as MatMul."""
+"""Products of matrices: MatMul, Gemm and Einsum, and those inside of operators of onnxruntime."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from onnxq.ir import (
 )
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
 from onnxq.rewrite.patterns import Capture
-from onnxq.rewrite.ranks import rank, same_extents
-from onnxq.rewrite.soundness import Uses, stays_in_range, stored
+from onnxq.rewrite.soundness import Uses, rank, same_extents, stays_in_range, stored
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 
@@ -166,7 +165,7 @@ def _ordered(new: New, tensor: Any, term: str, wanted: str) -> Any:
     return tensor if term == wanted else new.Transpose(tensor, perm=[term.index(name) for name in wanted])
 
 
-# Let the product of a matrix add its bias by itself.
+# MatMul and Gemm ------------------------------------------------------------------------------------------------------
 
 
 class ReplaceMatMulOfMatrices(RewriteRule):
@@ -197,9 +196,6 @@ class ReplaceMatMulOfMatrices(RewriteRule):
         if bias.shape != (channels,):
             bias = new.constant(np.broadcast_to(bias.values.reshape(-1), channels).copy(), "bias")
         return new.named(found.product, new.Gemm(found.x, found.weight, bias))
-
-
-# Multiply as a matrix what is reshaped before and behind.
 
 
 class ReplaceMatMulBetweenReshapes(RewriteRule):
@@ -241,9 +237,6 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
         bias = found.bias if flat else new.constant(found.bias.values.reshape(-1), "bias")
         product = new.named(found.product, new.Gemm(rows, found.weight, bias))
         return new.like(found.root, product, found.target)
-
-
-# Multiply data of any rank as it is, where Gemm makes it a matrix and back.
 
 
 class ReplaceGemmBetweenReshapes(RewriteRule):
@@ -302,9 +295,6 @@ def _has_rows(extents: Sequence[Any], length: int) -> bool:
     return all(isinstance(extent, int) for extent in extents) and math.prod(extents) == length
 
 
-# Give products weights of two dimensions.
-
-
 class FlattenBatchedWeight(RewriteRule):
     """The weight of a MatMul loses leading dimensions of size 1 that its data has anyway."""
 
@@ -334,7 +324,7 @@ class FlattenBatchedWeight(RewriteRule):
         )
 
 
-# Take products out of onnxruntime's own operators, whose integer kernels are those of ONNX's operators.
+# Operators of onnxruntime ---------------------------------------------------------------------------------------------
 
 _BIAS_IS_OPTIONAL = 11
 DOMAIN: Final = "com.microsoft"

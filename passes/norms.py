@@ -1,4 +1,4 @@
-"""Divide by a square root at once."""
+"""Normalizations that are written out become one node, with their scale and bias."""
 
 from __future__ import annotations
 
@@ -9,11 +9,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxq.ir.elements import Node
 from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
-from onnxq.rewrite.normalizations import normalization_obstacle
 from onnxq.rewrite.patterns import Capture
-from onnxq.rewrite.ranks import may_widen, rank
-from onnxq.rewrite.soundness import stored
+from onnxq.rewrite.soundness import may_widen, rank, reduces_last_axis, stored
+
+
+def normalization_obstacle(found: Match, operator: str, first_opset: int, *means: Node) -> str:
+    """Say why a match that normalizes ``x`` keeps its form; an empty string where it need not.
+
+    Args:
+        found: the match. A value named ``odd`` says that it is not in the form that runtimes know.
+        operator: what ONNX has for it.
+        first_opset: from which on it does.
+        means: nodes that have to reduce their data along the last axis.
+    """
+    if not all(map(reduces_last_axis, means)):
+        return "it normalizes along another axis than the last"
+    if found.opset < first_opset and "odd" not in found.values:
+        return f"ONNX has {operator} from opset {first_opset} on"
+    if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int) or not found.x.shape[-1]:
+        return "type or length of what it normalizes is unknown"
+    if np.dtype(found.x.dtype).itemsize > 4:
+        return f"{np.dtype(found.x.dtype)} would be normalized with float32"
+    return "its constants may have more dimensions than its data" if may_widen(found.nodes, found.x) else ""
 
 
 class DivideBySquareRoot(RewriteRule):
@@ -26,7 +45,7 @@ class DivideBySquareRoot(RewriteRule):
 
     def obstacle(self, found: Match) -> str:
         """Refuse a one of more dimensions than what it is divided by."""
-        wide = may_widen(found, found.square) and found.nodes[1].op == "Div" and found.nodes[1].inputs[0].shape
+        wide = may_widen(found.nodes, found.square) and found.nodes[1].op == "Div" and found.nodes[1].inputs[0].shape
         return "its constant may have more dimensions than its data" if wide else ""
 
     def rounds(self, found: Match) -> bool:
@@ -37,8 +56,6 @@ class DivideBySquareRoot(RewriteRule):
         """Make the root and the division."""
         return new.Div(found.x, new.Sqrt(found.square))
 
-
-# Recognise layer normalization, written with means.
 
 _LAYER_NORMALIZATION_OPSET = 17
 
@@ -86,8 +103,6 @@ def _layer_normalizations(op: Operators) -> Iterator[Call]:
             yield op.Div(centred, op.Sqrt(op.Add(variance, op.scalar("epsilon"))))
 
 
-# Recognise normalization by the root of the mean square.
-
 _RMS_NORMALIZATION_OPSET = 23
 
 
@@ -127,7 +142,7 @@ def _rms_normalizations(op: Operators) -> Iterator[Call]:
         yield op.Div(x, op.Sqrt(op.Add(mean, op.scalar("epsilon"))))
 
 
-# Let a normalization scale and shift by itself.
+# Scale and bias -------------------------------------------------------------------------------------------------------
 
 
 class FoldAffineIntoNormalization(RewriteRule):

@@ -1,4 +1,4 @@
-"""Chains of Reshape, Flatten, Squeeze and Unsqueeze become one of them."""
+"""Reshape, Expand, Concat, Split and Slice: several in a row become one or none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from onnxq.ir import Constant, Node
 from onnxq.ir.shape_entries import product
 from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
-from onnxq.rewrite.shape_targets import broadcast, expanded, reshape_target, reshaped
+from onnxq.rewrite.shapes import broadcast, expanded, reshape_target, reshaped
 
 _OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _TARGET_IS_INPUT = 5
@@ -164,7 +164,7 @@ def _numbers(tensor: Any) -> list[int] | None:
     return [int(number) for number in tensor.values]
 
 
-# Expands that do nothing, or that the operator behind them does as well.
+# Expand ---------------------------------------------------------------------------------------------------------------
 
 _BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Equal", "Less", "Greater", "And", "Or", "PRelu", "Where")
 # PRelu broadcasts its slope alone.
@@ -227,7 +227,7 @@ def _expanded_shape(found: Match) -> list[Any] | None:
     return expanded(data, [int(extent) for extent in found.target.values])
 
 
-# Concats of one tensor, and Concats inside Concats.
+# Concat and Split -----------------------------------------------------------------------------------------------------
 
 
 class MergeConcats(RewriteRule):
@@ -269,8 +269,6 @@ def _is_inner(tensor: Any, concat: Node) -> bool:
     rank = max(1, len(tensor.shape))
     return bool(one % rank == other % rank)
 
-
-# Splits of which one part is read.
 
 _BOUNDS_ARE_INPUTS = 10
 
@@ -328,7 +326,7 @@ def _sizes(found: Match) -> list[int] | None:
     return [max(0, min(size, shape[axis] - place * size)) for place in range(count)]
 
 
-# Slices of everything, and Slices of different axes that follow each other.
+# Slice ----------------------------------------------------------------------------------------------------------------
 
 _UNBOUNDED = np.iinfo(np.int32).max
 _Bounds = list[tuple[int, int, int, int]]

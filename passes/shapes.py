@@ -28,8 +28,17 @@ from onnxq.ir.declarations import forget_claims
 from onnxq.ir.shape_entries import Entry, plus
 from onnxq.ir.types import infer_types, shape_of
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.shape_targets import broadcast, expand_target, expanded, reshape_target, reshaped, sliced
-from onnxq.rewrite.shape_values import Value, evaluate, value_of
+from onnxq.rewrite.shapes import (
+    Value,
+    broadcast,
+    evaluate,
+    expand_target,
+    expanded,
+    reshape_target,
+    reshaped,
+    sliced,
+    value_of,
+)
 
 _LAST = np.iinfo(np.int64).max
 _READS_SHAPES = frozenset({"Shape", "Size"})

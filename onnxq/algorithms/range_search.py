@@ -21,7 +21,7 @@ from onnxq.ir import Graph, Node, Tensor, Variable, is_fixed
 from onnxq.numerics.affine import largest
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan
-from onnxq.rewrite.constants import Step, evaluate_all
+from onnxq.rewrite.constant_folding import Step, evaluate_all
 
 Method = TypeVar("Method")
 Ends = tuple[float, float]

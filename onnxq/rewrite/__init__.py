@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from onnxq.rewrite.passes import Applied, Changes, Pass, Pipeline
 from onnxq.rewrite.patterns import Call, Match, Operators
-from onnxq.rewrite.replacements import New
-from onnxq.rewrite.rules import RewriteChanges, RewriteRule, RewriteRules
+from onnxq.rewrite.rules import New, RewriteChanges, RewriteRule, RewriteRules
 
 __all__ = [
     "Applied",

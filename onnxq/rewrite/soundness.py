@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
@@ -266,3 +266,37 @@ def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         else:
             # A Loop or Scan hands states around; all of them count as one.
             yield [*node.outputs, *body.inputs], [*body.outputs, *node.inputs]
+
+
+# Ranks ----------------------------------------------------------------------------------------------------------------
+
+
+def rank(tensor: Tensor) -> int | None:
+    """Return how many dimensions a tensor has, or None while that is unknown."""
+    return None if tensor.shape is None else len(tensor.shape)
+
+
+def may_widen(nodes: Sequence[Node], data: Tensor) -> bool:
+    """Whether constants of a match, which broadcast, may give its result more dimensions than the data has."""
+    most = rank(data) or 0
+    operands = (tensor for node in nodes for tensor in node.inputs)
+    return any(isinstance(tensor, Constant) and len(tensor.shape) > most for tensor in operands)
+
+
+def reduces_last_axis(node: Node) -> bool:
+    """Whether a node reduces its data along the last axis alone, which an attribute or a constant input says."""
+    axes = node.attrs.get("axes")
+    if len(node.inputs) > 1 and isinstance(node.inputs[1], Constant) and node.inputs[1].input_source is None:
+        axes = node.inputs[1].values.reshape(-1).tolist()
+    return isinstance(axes, list) and len(axes) == 1 and axes[0] in (-1, (rank(node.inputs[0]) or 0) - 1)
+
+
+def same_extents(first: Sequence[int | str | None], second: Sequence[int | str | None]) -> bool:
+    """Whether two runs of dimensions are equal for certain; a name stands for one number everywhere in a model.
+
+    >>> same_extents(["N", 3], ["N", 3]), same_extents([None], [None]), same_extents([2], ["N"])
+    (True, False, False)
+    """
+    return len(first) == len(second) and all(
+        one is not None and one == other for one, other in zip(first, second, strict=True)
+    )

@@ -25,7 +25,7 @@ from onnxq.ir import (
     onnx_dtype,
     scopes,
 )
-from onnxq.rewrite.constants import Array, Step, computed, evaluate, is_small
+from onnxq.rewrite.constant_folding import Array, Step, computed, evaluate, is_small
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 # Wider constants of float models are indices, sizes and masks, unless their bits are taken apart.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from onnxq.ir import Names, Payload
-from onnxq.rewrite.constants import Array, computed, dequantize_linear
+from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 # What onnxq and onnxruntime.quantization append to the name of a weight.
 _SUFFIXES: Final = (".codes", "_quantized")

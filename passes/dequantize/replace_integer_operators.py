@@ -26,7 +26,7 @@ from onnxq.ir import (
 from onnxq.ops import INTEGER_OPERATORS, IntegerOperator, check_inputs, operator_of
 from onnxq.passes.dequantize.decoding import dequantized, value_name
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constants import Array, computed, dequantize_linear
+from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 _ADDS_A_BIAS: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _AXES_ARE_INPUTS: Final = {"ReduceMean": 18}

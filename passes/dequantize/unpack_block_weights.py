@@ -17,7 +17,7 @@ from onnxq.numerics.packing import unpack_rows
 from onnxq.ops import check_inputs
 from onnxq.passes.dequantize.decoding import value_name
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constants import Array, computed, dequantize_linear
+from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 # Of bitsandbytes, by the attribute quant_type; the first type keeps the sign in the highest bit.

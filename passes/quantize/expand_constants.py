@@ -23,7 +23,7 @@ from onnxq.ir import (
 from onnxq.lowering import Chain
 from onnxq.ops import ALREADY_QUANTIZED, operator_of
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constants import without_repeats
+from onnxq.rewrite.constant_folding import without_repeats
 
 _EXPAND_SINCE: Final = 8
 # Codes are small, and their kernels want them stored.

@@ -7,7 +7,7 @@ import pytest
 from model_texts import model
 
 from onnxq.ir import as_graph
-from onnxq.rewrite.gelu_parts import is_gelu_before_halving
+from onnxq.passes.activations import is_gelu_before_halving
 
 
 @pytest.mark.parametrize(

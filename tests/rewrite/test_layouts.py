@@ -10,7 +10,7 @@ from model_texts import difference, model, named_graph, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.ir import Graph, Names, Node, Variable, toposort
-from onnxq.rewrite.layouts import (
+from onnxq.passes.transposes import (
     channels_last,
     composed,
     inverse,

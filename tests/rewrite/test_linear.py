@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.rewrite.constants import dequantize_linear
+from onnxq.rewrite.constant_folding import dequantize_linear
 
 
 def test_wide_codes_are_subtracted_before_they_are_rounded() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bits import Array, assert_same_bits, by_onnxruntime
 
-from onnxq.rewrite.constants.moves import VIEWS, view_of
+from onnxq.rewrite.constant_folding import VIEWS, view_of
 
 CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 FAR = 2**62

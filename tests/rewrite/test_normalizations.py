@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from model_texts import model, named_graph
 
-from onnxq.rewrite.normalizations import normalization_obstacle
+from onnxq.passes.norms import normalization_obstacle
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.ir import ArrayPayload, Payload
-from onnxq.rewrite.constants import DerivedPayload
-from onnxq.rewrite.constants.payloads import derived
+from onnxq.rewrite.constant_folding import DerivedPayload, derived
 
 LARGE = np.arange(300 * 200, dtype=np.float16).reshape(300, 200)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from model_texts import model, named_graph, outputs
 
+from onnxq.passes.activations import FIRST_OPSET, rectified
 from onnxq.rewrite import RewriteRule
-from onnxq.rewrite.rectifiers import FIRST_OPSET, rectified
 
 
 class Rectify(RewriteRule):

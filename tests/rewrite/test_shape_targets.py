@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.rewrite.shape_targets import broadcast, expand_target, expanded, reshape_target, reshaped, sliced
+from onnxq.rewrite.shapes import broadcast, expand_target, expanded, reshape_target, reshaped, sliced
 
 LAST = np.iinfo(np.int64).max
 

@@ -10,7 +10,7 @@ from model_texts import model
 from onnx.reference import ReferenceEvaluator
 
 from onnxq.ir import Graph, as_graph
-from onnxq.rewrite.shape_values import MOST_ENTRIES, Value, evaluate, shape_value, value_of
+from onnxq.rewrite.shapes import MOST_ENTRIES, Value, evaluate, shape_value, value_of
 
 NUMBERS = {
     "a": np.array([4, 7, -2, 9]), "b": np.array([3, -2, 5, 1]), "m": np.arange(6).reshape(2, 3), "zero": np.array(0),

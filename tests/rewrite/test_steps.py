@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.ir import ArrayPayload, Node, Variable, constant
-from onnxq.rewrite.constants import Step, evaluate, is_small
+from onnxq.rewrite.constant_folding import Step, evaluate, is_small
 
 
 def step(op: str, arrays: list[Array | None], outputs: int = 1, **attributes: Any) -> tuple[Step, list[Variable]]:

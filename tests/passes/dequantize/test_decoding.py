@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnxq.errors import ModelError
 from onnxq.ir import ArrayPayload, Constant, Graph, Names, PackedPayload, constant
 from onnxq.passes.dequantize.decoding import dequantized, value_name
-from onnxq.rewrite.constants import computed, dequantize_linear
+from onnxq.rewrite.constant_folding import computed, dequantize_linear
 
 CODES = (
     *("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4", "int2", "uint2"),

@@ -16,7 +16,7 @@ from onnxq.onnx_api import infer_shapes
 from onnxq.passes import FoldConstants, RemoveUnused, StoreWeights
 from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes
-from onnxq.rewrite.constants import DerivedPayload
+from onnxq.rewrite.constant_folding import DerivedPayload
 from onnxq.runtime.targets import target_named
 
 

@@ -1,0 +1,703 @@
+"""What constants alone decide, computed: operators one by one or many together, and values made when asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper
+
+from onnxq.errors import ModelError, OnnxqError
+from onnxq.ir import ArrayPayload, Graph, Node, Payload, Tensor, Variable, to_model
+from onnxq.ir.data_types import data_type_of, numpy_dtype
+from onnxq.numerics.formats import FORMATS
+from onnxq.runtime.sessions import open_session, run
+
+Array = npt.NDArray[Any]
+
+
+def dequantize_linear(
+    codes: Array,
+    scale: Array,
+    zero_point: Array | None = None,
+    axis: int = 1,
+    block_size: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> Array:
+    """Return what ONNX's DequantizeLinear gives, computed in float32 and rounded last, as onnxruntime does.
+
+    Args:
+        codes: of any integer or small float type.
+        scale: a number, a vector along ``axis``, blocks along it, or a shape that broadcasts against the codes.
+        zero_point: of the scale's shape or one number; None for zero.
+        axis: axis that a vector or blocks of scales lie along.
+        block_size: codes along ``axis`` that share a scale; 0 when each index has its own.
+        dtype: of the result; by default that of the scale.
+
+    >>> dequantize_linear(np.array([[1, 3], [5, 7]], np.uint8), np.float32([0.5, 2]), np.uint8([1, 3]))
+    array([[0., 0.],
+           [2., 8.]], dtype=float32)
+    """
+    wanted = np.dtype(scale.dtype if dtype is None else dtype)
+    spread = partial(_spread, shape=codes.shape, axis=axis, block_size=block_size)
+    if zero_point is not None and codes.dtype.kind in "iu" and codes.dtype.itemsize > 2:
+        # float32 does not hold every difference of codes so wide.
+        codes, zero_point = np.subtract(codes, spread(zero_point), dtype=np.int64), None
+    # Differences of single numbers are no arrays.
+    values = np.array(codes, np.float32)
+    if zero_point is not None:
+        np.subtract(values, spread(zero_point.astype(np.float32)), out=values)
+    with np.errstate(all="ignore"):
+        np.multiply(values, spread(scale.astype(np.float32)), out=values)
+        return values.astype(wanted, copy=False)
+
+
+def _spread(parameter: Array, *, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
+    """Return a scale or zero point in a shape that broadcasts against the codes."""
+    if parameter.size == 1:
+        return parameter.reshape(())
+    along = axis % len(shape) if axis < len(shape) else 0
+    if block_size:
+        return np.repeat(parameter, block_size, axis=along)[(slice(None),) * along + (slice(shape[along]),)]
+    if parameter.ndim == 1:
+        return parameter.reshape([-1 if index == along else 1 for index in range(len(shape))])
+    return parameter
+
+
+def without_repeats(values: Array) -> Array:
+    """Return an array with axes of one wherever all along an axis is the same, bit for bit.
+
+    >>> without_repeats(np.array([[1, 2], [1, 2], [1, 2]])).tolist(), without_repeats(np.zeros((2, 3))).shape
+    ([[1, 2]], (1, 1))
+    """
+    if values.dtype.itemsize not in (1, 2, 4, 8):
+        return values
+    # Zeros of both signs are equal as numbers, and a NaN is not equal to itself.
+    bits = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}").reshape(values.shape)
+    for axis, extent in enumerate(values.shape):
+        first = bits.take([0], axis) if extent > 1 else bits
+        # The first two tell most apart.
+        if extent > 1 and np.array_equal(first, bits.take([1], axis)) and bool((bits == first).all()):
+            bits, values = first, values.take([0], axis)
+    return values
+
+
+# Values that are computed when they are asked for ---------------------------------------------------------------------
+
+# Results of fewer bytes are computed at once and kept.
+_COMPUTED_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComputedPayload(Payload):
+    """Values that are computed whenever they are asked for, so that a model of them need not fit into memory.
+
+    Attributes:
+        onnx_dtype: ``TensorProto.DataType`` of the elements.
+        shape: the dimensions.
+        compute: returns the values.
+    """
+
+    onnx_dtype: int
+    shape: tuple[int, ...]
+    compute: Callable[[], Array]
+
+    def load(self) -> Array:
+        """Return the values, computed anew.
+
+        Raises:
+            ModelError: they cannot be computed, or have another type or shape than the model says.
+        """
+        found = ArrayPayload(_sound(self.compute))
+        if (found.onnx_dtype, found.shape) != (self.onnx_dtype, self.shape):
+            raise ModelError(f"decoding a weight gave {found}, but the model says {self}; correct its declarations")
+        return found.array
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the raw data in order."""
+        yield from ArrayPayload(self.load()).chunks()
+
+
+def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[object] | None = None) -> Payload:
+    """Return a payload of what ``compute`` gives; large values are not kept where type and shape are known."""
+    sizes = tuple(size for size in shape or () if isinstance(size, int))
+    if onnx_type and shape is not None and len(sizes) == len(shape):
+        payload = ComputedPayload(onnx_type, sizes, compute)
+        return payload if payload.nbytes >= _COMPUTED_AT_ONCE else ArrayPayload(payload.load())
+    found = ArrayPayload(_sound(compute))
+    return ComputedPayload(found.onnx_dtype, found.shape, compute) if found.nbytes >= _COMPUTED_AT_ONCE else found
+
+
+def _sound(compute: Callable[[], Array]) -> Array:
+    """Compute; what numpy refuses is a fault of the model."""
+    try:
+        return compute()
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"codes, scale and zero point of a weight do not fit together: {error}; check the model"
+        ) from error
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DerivedPayload(Payload):
+    """Values of another payload, laid out or typed otherwise whenever they are asked for.
+
+    Attributes:
+        onnx_dtype: ``TensorProto.DataType`` of the elements.
+        shape: the dimensions.
+        source: what they come from.
+        derive: returns them, given those of the source.
+    """
+
+    onnx_dtype: int
+    shape: tuple[int, ...]
+    source: Payload
+    derive: Callable[[Array], Array]
+
+    def load(self) -> Array:
+        """Return the values, one row behind the other in memory."""
+        # A loop: chains of these are as long as those of the nodes that they stand for.
+        derivations, source = [self.derive], self.source
+        while isinstance(source, DerivedPayload):
+            derivations.append(source.derive)
+            source = source.source
+        values = source.load()
+        for derive in reversed(derivations):
+            values = derive(values)
+        return np.ascontiguousarray(values).reshape(self.shape)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the raw data in order."""
+        yield from ArrayPayload(self.load()).chunks()
+
+
+def derived(source: Payload, derive: Callable[[Array], Array], dtype: np.dtype[Any] | None = None) -> Payload:
+    """Return a payload of what ``derive`` makes of the values of another, at once where these are few.
+
+    Args:
+        source: the payload that is kept in the place of a large result.
+        derive: makes a view of any array of that shape and type, or casts each element.
+        dtype: what is cast to; None for views.
+
+    Raises:
+        ValueError: the values cannot be derived.
+    """
+    if source.nbytes < _COMPUTED_AT_ONCE:
+        return ArrayPayload(np.asarray(derive(source.load())))
+    if dtype is not None:
+        return DerivedPayload(data_type_of(dtype), source.shape, source, derive)
+    # One element that is seen as all of them tells the shape.
+    shape = derive(np.broadcast_to(np.zeros((), source.dtype), source.shape)).shape
+    return DerivedPayload(source.onnx_dtype, shape, source, derive)
+
+
+# Operators that are views of what they read ---------------------------------------------------------------------------
+
+View = Callable[[Array], Array]
+"""From the array that is read to one that shows its elements otherwise."""
+
+# Shapes and axes are inputs since these versions; below them they are attributes, where they are read alike.
+_RESHAPE_READS_SHAPE: Final = 5
+
+OPEN_ENDS: Final = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
+"""Ends of a Slice that stand for none: onnxruntime takes them so for steps backwards too, ONNX only for others."""
+
+
+def view_of(op: str, attributes: Mapping[str, Any], parameters: Sequence[Array | None], opset: int) -> View | None:
+    """Return what an operator of the default domain does to its first input, or None when it is no such operator.
+
+    Args:
+        op: its op type.
+        attributes: its attributes.
+        parameters: its other inputs, None where one is left out.
+        opset: version of the default domain.
+
+    >>> view = view_of("Transpose", {"perm": [1, 0]}, [], 17)
+    >>> view(np.array([[1, 2], [3, 4]])).tolist()
+    [[1, 3], [2, 4]]
+    """
+    if op not in _VIEWS or (op == "Reshape" and opset < _RESHAPE_READS_SHAPE):
+        return None
+    return lambda array: _VIEWS[op](array, attributes, parameters)
+
+
+def _identity(array: Array, _: Mapping[str, Any], __: Sequence[Array | None]) -> Array:
+    return array
+
+
+def _transpose(array: Array, attributes: Mapping[str, Any], _: Sequence[Array | None]) -> Array:
+    return array.transpose(attributes.get("perm"))
+
+
+def _flatten(array: Array, attributes: Mapping[str, Any], _: Sequence[Array | None]) -> Array:
+    axis = attributes.get("axis", 1)
+    if not -array.ndim <= axis <= array.ndim:
+        raise ValueError(f"there is no axis {axis}")
+    axis = axis + array.ndim if axis < 0 else axis
+    return array.reshape(math.prod(array.shape[:axis]), math.prod(array.shape[axis:]))
+
+
+def _reshape(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
+    wanted = _parameter_numbers(parameters, 0)
+    if wanted is None:
+        raise ValueError("it has no shape")
+    if attributes.get("allowzero", 0):
+        return array.reshape(wanted)
+    return array.reshape([array.shape[axis] if extent == 0 else extent for axis, extent in enumerate(wanted)])
+
+
+def _squeeze(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
+    axes = _axes(attributes, parameters)
+    return array.squeeze() if axes is None else array.squeeze(tuple(axes))
+
+
+def _unsqueeze(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
+    axes = _axes(attributes, parameters)
+    if axes is None:
+        raise ValueError("it has no axes")
+    return np.expand_dims(array, tuple(axes))
+
+
+def _slice(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
+    starts, ends, axes, steps = (
+        attributes.get(name) if (given := _parameter_numbers(parameters, place)) is None else given
+        for place, name in enumerate(("starts", "ends", "axes", "steps"))
+    )
+    if starts is None or ends is None:
+        raise ValueError("it has no bounds")
+    cuts = [slice(None)] * array.ndim
+    for start, end, axis, step in zip_longest(
+        starts, ends, range(len(starts)) if axes is None else axes, [1] * len(starts) if steps is None else steps
+    ):
+        cuts[axis] = _cut(array.shape[axis], start, end, step)
+    return array[tuple(cuts)]
+
+
+def _cut(extent: int, start: int, end: int, step: int) -> slice:
+    """Return a slice of Python for bounds of ONNX, which may lie far outside."""
+    if step < 0 and end in OPEN_ENDS:
+        raise ValueError("runtimes do not agree where a Slice that steps backwards to no end stops")
+    start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
+    if step > 0:
+        return slice(max(start, 0), max(end, 0), step)
+    start = min(max(start, 0), extent - 1)
+    # Below the first element Python would begin to count from the end.
+    return slice(start, end if end >= 0 else None, step) if extent else slice(0, 0, step)
+
+
+def _axes(attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> list[int] | None:
+    given = _parameter_numbers(parameters, 0)
+    return attributes.get("axes") if given is None else given
+
+
+def _parameter_numbers(parameters: Sequence[Array | None], place: int) -> list[int] | None:
+    given = parameters[place] if place < len(parameters) else None
+    return None if given is None else [int(number) for number in given.reshape(-1)]
+
+
+_VIEWS: Final[Mapping[str, Callable[[Array, Mapping[str, Any], Sequence[Array | None]], Array]]] = {
+    "Flatten": _flatten,
+    "Identity": _identity,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+VIEWS: Final = frozenset(_VIEWS)
+"""The operators that are views of what they read."""
+
+
+# One step -------------------------------------------------------------------------------------------------------------
+
+# They move elements and do not look at them, so any type can pass as unsigned integers of its size.
+_MOVERS: Final = VIEWS | {"Concat", "DepthToSpace", "Expand", "Gather", "SpaceToDepth", "Split", "Tile"}
+# numpy's number for types that a package adds.
+_ADDED = 2
+
+
+def is_small(dtype: np.dtype[Any]) -> bool:
+    """Whether numpy itself does not have the type, but ml_dtypes adds it: bfloat16, 8-bit floats and below."""
+    return dtype.isbuiltin == _ADDED
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operator of what is computed from constants, kept when its node is gone.
+
+    Attributes:
+        node: name of the node, for messages.
+        op: its op type.
+        attributes: its attributes.
+        inputs: payloads of constants, the outputs of earlier steps, None where an optional input is left out.
+        outputs: what it makes.
+    """
+
+    node: str
+    op: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[Payload | Variable | None, ...]
+    outputs: tuple[Variable, ...]
+
+    @classmethod
+    def of(cls, node: Node) -> Step:
+        """Return the step that a node makes."""
+        return cls(node.name, node.op, dict(node.attrs), tuple(map(_source, node.inputs)), tuple(node.outputs))
+
+
+def _source(tensor: Tensor) -> Payload | Variable | None:
+    if isinstance(tensor, Variable):
+        return tensor if tensor.name else None
+    return tensor.payload
+
+
+def is_numpys(step: Step, given: Sequence[Payload | None]) -> bool:
+    """Whether numpy computes a step of these inputs as onnxruntime does."""
+    types = [payload.dtype for payload in given if payload is not None]
+    if not types or given[0] is None:
+        return False
+    if step.op == "Cast":
+        return _is_numpys_cast(types[0], step.attributes.get("to"))
+    if step.op in _SAME_TYPED:
+        return len(types) == len(given) and len(set(types)) == 1 and (types[0].kind in "iuf" or is_small(types[0]))
+    return step.op in VIEWS or step.op == "Shape" or step.op in _NUMPY
+
+
+def compute(step: Step, given: Sequence[Payload | None], opset: int) -> list[Payload]:
+    """Compute one step; what only moves or casts the elements of a large input is computed when it is asked for.
+
+    Args:
+        step: what is computed.
+        given: its inputs, None where one is left out.
+        opset: version of the default domain that it is written in.
+
+    Returns:
+        Its outputs, in order; empty where the step leaves one out.
+
+    Raises:
+        ModelError: it cannot be computed.
+    """
+    if is_numpys(step, given):
+        try:
+            with np.errstate(all="ignore"):
+                found = _by_numpy(step, given, opset)
+        except (AttributeError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise ModelError(f"{error}; check the model") from error
+        if found is not None:
+            return [found]
+    arrays = [None if payload is None else payload.load() for payload in given]
+    small = next((array.dtype for array in arrays if array is not None and is_small(array.dtype)), None)
+    if step.op not in _MOVERS or small is None:
+        return [_payload(found) for found in _by_onnxruntime(step, arrays, opset)]
+    plain = [a if a is None or not is_small(a.dtype) else a.view(f"u{a.itemsize}") for a in arrays]
+    return [ArrayPayload(array.view(small)) for array in _by_onnxruntime(step, plain, opset)]
+
+
+def _by_numpy(step: Step, given: Sequence[Payload | None], opset: int) -> Payload | None:
+    first = given[0]
+    assert first is not None, "only steps with a first input are numpy's"
+    if step.op == "Shape":
+        ends = slice(step.attributes.get("start"), step.attributes.get("end"))
+        return ArrayPayload(np.array(first.shape[ends], np.int64))
+    if step.op == "Cast":
+        dtype = helper.tensor_dtype_to_np_dtype(step.attributes["to"])
+        return derived(first, lambda array: array.astype(dtype, copy=False), dtype)
+    parameters = [None if payload is None else payload.load() for payload in given[1:]]
+    if step.op in VIEWS:
+        view = view_of(step.op, step.attributes, parameters, opset)
+        return None if view is None else derived(first, view)
+    return ArrayPayload(np.asarray(_NUMPY[step.op](step.attributes, first.load(), *parameters)))
+
+
+def _by_onnxruntime(step: Step, arrays: Sequence[Array | None], opset: int) -> list[Any]:
+    inputs = [
+        Variable("") if array is None else Variable(f"i{index}", array.dtype, list(array.shape))
+        for index, array in enumerate(arrays)
+    ]
+    outputs = [Variable(f"o{index}" if tensor.name else "") for index, tensor in enumerate(step.outputs)]
+    wanted = [tensor for tensor in outputs if tensor.name]
+    node = Node(step.op, "step", dict(step.attributes), inputs, outputs)
+    graph = Graph([node], [tensor for tensor in inputs if tensor.name], wanted, "step", opset=opset)
+    session = open_session(to_model(graph), threads=1, optimize=False)
+    found = iter(run(session, {f"i{index}": array for index, array in enumerate(arrays) if array is not None}))
+    return [next(found) if tensor.name else np.empty(0) for tensor in outputs]
+
+
+def _payload(found: Any) -> Payload:
+    """Return a payload of a result, which numpy can only hold when it is a tensor."""
+    if not isinstance(found, np.ndarray):
+        raise ModelError("it makes no tensor")
+    return ArrayPayload(found)
+
+
+def _is_numpys_cast(dtype: np.dtype[Any], wanted: object) -> bool:
+    """Whether numpy rounds as onnxruntime does; what becomes of floats that an integer does not hold is open."""
+    if not isinstance(wanted, int) or wanted not in _CAST_TO or dtype.kind in "OSU":
+        return False
+    target = helper.tensor_dtype_to_np_dtype(wanted)
+    twice_rounded = dtype == np.float64 and target.itemsize < np.dtype(np.float32).itemsize
+    return not twice_rounded and (dtype.kind != "f" or target.kind == "f" or is_small(target))
+
+
+# Rounding to a smaller float than these is left to onnxruntime.
+_CAST_TO: Final = frozenset(
+    {
+        TensorProto.BFLOAT16,
+        TensorProto.DOUBLE,
+        TensorProto.FLOAT,
+        TensorProto.FLOAT16,
+        TensorProto.INT64,
+        TensorProto.UINT32,
+        TensorProto.UINT64,
+        *(row.onnx_type for row in FORMATS.values() if not row.is_float),
+    }
+    # The oldest supported onnx knows no integers of two bits.
+) & set(TensorProto.DataType.values())
+
+
+def _dequantize(attributes: Mapping[str, Any], codes: Array, scale: Array, zero_point: Array | None = None) -> Array:
+    dtype = attributes.get("output_dtype")
+    return dequantize_linear(
+        codes,
+        scale,
+        zero_point,
+        attributes.get("axis", 1),
+        attributes.get("block_size", 0),
+        helper.tensor_dtype_to_np_dtype(dtype) if dtype else None,
+    )
+
+
+_SAME_TYPED: Final = frozenset({"Add", "Mul", "Sub"})
+_NUMPY: Final[Mapping[str, Callable[..., Array]]] = {
+    "Add": lambda _, left, right: left + right,
+    "DequantizeLinear": _dequantize,
+    "Mul": lambda _, left, right: left * right,
+    "Sub": lambda _, left, right: left - right,
+}
+
+
+# Many steps -----------------------------------------------------------------------------------------------------------
+
+# Steps that read no more than this run in one session.
+_TOGETHER = 1 << 16
+_TYPES = ("to", "dtype", "output_dtype")
+
+Source = Payload | Variable
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What came of steps.
+
+    Attributes:
+        values: of the wanted tensors, and of those that a step reads which could not be computed.
+        failed: the steps that could not be computed, and why; those that depend on one are among them.
+    """
+
+    values: Mapping[Variable, Payload]
+    failed: Mapping[Step, str]
+
+
+def evaluate(
+    steps: Sequence[Step], wanted: Variable, opset: int, given: Mapping[Variable, Array] | None = None
+) -> Array:
+    """Compute a decoder; onnxruntime runs what numpy does not compute the same way.
+
+    Args:
+        steps: in an order of execution.
+        wanted: an output of one of them.
+        opset: version of the default domain that the steps are written in.
+        given: values of tensors that no step makes.
+
+    Raises:
+        ModelError: a step cannot be computed; the message names its node.
+    """
+    found = evaluate_all(steps, [wanted], opset, given)
+    for step, reason in found.failed.items():
+        raise ModelError(f"node {step.node} ({step.op}) decodes a weight, but {reason}")
+    return found.values[wanted].load()
+
+
+def evaluate_all(
+    steps: Sequence[Step],
+    wanted: Collection[Variable],
+    opset: int,
+    given: Mapping[Variable, Array] | None = None,
+    largest: int | None = None,
+) -> Evaluated:
+    """Compute steps; each value is held until the last step that reads it has.
+
+    Args:
+        steps: in an order of execution.
+        wanted: outputs of them.
+        opset: version of the default domain that they are written in.
+        given: values of tensors that no step makes.
+        largest: bytes that a value may have which is not computed anew whenever it is asked for; None for any.
+    """
+    held: dict[Variable, Payload] = {tensor: ArrayPayload(array) for tensor, array in (given or {}).items()}
+    work = _Evaluation(opset, largest, set(wanted), held)
+    for step in steps:
+        for source in set(step.inputs):
+            work.readers.setdefault(source, set()).add(step)
+    for step in steps:
+        work.take(step)
+    work.flush()
+    return Evaluated(work.values, work.failed)
+
+
+@dataclass(eq=False)
+class _Evaluation:
+    """Steps under way.
+
+    Attributes:
+        opset: version of the default domain.
+        largest: bytes that a value may have that is kept in memory.
+        wanted: tensors whose values are kept.
+        values: the values that are known and needed.
+        readers: the steps that have yet to read each source.
+        failed: steps that cannot be computed, and why.
+        lost: what those would have made.
+        waiting: small steps that are computed together.
+        coming: what those are going to make.
+    """
+
+    opset: int
+    largest: int | None
+    wanted: set[Variable]
+    values: dict[Variable, Payload]
+    readers: dict[Source | None, set[Step]] = field(default_factory=dict)
+    failed: dict[Step, str] = field(default_factory=dict)
+    lost: set[Variable] = field(default_factory=set)
+    waiting: list[Step] = field(default_factory=list)
+    coming: set[Variable] = field(default_factory=set)
+
+    def take(self, step: Step) -> None:
+        """Compute a step, or let it wait for others."""
+        waits = any(source in self.coming for source in step.inputs)
+        known = [self._payload(source) for source in step.inputs if source is not None and source not in self.coming]
+        if not self._fits(step, known):
+            if waits:
+                self.flush()
+            self._alone(step)
+        elif waits or not is_numpys(step, known):
+            self.waiting.append(step)
+            self.coming.update(step.outputs)
+        else:
+            self._alone(step)
+
+    def flush(self) -> None:
+        """Compute the steps that wait."""
+        waiting, self.waiting, self.coming = self.waiting, [], set()
+        pending = [waiting] if waiting else []
+        while pending:
+            steps = pending.pop()
+            if len(steps) == 1:
+                self._alone(steps[0])
+            elif not self._together(steps):
+                # One step that cannot be computed must not keep the others.
+                half = len(steps) // 2
+                pending += [steps[half:], steps[:half]]
+
+    def _payload(self, source: Source | None) -> Payload | None:
+        return source if isinstance(source, Payload) else self.values.get(source) if source is not None else None
+
+    def _fits(self, step: Step, known: Iterable[Payload | None]) -> bool:
+        """Whether a session may hold a step beside others."""
+        types = (numpy_dtype(kind) for name in _TYPES if isinstance(kind := step.attributes.get(name), int))
+        if step.op == "DequantizeLinear" or any(dtype is not None and is_small(dtype) for dtype in types):
+            return False
+        return all(
+            payload is not None and payload.nbytes <= _TOGETHER and not is_small(payload.dtype) for payload in known
+        )
+
+    def _alone(self, step: Step) -> None:
+        if self._depends_on_lost(step):
+            return
+        try:
+            found = compute(step, [self._payload(source) for source in step.inputs], self.opset)
+            self._keep(step.outputs, found)
+        except OnnxqError as error:
+            self._fail(step, str(error))
+        else:
+            self._read([step])
+
+    def _together(self, steps: Sequence[Step]) -> bool:
+        """Run several steps in one session; return whether that went well."""
+        able = [step for step in steps if not self._depends_on_lost(step)]
+        inside = set(able)
+        made = dict.fromkeys(tensor for step in able for tensor in step.outputs if tensor.name)
+        needed = [tensor for tensor in made if tensor in self.wanted or self.readers.get(tensor, set()) - inside]
+        try:
+            found = _run(able, needed, self._payload, self.opset) if needed else []
+            self._keep(needed, found)
+        except OnnxqError:
+            return False
+        self._read(able)
+        return True
+
+    def _depends_on_lost(self, step: Step) -> bool:
+        if any(source in self.lost for source in step.inputs):
+            self._fail(step, "what it reads cannot be computed")
+            return True
+        return False
+
+    def _fail(self, step: Step, reason: str) -> None:
+        self.failed[step] = reason
+        self.lost.update(step.outputs)
+
+    def _keep(self, tensors: Iterable[Variable], found: Iterable[Payload]) -> None:
+        new = {tensor: payload for tensor, payload in zip(tensors, found, strict=False) if tensor.name}
+        for payload in new.values():
+            if payload.dtype.kind not in "fiub" and not is_small(payload.dtype):
+                raise ModelError(f"its result is of type {payload.dtype}")
+            if self.largest is not None and isinstance(payload, ArrayPayload) and payload.nbytes > self.largest:
+                raise ModelError(f"its result of {payload.nbytes} bytes is too large")
+        self.values.update(new)
+
+    def _read(self, steps: Iterable[Step]) -> None:
+        """Forget the values that these steps were the last to read, or that none reads."""
+        for step in steps:
+            for source in set(step.inputs):
+                self.readers[source].discard(step)
+        for step in steps:
+            for tensor in (*step.inputs, *step.outputs):
+                if isinstance(tensor, Variable) and not self.readers.get(tensor) and tensor not in self.wanted:
+                    self.values.pop(tensor, None)
+
+
+def _run(
+    steps: Sequence[Step], needed: Sequence[Variable], payload_of: Callable[[Source], Payload | None], opset: int
+) -> list[Payload]:
+    """Return the values of tensors, computed in one session."""
+    made = {tensor for step in steps for tensor in step.outputs}
+    twins: dict[Source, Variable] = {}
+    feeds: dict[str, Array] = {}
+
+    def twin(source: Source | None) -> Variable:
+        if source is None or (isinstance(source, Variable) and not source.name):
+            return Variable("")
+        if source not in twins:
+            twins[source] = Variable(f"t{len(twins)}")
+            if source not in made:
+                payload = payload_of(source)
+                assert payload is not None, "a step comes behind those that make what it reads"
+                twins[source].dtype, twins[source].shape = payload.dtype, list(payload.shape)
+                feeds[twins[source].name] = payload.load()
+        return twins[source]
+
+    nodes = [
+        Node(step.op, f"n{index}", dict(step.attributes), list(map(twin, step.inputs)), list(map(twin, step.outputs)))
+        for index, step in enumerate(steps)
+    ]
+    outputs = [twin(tensor) for tensor in needed]
+    graph = Graph(nodes, [tensor for tensor in twins.values() if tensor.name in feeds], outputs, "steps", opset=opset)
+    found = run(open_session(to_model(graph), threads=1, optimize=False), feeds)
+    if not all(isinstance(array, np.ndarray) for array in found):
+        raise ModelError("a result is no tensor")
+    return [ArrayPayload(array) for array in found]
