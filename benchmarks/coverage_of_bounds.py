@@ -36,7 +36,7 @@ from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.bounds import lower_bound
 from onnxq.evaluation.sqnr import trust
 from onnxq.ir import load
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.evaluator import Trials
@@ -264,7 +264,7 @@ def tried(
 ) -> Iterator[tuple[Sequence[str], list[tuple[tuple[Any, ...], list[Any]]]]]:
     """Yield the outputs of the float model and of a plan's for each sample, of plans with ever fewer integers."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = open_workbench(load(model), PRESETS["int8"], target_named(DEFAULT_TARGET), Path(folder), Emit.QDQ)
+        bench = open_workbench(load(model), PRESETS["int8"], target_named(DEFAULT_TARGET), Path(folder), AllowedOps.QDQ)
         samples = list(bench.samples(calib, Data(calib), lambda _: None))
         evidence = bench.calibrate(bench.plan({}), samples, silent)
         trials = Trials.of(bench, model, samples, evidence)

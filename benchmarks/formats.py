@@ -35,7 +35,7 @@ from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import open_session, run
 from onnxq.steps.budget import Budget
 
@@ -107,7 +107,7 @@ def measure(options: argparse.Namespace, preset: str) -> Row:
             budget=Budget(search="off", latency=0),
         )
         seconds = time.perf_counter() - start
-        samples = open_samples(options.calib, model_inputs(skeleton(load(options.model))))
+        samples = open_samples(options.calib, model_inputs(weightless_model(load(options.model))))
         agreement = compare_files(options.model, output, options.eval or options.calib)
         timed = list(evenly(samples, TIMED_SAMPLES))
         speed = tuple(

@@ -23,7 +23,7 @@ import onnxq
 from onnxq.data.samples import evenly, model_inputs, open_samples
 from onnxq.evaluation.verification import Timer, verify
 from onnxq.ir import load
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -56,7 +56,7 @@ def full_load() -> Iterator[int]:
 @click.option("--seconds", default=2.0)
 def main(model: Path, data: Path, runs: int, seconds: float) -> None:
     """Time two quantized models of a model beside it, without load and with it."""
-    samples = list(evenly(open_samples(data, model_inputs(skeleton(load(model)))), 8))
+    samples = list(evenly(open_samples(data, model_inputs(weightless_model(load(model)))), 8))
     with TemporaryDirectory() as folder:
         quantized = Path(folder) / "int8.onnx"
         budget = onnxq.Budget(search="off", accuracy="off", latency=0)

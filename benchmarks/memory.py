@@ -26,12 +26,12 @@ RUN = """
 import sys
 from pathlib import Path
 from onnxq.ir import load
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import open_session, run
 from onnxq.data.samples import model_inputs, open_samples
 from onnxq.data.inputs import sample_bytes
 model = Path(sys.argv[1])
-samples = open_samples(sys.argv[2], model_inputs(skeleton(load(model))))
+samples = open_samples(sys.argv[2], model_inputs(weightless_model(load(model))))
 run(open_session(model), max(samples, key=sample_bytes))
 """
 

@@ -26,7 +26,7 @@ from onnxq.data.samples import open_samples
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.ir import load
 from onnxq.numerics.pairs import Pairs
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import open_session, run
 
@@ -65,7 +65,7 @@ def row(model: Path, data: Path, made: Path) -> list[tuple[float, float]]:
     """Return the decibels of each way on this processor's kernels, and of floats."""
     found = []
     budget, goal = Budget(search="off", accuracy="off", latency=0.0), Goal(force=True)
-    samples = list(open_samples(data / "eval", model_inputs(skeleton(load(model)))))
+    samples = list(open_samples(data / "eval", model_inputs(weightless_model(load(model)))))
     known = open_session(model)
     names = [one.name for one in known.get_outputs()]
     expected = [run(known, sample) for sample in samples]

@@ -34,7 +34,7 @@ from onnxq.errors import OnnxqError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 
 PACKAGES = (f"onnxruntime=={onnxruntime.__version__}", "onnx", "sympy", "nncf")
 CACHE = Path.home() / ".cache" / "onnxq-benchmarks" / "quantizers"
@@ -189,7 +189,7 @@ def judge(tool: str, command: Sequence[str], model: Path, data: Path, options: a
             return Row(model.stem, tool, seconds=took, failure=told[-1][:120])
         try:
             agreement = compare_files(model, target, data)
-            timed = list(evenly(open_samples(data, model_inputs(skeleton(load(model)))), TIMED_SAMPLES))
+            timed = list(evenly(open_samples(data, model_inputs(weightless_model(load(model)))), TIMED_SAMPLES))
             speed = measure_latency(model, target, timed, seconds=options.seconds, threads=1).speed
         except OnnxqError as error:
             return Row(model.stem, tool, seconds=took, failure=str(error)[:120])

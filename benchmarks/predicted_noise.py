@@ -23,9 +23,9 @@ from onnxq.config.scheme import Mode
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import load
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.affine import decibels
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import target_named
 from onnxq.search.evaluator import Trials
@@ -65,9 +65,9 @@ def main() -> None:
 def line(path: Path, data: Path, plans: int, seconds: float) -> str:
     """Return a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        samples = open_samples(data, model_inputs(skeleton(load(path))))
+        samples = open_samples(data, model_inputs(weightless_model(load(path))))
         bench = open_workbench(
-            load(path), preset_named("int8"), target_named("onnxruntime-cpu"), Path(folder), Emit.QDQ
+            load(path), preset_named("int8"), target_named("onnxruntime-cpu"), Path(folder), AllowedOps.QDQ
         )
         full = bench.plan({})
         trials = Trials.of(bench, path, list(evenly(samples, SAMPLES)), bench.calibrate(full, samples, silent))

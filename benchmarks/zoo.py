@@ -32,7 +32,7 @@ from onnxq.data.samples import evenly, open_samples
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import constants, load, onnx_dtype
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 
 TIMED_SAMPLES = 4
 PLAIN = {"static": "int8", "dynamic": "int8-dynamic"}
@@ -150,7 +150,7 @@ def plain(model: Path, data: Path | None, threads: list[int], seconds: float) ->
 
 
 def _speeds(model: Path, output: Path, judged: Path, threads: list[int], seconds: float) -> tuple[float, ...]:
-    samples = open_samples(judged, model_inputs(skeleton(load(model))))
+    samples = open_samples(judged, model_inputs(weightless_model(load(model))))
     timed = list(evenly(samples, TIMED_SAMPLES))
     return tuple(measure_latency(model, output, timed, seconds=seconds, threads=n).speed for n in threads)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from onnxq.evaluation.latency import bench
     from onnxq.evaluation.layers import compare_layers
     from onnxq.evaluation.metrics import Metric, load_metric
-    from onnxq.ir import Graph, load, remove_nodes, replace_uses, save, scopes
+    from onnxq.ir import Graph, all_graphs, load, remove_nodes, replace_uses, save
     from onnxq.pipeline import Quantized, plan, quantize, sensitivity
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
@@ -111,6 +111,7 @@ __all__ = [
     "Spec",
     "Text",
     "Verify",
+    "all_graphs",
     "bench",
     "calibrate",
     "compare_files",
@@ -133,7 +134,6 @@ __all__ = [
     "save",
     "save_plan",
     "save_statistics",
-    "scopes",
     "sensitivity",
     "train",
 ]
@@ -191,7 +191,7 @@ _HOMES = {
         "remove_nodes",
         "replace_uses",
         "save",
-        "scopes",
+        "all_graphs",
     ),
     "onnxq.commands.optimization": (
         "Optimized",

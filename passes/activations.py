@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from onnxq.errors import ModelError
-from onnxq.ir import Constant, Graph, Names, Node, Variable, nodes, replace_nodes
+from onnxq.ir import Constant, Graph, Names, Node, Variable, all_nodes, replace_nodes
 from onnxq.ir.elements import Tensor
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes.cleanup import UpgradeOpset
@@ -151,7 +151,9 @@ def _limit(node: Node, index: int, name: str, default: float) -> float | None:
     tensor = node.inputs[index] if index < len(node.inputs) else None
     if tensor is None or not tensor.name:
         return float(node.attrs.get(name, default))
-    fixed = isinstance(tensor, Constant) and tensor.input_source is None and all(size == 1 for size in tensor.shape)
+    fixed = (
+        isinstance(tensor, Constant) and tensor.overridable_input is None and all(size == 1 for size in tensor.shape)
+    )
     return float(tensor.values.item()) if fixed else None
 
 
@@ -321,7 +323,7 @@ class JoinHardSwishes(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Join; ``changed`` holds the names of the nodes, ``left`` those of a model that cannot be converted."""
-        gates = tuple(node.name for _, node in nodes(graph) if _is_gate(node))
+        gates = tuple(node.name for _, node in all_nodes(graph) if _is_gate(node))
         if not gates:
             return Changes()
         try:
@@ -353,13 +355,13 @@ class SplitHardSwishes(Pass):
         """Replace; ``changed`` holds the names of the nodes, which the products keep."""
         names = Names(graph)
         instead: dict[Node, Sequence[Node]] = {}
-        for _, node in nodes(graph):
+        for _, node in all_nodes(graph):
             if node.op != "HardSwish" or node.domain or len(node.inputs) != 1 or len(node.outputs) != 1:
                 continue
             data, output = node.inputs[0], node.outputs[0]
-            share = Variable(names.fresh(f"{output.name}.gate"), output.dtype, output.shape)
+            share = Variable(names.unique(f"{output.name}.gate"), output.dtype, output.shape)
             settings = {"alpha": _HARD_SLOPE, "beta": _HARD_MIDDLE}
-            gate = Node("HardSigmoid", names.fresh(f"{node.name}.gate"), settings, [data], [share])
+            gate = Node("HardSigmoid", names.unique(f"{node.name}.gate"), settings, [data], [share])
             node.outputs.clear()
             instead[node] = (gate, Node("Mul", node.name, {}, [data, share], [output]))
         changed = tuple(node.name for node in instead)

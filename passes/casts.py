@@ -13,15 +13,15 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
-    Payload,
     Tensor,
+    TensorData,
     Variable,
+    all_graphs,
     constants,
     insert_nodes,
     onnx_dtype,
     remove_nodes,
     replace_uses,
-    scopes,
 )
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
@@ -116,7 +116,7 @@ class WidenFloats(Pass):
             return Changes(left=((graph.name, obstacle),))
         names = Names(graph)
         border = {*graph.inputs, *(tensor for tensor in graph.outputs if _is_half(tensor))}
-        border.update(tensor for tensor in graph.initializers if tensor.input_source is not None)
+        border.update(tensor for tensor in graph.initializers if tensor.overridable_input is not None)
         rounding = _rounding_casts(graph)
         changed = [*_widen_constants(graph, border), *_widen_nodes(graph, border, rounding)]
         changed += _read_widened(graph, [tensor for tensor in border if _is_half(tensor)], names)
@@ -133,7 +133,7 @@ def half_type(graph: Graph) -> int:
 
 def _obstacle(graph: Graph) -> str:
     """Return why a model cannot be widened, or an empty string."""
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for tensor in (*scope.inputs, *scope.outputs):
             source = getattr(tensor, "source", None)
             if source is not None and source.type.WhichOneof("value") not in ("tensor_type", None):
@@ -154,19 +154,19 @@ def _widen_constants(graph: Graph, border: set[Tensor]) -> Iterator[str]:
     """Turn the constants to float32, those in attributes of nodes too."""
     for tensor in constants(graph):
         if _is_half(tensor) and tensor not in border:
-            payload = tensor.payload
-            tensor.values = computed(partial(_widened, payload), TensorProto.FLOAT, payload.shape)
+            tensor_data = tensor.tensor_data
+            tensor.values = computed(partial(_widened, tensor_data), TensorProto.FLOAT, tensor_data.shape)
             yield tensor.name
 
 
-def _widened(payload: Payload) -> Any:
-    return payload.load().astype(_FLOAT)
+def _widened(tensor_data: TensorData) -> Any:
+    return tensor_data.load().astype(_FLOAT)
 
 
 def _widen_nodes(graph: Graph, border: set[Tensor], rounding: list[Node]) -> Iterator[str]:
     """Let the nodes make float32, but for the Casts that round or make outputs of the model."""
     kept = set(rounding)
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for tensor in scope.inputs if scope is not graph else ():
             _widen_type(tensor)
         for node in scope.nodes:
@@ -186,12 +186,12 @@ def _rounding_casts(graph: Graph) -> list[Node]:
     uses = Uses(graph)
     return [
         node
-        for scope in scopes(graph)
+        for scope in all_graphs(graph)
         for node in scope.nodes
         if node.op == "Cast"
         and node.attrs.get("to") in _HALVES
         and onnx_dtype(node.inputs[0]) not in (*_HALVES, 0)
-        and not node.outputs[0].returned_by
+        and not node.outputs[0].graph_output_of
         and uses.decides(node.outputs)
     ]
 
@@ -205,7 +205,7 @@ def _read_rounded(graph: Graph, rounding: list[Node], names: Names) -> Iterator[
             wide = _wide(tensor, names)
             replace_uses(tensor, wide, readers)
             casts[node] = [_cast(tensor, wide, names)]
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         insert_nodes(scope, after={node: casts[node] for node in scope.nodes if node in casts})
     yield from (made.name for after in casts.values() for made in after)
 
@@ -222,7 +222,7 @@ def _makes_output(node: Node, graph: Graph) -> bool:
         node.op == "Cast"
         and node.attrs.get("to") in _HALVES
         and made is not None
-        and graph in made.returned_by
+        and graph in made.graph_output_of
         and not made.outputs
     )
 
@@ -258,23 +258,23 @@ def _return_narrowed(graph: Graph, names: Names) -> Iterator[str]:
 
 def _wide(tensor: Tensor, names: Names) -> Variable:
     shape = None if tensor.shape is None else list(tensor.shape)
-    return Variable(names.fresh(f"{tensor.name}.float32"), _FLOAT, shape)
+    return Variable(names.unique(f"{tensor.name}.float32"), _FLOAT, shape)
 
 
 def _cast(source: Tensor, made: Variable, names: Names) -> Node:
-    return Node("Cast", names.fresh(f"{made.name}.cast"), {"to": int(onnx_dtype(made))}, [source], [made])
+    return Node("Cast", names.unique(f"{made.name}.cast"), {"to": int(onnx_dtype(made))}, [source], [made])
 
 
 def _drop_casts(graph: Graph) -> Iterator[str]:
     """Let the readers of a Cast from float32 to float32 read what it reads."""
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         useless = [
             node
             for node in scope.nodes
             if node.op == "Cast"
             and node.attrs.get("to") == TensorProto.FLOAT
             and onnx_dtype(node.inputs[0]) == TensorProto.FLOAT
-            and not node.outputs[0].returned_by
+            and not node.outputs[0].graph_output_of
         ]
         for node in useless:
             replace_uses(node.outputs[0], node.inputs[0])

@@ -18,17 +18,17 @@ from onnxq.ir import (
     OpaqueAttribute,
     Tensor,
     Variable,
-    is_fixed,
-    joined_origins,
+    all_graphs,
+    is_constant,
+    join_origins,
     onnx_dtype,
-    optional,
+    optional_input,
     origins_by_name,
     place_constants,
-    put_back_origins,
     remove_nodes,
     remove_unused,
     replace_uses,
-    scopes,
+    restore_origins,
     strip_metadata,
 )
 from onnxq.onnx_api import upgrade_opset
@@ -51,19 +51,21 @@ class DropNoOps(Pass):
         """Drop; ``changed`` holds the names of the nodes."""
         changed: list[str] = []
         left: list[tuple[str, str]] = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             dropped = []
             own = set(scope.nodes)
             for node in scope.nodes:
                 if node.op not in ("Identity", "Dropout") or node.domain:
                     continue
                 source, made = node.inputs[0], node.outputs[0]
-                if made.returned_by and not (set(made.returned_by) == {scope} and _can_be_returned(source, own)):
+                if made.graph_output_of and not (
+                    set(made.graph_output_of) == {scope} and _can_be_returned(source, own)
+                ):
                     left.append((node.name, "its output is an output of the graph"))
                 elif obstacle := _dropout_obstacle(node, graph.opset):
                     left.append((node.name, obstacle))
                 else:
-                    if made.returned_by:
+                    if made.graph_output_of:
                         source.dtype, source.shape, source.source = made.dtype, made.shape, made.source
                     replace_uses(made, source, graph_outputs=True)
                     dropped.append(node)
@@ -74,7 +76,9 @@ class DropNoOps(Pass):
 
 def _can_be_returned(tensor: Tensor, own: set[Node]) -> bool:
     """Whether a node of the same graph makes it, so that it may do so under the name of the output."""
-    return isinstance(tensor, Variable) and bool(tensor.inputs) and tensor.inputs[0] in own and not tensor.returned_by
+    return (
+        isinstance(tensor, Variable) and bool(tensor.inputs) and tensor.inputs[0] in own and not tensor.graph_output_of
+    )
 
 
 def _dropout_obstacle(node: Node, opset: int) -> str:
@@ -82,10 +86,10 @@ def _dropout_obstacle(node: Node, opset: int) -> str:
         return ""
     if opset < _INFERS and not node.attrs.get("is_test", 0):
         return "it is in training mode"
-    if len(node.outputs) > 1 and (node.outputs[1].outputs or node.outputs[1].returned_by):
+    if len(node.outputs) > 1 and (node.outputs[1].outputs or node.outputs[1].graph_output_of):
         return "its mask is used"
-    training = optional(node, 2)
-    if training is not None and not (is_fixed(training) and not training.values.any()):
+    training = optional_input(node, 2)
+    if training is not None and not (is_constant(training) and not training.values.any()):
         return "it may run in training mode"
     return ""
 
@@ -133,18 +137,18 @@ class RemoveUnused(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Remove; ``changed`` holds the names of the nodes and initializers."""
         before = [(item, _name(item)) for item in _items(graph)]
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             annotations = scope.source.quantization_annotation if scope.source is not None else ()
             named = {entry.value for one in annotations for entry in one.quant_parameter_tensor_names}
             for tensor in scope.initializers:
-                tensor.kept = tensor.kept and tensor.name in named
+                tensor.declared_unused = tensor.declared_unused and tensor.name in named
         remove_unused(graph)
         after = set(_items(graph))
         return Changes(tuple(name for item, name in before if item not in after))
 
 
 def _items(graph: Graph) -> Iterator[Node | Constant]:
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         yield from scope.nodes
         yield from scope.initializers
 
@@ -190,7 +194,7 @@ def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[
     """Merge the nodes of one graph and its bodies, given what stands before it in the graphs around."""
     gone, names = [], []
     for node in scope.nodes:
-        for body in node.bodies():
+        for body in node.subgraphs():
             names.extend(_merge(body, first.new_child()))
         key = _key(node)
         if key is None:
@@ -199,10 +203,10 @@ def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[
         if kept is node or not _can_merge(node, kept, same_graph=home is scope):
             continue
         for old, new in zip(node.outputs, kept.outputs, strict=True):
-            if old.returned_by:
+            if old.graph_output_of:
                 new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
             replace_uses(old, new, graph_outputs=True)
-        kept.origins = joined_origins((kept, node))
+        kept.origins = join_origins((kept, node))
         gone.append(node)
         names.append(node.name)
     remove_nodes(scope, gone)
@@ -212,14 +216,14 @@ def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[
 def _can_merge(node: Node, kept: Node, *, same_graph: bool) -> bool:
     """Whether no output of a graph loses its name, and none is made by a node of another graph."""
     return all(
-        not old.returned_by or (same_graph and not new.returned_by)
+        not old.graph_output_of or (same_graph and not new.graph_output_of)
         for old, new in zip(node.outputs, kept.outputs, strict=True)
     )
 
 
 def _key(node: Node) -> Hashable:
     """Return what is equal for nodes that compute the same; None where that cannot be said."""
-    if node.domain or node.op in _KEPT or node.bodies() or not node.outputs:
+    if node.domain or node.op in _KEPT or node.subgraphs() or not node.outputs:
         return None
     attributes = [(name, _content(value)) for name, value in sorted(node.attrs.items())]
     if any(content is None for _, content in attributes):
@@ -239,10 +243,10 @@ def _content(value: Any) -> Hashable:
         return None if None in parts else parts
     if isinstance(value, Constant):
         digest = hashlib.blake2b(digest_size=20)
-        for chunk in value.payload.chunks():
+        for chunk in value.tensor_data.chunks():
             digest.update(chunk)
         text = value.dtype.kind in "OSU"
-        return None if text else (value.payload.onnx_dtype, tuple(value.shape), digest.digest())
+        return None if text else (value.tensor_data.onnx_dtype, tuple(value.shape), digest.digest())
     return value.proto.SerializeToString(deterministic=True) if isinstance(value, OpaqueAttribute) else None
 
 
@@ -280,7 +284,7 @@ class ShareInitializers(Pass):
             if home is not scope and kept not in moved:
                 # It is going to be seen from several bodies, where other tensors may bear its name.
                 names = names or Names(graph)
-                kept.name = names.fresh(kept.name)
+                kept.name = names.unique(kept.name)
                 moved.add(kept)
             replace_uses(tensor, kept)
             changed.append(tensor.name)
@@ -291,7 +295,7 @@ def _shareable(graph: Graph) -> Iterator[tuple[Constant, Graph]]:
     for scope, tensors in place_constants(graph).items():
         fixed = {tensor.name for tensor in (*scope.inputs, *scope.outputs)}
         for tensor in tensors:
-            if tensor.name not in fixed and tensor.input_source is None and _is_read_number(tensor):
+            if tensor.name not in fixed and tensor.overridable_input is None and _is_read_number(tensor):
                 yield tensor, scope
 
 
@@ -305,13 +309,13 @@ def _is_read_number(tensor: Constant) -> bool:
 
 
 def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str]:
-    return onnx_dtype(tensor), tuple(tensor.shape), tensor.payload.ends
+    return onnx_dtype(tensor), tuple(tensor.shape), tensor.tensor_data.fingerprint
 
 
 def _digest(tensor: Constant) -> bytes:
     """Return what stands for the bytes of a constant."""
     digest = hashlib.blake2b(digest_size=20)
-    for chunk in tensor.payload.chunks():
+    for chunk in tensor.tensor_data.chunks():
         digest.update(chunk)
     return digest.digest()
 
@@ -334,14 +338,14 @@ class NameNodes(Pass):
         names = Names(graph)
         for node in renamed:
             output = next((tensor.name for tensor in node.outputs if tensor.name), "")
-            node.name = names.fresh(node.name or f"{node.op}_{output}")
+            node.name = names.unique(node.name or f"{node.op}_{output}")
         return Changes(tuple(node.name for node in renamed))
 
 
 def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
     seen = {""}
     renamed = []
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
             if node.name in seen:
                 renamed.append(node)
@@ -359,12 +363,12 @@ class NameTensors(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Rename; ``changed`` holds the new names."""
-        shared = _sharing_names(graph) if any(node.attrs and node.bodies() for node in graph.nodes) else []
+        shared = _sharing_names(graph) if any(node.attrs and node.subgraphs() for node in graph.nodes) else []
         if not shared:
             return Changes()
         names = Names(graph)
         for tensor in shared:
-            tensor.name = names.fresh(tensor.name)
+            tensor.name = names.unique(tensor.name)
         return Changes(tuple(tensor.name for tensor in shared))
 
 
@@ -411,5 +415,5 @@ class UpgradeOpset(Pass):
             return Changes()
         origins = origins_by_name(graph)
         graph.adopt(upgrade_opset(graph, self.version))
-        put_back_origins(graph, origins)
+        restore_origins(graph, origins)
         return Changes((f"opset {before} to {self.version}",))

@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxq.ir import (
-    ArrayPayload,
+    ArrayData,
     Constant,
     Graph,
     Node,
-    Payload,
     Tensor,
+    TensorData,
     Variable,
+    all_graphs,
+    all_nodes,
     become_constant,
     constants,
-    is_fixed,
-    nodes,
+    is_constant,
     onnx_dtype,
     remove_nodes,
-    scopes,
 )
 from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
@@ -117,7 +117,7 @@ class FoldConstants(Pass):
         growth = self.largest if self.growth is None else self.growth
         work, room = max(growth, stored), max(self.largest, _MOST_GROWTH * stored)
         sizes = _Sizes(self.largest, growth, work, room, self.layouts_only)
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             cone = sizes.cone(scope, left)
             gone += self._fold(scope, cone, sizes.too_large(cone, left), graph.opset, changed, left)
         remove_nodes(graph, gone)
@@ -135,7 +135,7 @@ class FoldConstants(Pass):
         """Make what others read constant, and return the nodes that are not needed any longer."""
         # What makes an output of a graph stays whole: kernels may crash when one of several outputs is omitted.
         steps = {Step.of(node): node for node in cone}
-        kept = large | {node for node in cone if any(tensor.returned_by for tensor in node.outputs)}
+        kept = large | {node for node in cone if any(tensor.graph_output_of for tensor in node.outputs)}
         wanted = _read_outside(cone, kept)
         if not wanted:
             return []
@@ -188,7 +188,7 @@ class _Sizes:
         cone = []
         for node in scope.nodes:
             inputs = [tensor for tensor in node.inputs if tensor.name]
-            if node.domain or node.op in _KEPT or not all(map(self._is_known, inputs)) or node.bodies():
+            if node.domain or node.op in _KEPT or not all(map(self._is_known, inputs)) or node.subgraphs():
                 continue
             if self.layouts_only and node.op not in VIEWS:
                 continue
@@ -199,7 +199,7 @@ class _Sizes:
         return cone
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return self.layouts_only or _is_plain(tensor) if is_fixed(tensor) else tensor in self.known
+        return self.layouts_only or _is_plain(tensor) if is_constant(tensor) else tensor in self.known
 
     def _size(self, tensor: Tensor) -> tuple[int, int]:
         return (tensor.nbytes, math.prod(tensor.shape)) if isinstance(tensor, Constant) else self.known[tensor]
@@ -353,34 +353,34 @@ class LiftConstants(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Lift; ``changed`` holds the names of the tensors."""
         changed, left = [], []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             outputs = set(scope.outputs)
             lifted = []
             for node in scope.nodes:
                 if node.op != "Constant" or node.domain:
                     continue
-                tensor, payload = node.outputs[0], _payload(node)
+                tensor, tensor_data = node.outputs[0], _payload(node)
                 if tensor in outputs:
                     left.append((tensor.name, "is an output of its graph"))
-                elif payload is None:
+                elif tensor_data is None:
                     left.append((tensor.name, "holds sparse values"))
                 else:
-                    lifted.append((node, tensor, payload))
+                    lifted.append((node, tensor, tensor_data))
             remove_nodes(scope, [node for node, _, _ in lifted])
-            for _, tensor, payload in lifted:
-                become_constant(tensor, payload)
+            for _, tensor, tensor_data in lifted:
+                become_constant(tensor, tensor_data)
                 scope.initializers.append(tensor)
                 changed.append(tensor.name)
         return Changes(tuple(changed), tuple(left))
 
 
-def _payload(node: Node) -> Payload | None:
+def _payload(node: Node) -> TensorData | None:
     value = node.attrs.get("value")
     if isinstance(value, Constant):
-        return value.payload
+        return value.tensor_data
     for key, dtype in _PLAIN_TYPES.items():
         if key in node.attrs:
-            return ArrayPayload(np.asarray(node.attrs[key], dtype))
+            return ArrayData(np.asarray(node.attrs[key], dtype))
     return None
 
 
@@ -398,13 +398,13 @@ class FixInitializers(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Fix; ``changed`` holds the names of the initializers."""
-        listed = [tensor for tensor in graph.initializers if tensor.input_source is not None]
+        listed = [tensor for tensor in graph.initializers if tensor.overridable_input is not None]
         is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
         is_habit = len(listed) == len(graph.initializers) > 1 and any(_holds_weights(node) for node in graph.nodes)
         if not is_old and not is_habit:
             return Changes(left=tuple((tensor.name, "is listed as an input, as others are not") for tensor in listed))
         for tensor in listed:
-            tensor.input_source = None
+            tensor.overridable_input = None
         return Changes(tuple(tensor.name for tensor in listed))
 
 
@@ -435,11 +435,11 @@ class FlushDenormals(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Flush; ``changed`` holds the names of the weights."""
         weights: dict[Constant, None] = {}
-        for _, node in nodes(graph):
+        for _, node in all_nodes(graph):
             operator = operator_of(node)
             if operator is not None and operator.role in _PRODUCTS:
                 read = (node.inputs[index] for index in operator.weights if index < len(node.inputs))
-                weights.update(dict.fromkeys(tensor for tensor in read if is_fixed(tensor)))
+                weights.update(dict.fromkeys(tensor for tensor in read if is_constant(tensor)))
         floats = (tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT)
         changed = [tensor for tensor in floats if _has_denormals(tensor) and _largest(tensor) >= _HIDES_DENORMALS]
         for tensor in changed:
@@ -450,12 +450,12 @@ class FlushDenormals(Pass):
 
 def _has_denormals(tensor: Constant) -> bool:
     """Whether any element is denormal, read in pieces."""
-    return any(bool(_are_denormal(np.frombuffer(piece, np.uint32)).any()) for piece in tensor.payload.chunks())
+    return any(bool(_are_denormal(np.frombuffer(piece, np.uint32)).any()) for piece in tensor.tensor_data.chunks())
 
 
 def _largest(tensor: Constant) -> float:
     """Return the largest finite magnitude, read in pieces."""
-    pieces = (np.abs(np.frombuffer(piece, np.float32)) for piece in tensor.payload.chunks())
+    pieces = (np.abs(np.frombuffer(piece, np.float32)) for piece in tensor.tensor_data.chunks())
     return max((float(piece.max(initial=0.0, where=np.isfinite(piece))) for piece in pieces), default=0.0)
 
 

@@ -19,15 +19,15 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
-    is_fixed,
-    joined_origins,
-    nodes,
-    optional,
+    all_graphs,
+    all_nodes,
+    is_constant,
+    join_origins,
+    optional_input,
     replace_nodes,
     replace_uses,
-    scopes,
 )
-from onnxq.lowering import Chain
+from onnxq.lowering import NodeBuilder
 from onnxq.onnx_api import infer_shapes, inline_functions
 from onnxq.passes.cleanup import UpgradeOpset
 from onnxq.rewrite import Changes, Pass
@@ -56,7 +56,7 @@ class InlineIfs(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         """Inline; ``changed`` holds the names of the Ifs."""
-        defined = Counter(part.name for scope in scopes(graph) for part in (*_made(scope), *scope.nodes))
+        defined = Counter(part.name for scope in all_graphs(graph) for part in (*_made(scope), *scope.nodes))
         names = Names(graph)
         changed: list[str] = []
         pending = [graph]
@@ -67,7 +67,7 @@ class InlineIfs(Pass):
             replace_nodes(scope, moved)
             changed.extend(node.name for node in found)
             # What was inlined may hold more of them.
-            pending.extend([scope] if found else [body for node in scope.nodes for body in node.bodies()])
+            pending.extend([scope] if found else [body for node in scope.nodes for body in node.subgraphs()])
         return Changes(tuple(changed))
 
 
@@ -80,7 +80,7 @@ def _taken(node: Node) -> Graph | None:
     if node.op != "If" or node.domain or not node.inputs:
         return None
     condition = node.inputs[0]
-    if not isinstance(condition, Constant) or condition.input_source is not None or condition.values.size != 1:
+    if not isinstance(condition, Constant) or condition.overridable_input is not None or condition.values.size != 1:
         return None
     branch = node.attrs.get("then_branch" if condition.values.all() else "else_branch")
     if not isinstance(branch, Graph) or branch.inputs or len(branch.outputs) != len(node.outputs):
@@ -93,22 +93,22 @@ def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Count
     made, results = list(branch.nodes), list(branch.outputs)
     for part in (*_made(branch), *made):
         if defined[part.name] > 1 and part.name:
-            part.name = names.fresh(part.name)
+            part.name = names.unique(part.name)
     scope.initializers.extend(branch.initializers)
     scope.sparse_initializers.extend(branch.sparse_initializers)
     for inner in made:
-        for body in inner.bodies():
+        for body in inner.subgraphs():
             body.parent = scope
     inside = set(made)
     branch.outputs, branch.nodes[:] = [], []
     for old, new in zip(node.outputs, results, strict=True):
-        fresh = isinstance(new, Variable) and bool(new.inputs) and new.inputs[0] in inside and not new.returned_by
-        if old.returned_by and not fresh:
+        fresh = isinstance(new, Variable) and bool(new.inputs) and new.inputs[0] in inside and not new.graph_output_of
+        if old.graph_output_of and not fresh:
             # An output of the graph has a name of its own, which no input and no constant can take.
-            twin = Variable(names.fresh(old.name))
-            made.append(Node("Identity", names.fresh(f"{node.name}.Identity"), {}, [new], [twin]))
+            twin = Variable(names.unique(old.name))
+            made.append(Node("Identity", names.unique(f"{node.name}.Identity"), {}, [new], [twin]))
             new = twin
-        if old.returned_by:
+        if old.graph_output_of:
             new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
         replace_uses(old, new, graph_outputs=True)
     return made
@@ -129,7 +129,7 @@ class LiftInvariants(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Lift; ``changed`` holds the names of the loops."""
         changed: list[str] = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             for node in scope.nodes:
                 states = _states(node)
                 places = [place for place in states if _is_invariant(node, place, states)]
@@ -143,7 +143,7 @@ def _states(node: Node) -> range:
     """Return the places of a loop's states among what it and its body are given."""
     if node.domain or node.op not in ("Loop", "Scan"):
         return range(0)
-    (body,) = node.bodies()
+    (body,) = node.subgraphs()
     if len(body.inputs) != len(node.inputs):
         return range(0)  # Scans of opset 8 have the lengths of their sequences besides.
     if node.op == "Loop":
@@ -157,15 +157,15 @@ def _handed_on(node: Node, place: int, states: range) -> int:
 
 
 def _is_invariant(node: Node, place: int, states: range) -> bool:
-    (body,) = node.bodies()
+    (body,) = node.subgraphs()
     state, handed_on = body.inputs[place], body.outputs[_handed_on(node, place, states)]
     # What a graph returns must be made in it, so a state that is another result as well stays.
-    if len(state.returned_by) > (handed_on is state) or not node.inputs[place].name:
+    if len(state.graph_output_of) > (handed_on is state) or not node.inputs[place].name:
         return False
     while handed_on is not state and (maker := _identity(handed_on)) is not None:
         handed_on = maker.inputs[0]
     last = _last(node, place, states)
-    return handed_on is state and not (last and last.returned_by)
+    return handed_on is state and not (last and last.graph_output_of)
 
 
 def _identity(tensor: Tensor) -> Node | None:
@@ -181,7 +181,7 @@ def _last(node: Node, place: int, states: range) -> Tensor | None:
 
 def _lift(node: Node, place: int, states: range, opset: int) -> bool:
     """Take a state out, or where the operator needs it only the reads of its last value; return what changed."""
-    (body,) = node.bodies()
+    (body,) = node.subgraphs()
     first, last = node.inputs[place], _last(node, place, states)
     read = last is not None and bool(last.outputs)
     if last is not None:
@@ -216,7 +216,7 @@ class DropInitialStates(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Drop; ``changed`` holds the names of the layers."""
         changed = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             for node in scope.nodes:
                 states = [] if node.domain else [index for index in _STATES.get(node.op, ()) if _is_zero(node, index)]
                 for index in states:
@@ -244,7 +244,7 @@ def _holds_zeros(tensor: Any) -> bool:
         if producer.op not in _KEEPING_ZEROS:
             return False
         tensor = producer.inputs[0]
-    return tensor.input_source is None and tensor.dtype.kind == "f" and not tensor.values.any()
+    return tensor.overridable_input is None and tensor.dtype.kind == "f" and not tensor.values.any()
 
 
 # Split and Squeeze take sizes and axes as inputs since this opset.
@@ -284,7 +284,7 @@ class ScanCells(Pass):
 
 
 def _large_cells(graph: Graph) -> dict[Node, Graph]:
-    return {node: scope for scope, node in nodes(graph) if node.op == "GRU" and not node.domain and _is_large(node)}
+    return {node: scope for scope, node in all_nodes(graph) if node.op == "GRU" and not node.domain and _is_large(node)}
 
 
 def _name(node: Node) -> str:
@@ -294,7 +294,7 @@ def _name(node: Node) -> str:
 
 def _is_large(node: Node) -> bool:
     weight = node.inputs[2]
-    return is_fixed(weight) and weight.values.size >= LARGE_WEIGHT
+    return is_constant(weight) and weight.values.size >= LARGE_WEIGHT
 
 
 def _obstacle(node: Node) -> str:
@@ -303,13 +303,13 @@ def _obstacle(node: Node) -> str:
         return "it resets the state before it multiplies it"
     if set(node.attrs) - _USUAL or node.attrs.get("direction", "forward") not in _REVERSE:
         return "it has other directions or activations than the usual ones"
-    if optional(node, 4) is not None:
+    if optional_input(node, 4) is not None:
         return "its sequences have lengths of their own"
-    if not all(is_fixed(tensor) for tensor in (node.inputs[1], *node.inputs[3:4]) if tensor.name):
+    if not all(is_constant(tensor) for tensor in (node.inputs[1], *node.inputs[3:4]) if tensor.name):
         return "its weights are computed at run time"
     if node.inputs[0].dtype != np.float32:
         return "it does not compute in float32"
-    state = optional(node, 5)
+    state = optional_input(node, 5)
     return "the rank of its first state is not known" if state is not None and state.shape is None else ""
 
 
@@ -318,11 +318,11 @@ def _scan(node: Node, scope: Graph, names: Names) -> list[Node]:
     data, weight, recurrent = node.inputs[:3]
     size = recurrent.shape[-1]
     made = _Made(node, names)
-    bias = optional(node, 3)
+    bias = optional_input(node, 3)
     biases = np.zeros(2 * _GATES * size, np.float32) if bias is None else bias.values[0]
     product = made("MatMul", "of_data", data, made.store("of_data.values", np.ascontiguousarray(weight.values[0].T)))
     given = made("Add", "given", product, made.store("given.values", biases[: _GATES * size]))
-    state = optional(node, 5)
+    state = optional_input(node, 5)
     first = _zeros(made, data, size) if state is None else made("Squeeze", "first", state, made.numbers(0))
 
     of_state = made.store("of_state.values", np.ascontiguousarray(recurrent.values[0].T))
@@ -369,11 +369,11 @@ def _zeros(made: _Made, data: Tensor, size: int) -> Tensor:
     return made("Expand", "first", made.store("first.values", np.zeros((1, size), np.float32)), shape)
 
 
-class _Made(Chain):
+class _Made(NodeBuilder):
     """Nodes that take the place of a cell, named after it; what they make is float32 where nothing else is said."""
 
     def __init__(self, cell: Node, names: Names) -> None:
-        super().__init__(cell.name, names, joined_origins((cell,)))
+        super().__init__(cell.name, names, join_origins((cell,)))
 
     def __call__(
         self,

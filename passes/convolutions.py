@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxq.ir import Constant, Graph, Node, Tensor, is_fixed
+from onnxq.ir import Constant, Graph, Node, Tensor, is_constant
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule, RewriteRules
 from onnxq.rewrite.patterns import Capture
 
@@ -120,7 +120,7 @@ def _numbers(node: Node, index: int, default: Any) -> list[Any] | None:
     tensor = node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
     if tensor is None:
         return None if default is None else list(default)
-    fixed = isinstance(tensor, Constant) and tensor.input_source is None
+    fixed = isinstance(tensor, Constant) and tensor.overridable_input is None
     return list(tensor.values.reshape(-1).tolist()) if fixed else None
 
 
@@ -303,7 +303,7 @@ def _axes(found: Match) -> list[int] | None:
     given = found.root.attrs.get("axes")
     if len(found.root.inputs) > 1 and found.root.inputs[1].name:
         tensor = found.root.inputs[1]
-        given = tensor.values.reshape(-1) if isinstance(tensor, Constant) and tensor.input_source is None else None
+        given = tensor.values.reshape(-1) if isinstance(tensor, Constant) and tensor.overridable_input is None else None
     return None if given is None else sorted({int(axis) % len(found.x.shape) for axis in given})
 
 
@@ -462,7 +462,7 @@ class _ConvolveWindows(RewriteRule):
             return "its channels fill a block"
         if found.root is found.layer and any(reader.op in _ACTIVATIONS for reader in found.layer.outputs[0].outputs):
             return "its activation goes with it"
-        return "" if found.bias is None or is_fixed(found.bias) else "its bias is computed"
+        return "" if found.bias is None or is_constant(found.bias) else "its bias is computed"
 
     def rounds(self, found: Match) -> bool:
         """Return whether it rounds otherwise."""

@@ -16,15 +16,15 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_graphs,
     constant,
-    is_fixed,
-    joined_origins,
-    only_reader,
-    optional,
+    is_constant,
+    join_origins,
+    optional_input,
     producer,
     remove_nodes,
     replace_uses,
-    scopes,
+    sole_consumer,
 )
 from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
@@ -48,7 +48,7 @@ class FuseBatchNorm(Pass):
         """Fold; ``changed`` holds the names of the folded nodes, ``left`` those of BatchNormalizations."""
         names, uses = Names(graph), Uses(graph)
         changed, left = [], []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             inside = set(scope.nodes)
             folded: list[Node] = []
             for node in list(scope.nodes):
@@ -94,7 +94,7 @@ def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
         return "no Conv, ConvTranspose, Gemm or MatMul stands in front of it"
     if maker not in inside:
         return f"{maker.name} stands in the graph around it"
-    if only_reader(source) is None:
+    if sole_consumer(source) is None:
         return f"{maker.name} has another consumer"
     if obstacle := _producer_obstacle(maker):
         return obstacle
@@ -121,9 +121,9 @@ def _data_input(node: Node) -> Variable | None:
     if node.op == "BatchNormalization":
         return node.inputs[0] if isinstance(node.inputs[0], Variable) else None
     first, second = node.inputs
-    if isinstance(first, Variable) and is_fixed(second):
+    if isinstance(first, Variable) and is_constant(second):
         return first
-    if isinstance(second, Variable) and is_fixed(first) and node.op in ("Mul", "Add"):
+    if isinstance(second, Variable) and is_constant(first) and node.op in ("Mul", "Add"):
         return second
     return None
 
@@ -132,7 +132,7 @@ def _producer_obstacle(producer: Node) -> str:
     if len(producer.inputs) < 2:
         return f"{producer.name} has no weight"
     weight, bias = producer.inputs[1], _bias(producer)
-    if not is_fixed(weight) or not (bias is None or is_fixed(bias)):
+    if not is_constant(weight) or not (bias is None or is_constant(bias)):
         return f"the weight of {producer.name} is not constant"
     if weight.dtype.kind != "f":
         return f"the weight of {producer.name} is not floating point"
@@ -151,7 +151,7 @@ def _producer_obstacle(producer: Node) -> str:
 
 
 def _bias(producer: Node) -> Any:
-    return optional(producer, 2)
+    return optional_input(producer, 2)
 
 
 def _producer_channels(producer: Node) -> int:
@@ -170,7 +170,7 @@ def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, 
 
 
 def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
-    operand = next(tensor for tensor in node.inputs if is_fixed(tensor))
+    operand = next(tensor for tensor in node.inputs if is_constant(tensor))
     if operand.dtype.kind != "f":
         return "its constant is not floating point"
     rank, axis_from_end = len(producer.inputs[1].shape), 1
@@ -221,21 +221,21 @@ def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
     """Put the new weight and bias in place; return whether ``node`` remains, as the Add behind a MatMul."""
     producer = folded.producer
     weight, bias = producer.inputs[1], _bias(producer)
-    producer.inputs[1] = constant(names.fresh(f"{weight.name}.fused"), folded.weight)
+    producer.inputs[1] = constant(names.unique(f"{weight.name}.fused"), folded.weight)
     if producer.op == "MatMul":
         if folded.bias.any():
-            added = constant(names.fresh(f"{node.name}.shift"), folded.bias)
-            node.origins = joined_origins((node,))
+            added = constant(names.unique(f"{node.name}.shift"), folded.bias)
+            node.origins = join_origins((node,))
             node.op, node.attrs = "Add", {}
             node.inputs, node.outputs = [producer.outputs[0], added], node.outputs[:1]
             return True
     elif bias is not None or folded.bias.any():
         name = f"{bias.name}.fused" if bias is not None else f"{weight.name}.bias"
-        producer.inputs = [*producer.inputs[:2], constant(names.fresh(name), folded.bias)]
+        producer.inputs = [*producer.inputs[:2], constant(names.unique(name), folded.bias)]
     output = node.outputs[0]
     node.outputs.clear()
     producer.outputs[0] = output
-    producer.origins = joined_origins((producer, node))
+    producer.origins = join_origins((producer, node))
     return False
 
 
@@ -394,7 +394,7 @@ class FoldIntoNextProduct(RewriteRule):
 
 def _takes(producer: Node, made: Tensor) -> bool:
     """Whether a product has a weight to fold into, and nobody else reads what it makes."""
-    if producer.op not in _PRODUCTS or producer.domain or len(made.outputs) > 1 or made.returned_by:
+    if producer.op not in _PRODUCTS or producer.domain or len(made.outputs) > 1 or made.graph_output_of:
         return False
     return isinstance(producer.inputs[1], Constant)
 
@@ -421,7 +421,7 @@ def _shift_obstacle(found: Match) -> str:
         return f"{product.name} pads"
     if product.op == "Gemm" and (product.attrs.get("alpha", 1.0), product.attrs.get("beta", 1.0)) != (1.0, 1.0):
         return f"{product.name} has alpha or beta"
-    if bias is not None and (not isinstance(bias, Constant) or bias.input_source is not None):
+    if bias is not None and (not isinstance(bias, Constant) or bias.overridable_input is not None):
         return f"the bias of {product.name} is not constant"
     one = bias is None or bias.shape == (_outputs(found),)
     return "" if one else f"the bias of {product.name} is not one value for each channel"
@@ -570,9 +570,11 @@ def _lifted_channels(tensor: Tensor) -> int:
     producer = tensor.inputs[0] if tensor.inputs else None
     if producer is None or producer.domain or producer.op not in ("Conv", "ConvTranspose") or len(producer.inputs) < 2:
         return 0
-    if len(tensor.outputs) > 1 or tensor.returned_by:
+    if len(tensor.outputs) > 1 or tensor.graph_output_of:
         return 0
-    if not all(isinstance(read, Constant) and read.input_source is None for read in producer.inputs[1:] if read.name):
+    if not all(
+        isinstance(read, Constant) and read.overridable_input is None for read in producer.inputs[1:] if read.name
+    ):
         return 0
     shape, group = producer.inputs[1].shape, int(producer.attrs.get("group", 1))
     return int(shape[0]) if producer.op == "Conv" else int(shape[1]) * group
@@ -621,7 +623,7 @@ class FoldScalesIntoProducts(Pass):
         """Fold; ``changed`` holds the names of the scaling nodes that are gone."""
         names, uses = Names(graph), Uses(graph)
         changed: list[str] = []
-        for scope in scopes(graph) if graph.opset >= _BROADCASTS else ():
+        for scope in all_graphs(graph) if graph.opset >= _BROADCASTS else ():
             inside, folded = set(scope.nodes), []
             for node in scope.nodes:
                 if node.op not in ("Mul", "Div") or node.domain or (len(node.inputs), len(node.outputs)) != (2, 1):
@@ -648,7 +650,7 @@ def _scaled_data(node: Node) -> tuple[Variable, float] | None:
     data, number = node.inputs
     if node.op == "Mul" and isinstance(data, Constant):
         data, number = number, data
-    if not isinstance(data, Variable) or not _is_weight(number) or node.outputs[0].returned_by:
+    if not isinstance(data, Variable) or not _is_weight(number) or node.outputs[0].graph_output_of:
         return None
     if any(extent != 1 for extent in number.shape) or len(number.shape) > len(data.shape or ()):
         return None
@@ -661,7 +663,7 @@ def _scaled_data(node: Node) -> tuple[Variable, float] | None:
 def _terms(tensor: Any, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
     """Return the node and index of each constant to scale for a tensor to be scaled, or None."""
     producer = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
-    if producer not in inside or producer.domain or len(tensor.outputs) != 1 or tensor.returned_by or not farthest:
+    if producer not in inside or producer.domain or len(tensor.outputs) != 1 or tensor.graph_output_of or not farthest:
         return None
     if producer.op in _LAYOUT and producer.inputs:
         return _terms(producer.inputs[0], inside, farthest - 1)
@@ -692,7 +694,7 @@ def _product_terms(product: Node, inside: set[Node], farthest: int) -> list[tupl
 
 
 def _is_weight(tensor: Any) -> bool:
-    return isinstance(tensor, Constant) and tensor.input_source is None and tensor.dtype.kind == "f"
+    return isinstance(tensor, Constant) and tensor.overridable_input is None and tensor.dtype.kind == "f"
 
 
 def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
@@ -705,7 +707,7 @@ def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> b
             return False
         scaled.append(after)
     for (node, index), values in zip(terms, scaled, strict=True):
-        node.inputs[index] = Constant(names.fresh(f"{node.inputs[index].name}.scaled"), values)
+        node.inputs[index] = Constant(names.unique(f"{node.inputs[index].name}.scaled"), values)
     return True
 
 
@@ -731,7 +733,7 @@ class FoldGemmFactors(RewriteRule):
         tied = found.uses is not None and found.uses.is_like_a_table(found.weight)
         if alpha != 1.0 and (tied or any(reader.op == "Gather" for reader in found.weight.outputs)):
             return "its weight is a table that is looked up too"
-        if beta not in (0.0, 1.0) and found.bias is not None and not is_fixed(found.bias):
+        if beta not in (0.0, 1.0) and found.bias is not None and not is_constant(found.bias):
             return "its beta scales a bias that is computed at run time"
         if beta == 0.0 and found.opset < _BIAS_IS_OPTIONAL:
             return "Gemm needs a bias at this opset"

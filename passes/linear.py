@@ -18,11 +18,11 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_nodes,
     constant,
-    is_fixed,
-    joined_origins,
-    nodes,
-    optional,
+    is_constant,
+    join_origins,
+    optional_input,
     producer,
     replace_nodes,
 )
@@ -127,7 +127,7 @@ def _is_float(tensor: Any) -> bool:
 
 
 def _is_fixed(tensor: Any) -> bool:
-    return isinstance(tensor, Constant) and tensor.input_source is None
+    return isinstance(tensor, Constant) and tensor.overridable_input is None
 
 
 def _is_weight(letters: _Letters) -> bool:
@@ -348,7 +348,7 @@ class UnfuseProducts(Pass):
         names, uses = Names(graph), Uses(graph)
         instead: dict[Node, Sequence[Node]] = {}
         left = []
-        for _, node in nodes(graph):
+        for _, node in all_nodes(graph):
             if node.domain != DOMAIN or node.op not in _FORMS or not node.outputs:
                 continue
             found = _FORMS[node.op](node, names, graph.opset)
@@ -365,19 +365,19 @@ class UnfuseProducts(Pass):
             node.outputs.clear()
             made[-1].outputs = outputs
             for one in made:
-                one.origins = joined_origins((node,))
+                one.origins = join_origins((node,))
         replace_nodes(graph, instead)
         return Changes(changed, tuple(left))
 
 
 def _matmul(node: Node, names: Names, opset: int) -> list[Node] | str:
     alpha, turned = float(node.attrs.get("alpha", 1.0)), [name for name in _TRANSPOSES if node.attrs.get(name, 0)]
-    data, weight = optional(node, 0), optional(node, 1)
+    data, weight = optional_input(node, 0), optional_input(node, 1)
     if data is None or weight is None:
         return "it lacks an input"
     if alpha == 1.0 and not turned:
         return [Node("MatMul", node.name, {}, [data, weight])]
-    if turned not in ([], ["transB"]) or not is_fixed(weight) or len(weight.shape) != _MATRIX:
+    if turned not in ([], ["transB"]) or not is_constant(weight) or len(weight.shape) != _MATRIX:
         return "it transposes or scales what is computed at run time"
     if weight.dtype.name != "float32":
         return f"its weight is {weight.dtype.name}, not float32"
@@ -391,18 +391,18 @@ def _matmul(node: Node, names: Names, opset: int) -> list[Node] | str:
         if scaled is None:
             return "its weight or result may leave the range of float32"
         values = scaled
-    return [Node("MatMul", node.name, {}, [data, constant(names.fresh(f"{weight.name}.turned"), values)])]
+    return [Node("MatMul", node.name, {}, [data, constant(names.unique(f"{weight.name}.turned"), values)])]
 
 
 def _gemm(node: Node, names: Names, opset: int) -> list[Node] | str:
-    if optional(node, 2) is None and opset < _BIAS_IS_OPTIONAL:
+    if optional_input(node, 2) is None and opset < _BIAS_IS_OPTIONAL:
         return "Gemm needs a bias at this opset"
     return _activated("Gemm", node, node.inputs[:3], ("alpha", "beta", "transA", "transB"), names)
 
 
 def _conv(node: Node, names: Names, opset: int) -> list[Node] | str:
     kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    return _activated("Conv", node, node.inputs[:3], kept, names, added=optional(node, 3))
+    return _activated("Conv", node, node.inputs[:3], kept, names, added=optional_input(node, 3))
 
 
 def _activated(
@@ -427,10 +427,10 @@ def _activated(
 
 
 def _attention(node: Node, names: Names, opset: int) -> list[Node] | str:
-    data, weight, bias = (optional(node, index) for index in range(3))
-    mask, past = optional(node, 3), optional(node, 4)
+    data, weight, bias = (optional_input(node, index) for index in range(3))
+    mask, past = optional_input(node, 3), optional_input(node, 4)
     others = {name for name in node.attrs if node.attrs[name]} - _OF_ATTENTION - {"qkv_hidden_sizes"}
-    if data is None or weight is None or not is_fixed(weight) or len(weight.shape) != _MATRIX:
+    if data is None or weight is None or not is_constant(weight) or len(weight.shape) != _MATRIX:
         return "its weight is no constant matrix"
     if past is not None or others or any(output.name for output in node.outputs[1:]):
         return "it remembers what it was given before, or turns its heads"
@@ -444,15 +444,15 @@ def _attention(node: Node, names: Names, opset: int) -> list[Node] | str:
     made = [Node("MatMul", node.name, {}, [data, weight])]
     if bias is not None:
         _then(made, "Add", node, "bias", names, bias)
-    split = constant(names.fresh(f"{node.name}.sizes"), np.array(sizes, np.int64))
+    split = constant(names.unique(f"{node.name}.sizes"), np.array(sizes, np.int64))
     _then(made, "Split", node, "split", names, split, axis=-1)
     parts = [_made(node, part, made[0], names) for part in ("query", "key", "value")]
     made[-1].outputs = parts
-    inputs = [*parts, Variable(""), mask or Variable(""), optional(node, 5) or Variable("")]
+    inputs = [*parts, Variable(""), mask or Variable(""), optional_input(node, 5) or Variable("")]
     while not inputs[-1].name:
         inputs.pop()
     attributes = {name: value for name, value in node.attrs.items() if name in _OF_ATTENTION}
-    made.append(Node("MultiHeadAttention", names.fresh(f"{node.name}.heads"), attributes, inputs, domain=DOMAIN))
+    made.append(Node("MultiHeadAttention", names.unique(f"{node.name}.heads"), attributes, inputs, domain=DOMAIN))
     return made
 
 
@@ -473,12 +473,12 @@ def _then(
     """Append a node that reads what the last one makes."""
     value = _made(node, made[-1].op.lower(), made[0], names)
     made[-1].outputs = [value]
-    made.append(Node(op, names.fresh(f"{node.name}.{role}"), dict(attributes), [value, *others]))
+    made.append(Node(op, names.unique(f"{node.name}.{role}"), dict(attributes), [value, *others]))
 
 
 def _made(node: Node, role: str, product: Node, names: Names) -> Variable:
     """Return a tensor of the type of the data, whose shape inference finds."""
-    return Variable(names.fresh(f"{node.outputs[0].name}.{role}"), product.inputs[0].dtype)
+    return Variable(names.unique(f"{node.outputs[0].name}.{role}"), product.inputs[0].dtype)
 
 
 _FORMS: Mapping[str, Callable[[Node, Names, int], list[Node] | str]] = MappingProxyType(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import Constant, Node
-from onnxq.ir.shape_entries import product
+from onnxq.ir.symbolic_dims import product
 from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
 from onnxq.rewrite.shapes import broadcast, expanded, reshape_target, reshaped
 
@@ -159,7 +159,7 @@ def _axes(node: Node) -> list[int] | None:
 
 
 def _numbers(tensor: Any) -> list[int] | None:
-    if not isinstance(tensor, Constant) or tensor.input_source is not None or len(tensor.shape) != 1:
+    if not isinstance(tensor, Constant) or tensor.overridable_input is not None or len(tensor.shape) != 1:
         return None
     return [int(number) for number in tensor.values]
 
@@ -221,7 +221,7 @@ def _named(tensor: Any) -> list[Any] | None:
 def _expanded_shape(found: Match) -> list[Any] | None:
     """Return the shape that the Expand makes."""
     data = _named(found.x)
-    fixed = isinstance(found.target, Constant) and found.target.input_source is None
+    fixed = isinstance(found.target, Constant) and found.target.overridable_input is None
     if data is None or not fixed or len(found.target.shape) != 1:
         return None
     return expanded(data, [int(extent) for extent in found.target.values])
@@ -258,7 +258,7 @@ def _parts(concat: Node) -> list[Any]:
 
 
 def _is_inner(tensor: Any, concat: Node) -> bool:
-    if not tensor.inputs or len(tensor.outputs) != 1 or tensor.returned_by:
+    if not tensor.inputs or len(tensor.outputs) != 1 or tensor.graph_output_of:
         return False
     inner = tensor.inputs[0]
     if inner.op != "Concat" or inner.domain or len(inner.inputs) < 2:
@@ -287,7 +287,7 @@ class SimplifySplits(RewriteRule):
             return "a part of it is left out"
         if len(outputs) == 1:
             return ""
-        read = [tensor for tensor in outputs if tensor.outputs or tensor.returned_by]
+        read = [tensor for tensor in outputs if tensor.outputs or tensor.graph_output_of]
         if len(read) != 1:
             return "several of its parts are read"
         if found.opset < _BOUNDS_ARE_INPUTS:
@@ -299,7 +299,7 @@ class SimplifySplits(RewriteRule):
         outputs = found.split.outputs
         if len(outputs) == 1:
             return found.x
-        place = next(place for place, tensor in enumerate(outputs) if tensor.outputs or tensor.returned_by)
+        place = next(place for place, tensor in enumerate(outputs) if tensor.outputs or tensor.graph_output_of)
         sizes = _sizes(found) or []
         start = sum(sizes[:place])
         axis = found.split.attrs.get("axis", 0)
@@ -316,7 +316,7 @@ def _sizes(found: Match) -> list[int] | None:
         return sizes if len(sizes) == count else None
     if len(split.inputs) > 1 and split.inputs[1].name:
         tensor = split.inputs[1]
-        fixed = isinstance(tensor, Constant) and tensor.input_source is None and len(tensor.shape) == 1
+        fixed = isinstance(tensor, Constant) and tensor.overridable_input is None and len(tensor.shape) == 1
         return [int(size) for size in tensor.values] if fixed and tensor.shape[0] == count else None
     shape, axis = found.x.shape, split.attrs.get("axis", 0)
     if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):

@@ -10,23 +10,22 @@ from typing import Any
 import numpy as np
 
 from onnxq.ir import (
-    ArrayPayload,
+    ArrayData,
     Constant,
     Graph,
     Names,
     Node,
     Tensor,
     Variable,
+    all_graphs,
     become_constant,
     inner_variables,
     remove_nodes,
     remove_unused,
     replace_uses,
-    scopes,
 )
-from onnxq.ir.declarations import forget_claims
-from onnxq.ir.shape_entries import Entry, plus
-from onnxq.ir.types import infer_types, shape_of
+from onnxq.ir.symbolic_dims import SymbolicDim, plus
+from onnxq.ir.types import forget_claims, infer_types, shape_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.shapes import (
     Value,
@@ -58,7 +57,7 @@ class FoldShapes(Pass):
         """Fold; ``changed`` holds the names of tensors that became initializers, and of nodes with a new target."""
         forget_claims(graph)
         folding = _Folding(graph)
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             folding.fold(scope)
         folding.forget_invented()
         if folding.changed:
@@ -120,10 +119,10 @@ class _Folding:
     def _folds(self, scope: Graph, node: Node, first: dict[Hashable, Tensor]) -> bool:
         """Let a constant, or what has the same entries, take the place of what a node makes."""
         tensor, value = node.outputs[0], self._evaluated(node)
-        if value is None or not value.named or tensor.returned_by:
+        if value is None or not value.named or tensor.graph_output_of:
             return False
         if value.known:
-            scope.initializers.append(become_constant(tensor, ArrayPayload(value.array)))
+            scope.initializers.append(become_constant(tensor, ArrayData(value.array)))
             self.improved.add(tensor)
         elif (same := first.setdefault(value.content, tensor)) is not tensor:
             replace_uses(tensor, same)
@@ -134,7 +133,7 @@ class _Folding:
 
     def put(self, node: Node, index: int, entries: Sequence[int], name: str) -> None:
         """Let a node read a new constant."""
-        made = Constant(self.names.fresh(f"{node.name or node.op}.{name}"), np.asarray(entries, np.int64))
+        made = Constant(self.names.unique(f"{node.name or node.op}.{name}"), np.asarray(entries, np.int64))
         node.inputs[index] = made
         self.improved.add(made)
         self.changed.append(node.name)
@@ -189,12 +188,12 @@ class _Folding:
 
 
 def _dimension_names(graph: Graph) -> set[str]:
-    declared = [tensor for scope in scopes(graph) for tensor in (*scope.inputs, *scope.outputs)]
+    declared = [tensor for scope in all_graphs(graph) for tensor in (*scope.inputs, *scope.outputs)]
     shapes = [tensor.shape or () for tensor in (*declared, *inner_variables(graph))]
     return {extent for shape in shapes for extent in shape if isinstance(extent, str)}
 
 
-def _better(old: Entry, new: Entry) -> Entry:
+def _better(old: SymbolicDim, new: SymbolicDim) -> SymbolicDim:
     return new if old is None or (isinstance(old, str) and isinstance(new, int)) else old
 
 

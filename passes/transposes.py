@@ -20,10 +20,10 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_graphs,
     constant,
     remove_nodes,
     replace_uses,
-    scopes,
     toposort,
 )
 from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
@@ -155,7 +155,7 @@ def _rank(tensor: Tensor) -> int | None:
 
 
 def _is_fixed(tensor: Tensor) -> bool:
-    return isinstance(tensor, Constant) and tensor.input_source is None
+    return isinstance(tensor, Constant) and tensor.overridable_input is None
 
 
 def _elementwise_in(node: Node, rank: int) -> bool:
@@ -216,7 +216,7 @@ def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
     if given or (node.op == "Slice" and "starts" not in node.attrs):
         base = node.inputs[index].name if given else f"{node.name or node.op}.axes"
         dtype = node.inputs[index].dtype if given else node.inputs[1].dtype
-        named = constant(names.fresh(f"{base}.turned"), np.array(axes, dtype))
+        named = constant(names.unique(f"{base}.turned"), np.array(axes, dtype))
         if index < len(node.inputs):
             node.inputs[index] = named
         else:
@@ -232,13 +232,13 @@ def _reorder_pads(node: Node, permutation: Permutation, names: Names) -> None:
     if "pads" in node.attrs:
         node.attrs["pads"] = pads
     else:
-        node.inputs[1] = constant(names.fresh(f"{node.inputs[1].name}.turned"), np.array(pads, np.int64))
+        node.inputs[1] = constant(names.unique(f"{node.inputs[1].name}.turned"), np.array(pads, np.int64))
 
 
 def _turned(tensor: Constant, permutation: Permutation, names: Names) -> Constant:
     values = tensor.values
     wide = values.reshape((1,) * (len(permutation) - values.ndim) + values.shape)
-    return constant(names.fresh(f"{tensor.name}.turned"), np.ascontiguousarray(wide.transpose(inverse(permutation))))
+    return constant(names.unique(f"{tensor.name}.turned"), np.ascontiguousarray(wide.transpose(inverse(permutation))))
 
 
 # Rules ----------------------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class SinkTransposes(Pass):
         """Sink; ``changed`` holds the names of the nodes that compute in another layout."""
         names = Names(graph)
         changed: dict[str, None] = {}
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             for _ in range(_MOST_ROUNDS):
                 turned = _round(scope, names)
                 if not turned:
@@ -521,10 +521,10 @@ def _turn(region: _Region, permutation: Permutation, inside: Collection[Node]) -
         readers = [reader for reader in dict.fromkeys(tensor.outputs) if reader not in nodes]
         going = [reader for reader in readers if reader in inside and permutation_of(reader) == inverse(permutation)]
         # A tensor has one name, so it can be one output of the model.
-        returned = [reader for reader in going if reader.outputs[0].returned_by]
+        returned = [reader for reader in going if reader.outputs[0].graph_output_of]
         vanishing.extend(reader for reader in going if reader not in returned[1:])
         others = [reader for reader in readers if reader not in going or reader in returned[1:]]
-        if tensor.returned_by or not all(one in inside and loses_order(one, permutation) for one in others):
+        if tensor.graph_output_of or not all(one in inside and loses_order(one, permutation) for one in others):
             shown.append(tensor)
         else:
             losing.extend(others)
@@ -554,7 +554,7 @@ def _source(tensor: Tensor, permutation: Permutation, inside: Collection[Node]) 
 def _is_only_for(tensor: Tensor, nodes: Collection[Node], inside: Collection[Node]) -> bool:
     """Whether a tensor is made by a Transpose for these nodes alone."""
     transposed = bool(tensor.inputs) and tensor.inputs[0] in inside and permutation_of(tensor.inputs[0]) is not None
-    return transposed and not tensor.returned_by and all(reader in nodes for reader in tensor.outputs)
+    return transposed and not tensor.graph_output_of and all(reader in nodes for reader in tensor.outputs)
 
 
 def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> None:
@@ -569,17 +569,17 @@ def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> N
     for tensor, (source, order) in turned.fed.items():
         fed[tensor] = source
         if order is not None:
-            fed[tensor] = new = _changed(source, order, names.fresh(f"{tensor.name}.turned"))
+            fed[tensor] = new = _changed(source, order, names.unique(f"{tensor.name}.turned"))
             made.append(_transpose(source, new, order, names))
     # All at once: what one tensor is replaced by may be replaced itself.
     for node in turned.region.nodes:
         node.inputs = [fed.get(tensor, tensor) for tensor in node.inputs]
     for tensor in fed:
-        if not tensor.outputs and not tensor.returned_by:
+        if not tensor.outputs and not tensor.graph_output_of:
             gone.extend(maker for maker in tensor.inputs if permutation_of(maker))
     for tensor in results:
         if tensor in turned.shown:
-            new = _changed(tensor, inverse(permutation), names.fresh(f"{tensor.name}.turned"))
+            new = _changed(tensor, inverse(permutation), names.unique(f"{tensor.name}.turned"))
             maker = tensor.inputs[0]
             maker.outputs[next(index for index, one in enumerate(maker.outputs) if one is tensor)] = new
             replace_uses(tensor, new, nodes.union(turned.vanishing))
@@ -597,4 +597,4 @@ def _changed(tensor: Tensor, order: Permutation, name: str) -> Variable:
 
 
 def _transpose(source: Tensor, result: Variable, order: Permutation, names: Names) -> Node:
-    return Node("Transpose", names.fresh(f"{result.name}.Transpose"), {"perm": list(order)}, [source], [result])
+    return Node("Transpose", names.unique(f"{result.name}.Transpose"), {"perm": list(order)}, [source], [result])

@@ -15,7 +15,7 @@ from onnxruntime.quantization import (
 )
 
 from onnxq.commands.dequantization import dequantize
-from onnxq.ir import Graph, constants, scopes
+from onnxq.ir import Graph, all_graphs, constants
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.runtime.sessions import open_session, run
 
@@ -79,7 +79,7 @@ def with_weights_of(graph: Graph, original: ModelProto) -> ModelProto:
     """The float model as it was, but with the weights that the codes stand for; all of them have their old names."""
     changed = onnx.ModelProto()
     changed.CopyFrom(original)
-    weights = {tensor.name: tensor.payload for tensor in constants(graph)}
+    weights = {tensor.name: tensor.tensor_data for tensor in constants(graph)}
     for tensor in changed.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims:
             tensor.CopyFrom(weights[tensor.name].to_proto(tensor.name))
@@ -94,7 +94,7 @@ def difference(expected: ModelProto | Path, found: Path) -> float:
 
 
 def ops(graph: Graph) -> list[str]:
-    return [node.op for scope in scopes(graph) for node in scope.nodes]
+    return [node.op for scope in all_graphs(graph) for node in scope.nodes]
 
 
 def tensors_of(quantized: Path) -> list[Array]:

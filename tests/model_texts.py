@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.ir import Graph, Node, as_graph, scopes, to_model
+from onnxq.ir import Graph, Node, all_graphs, as_graph, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import NameNodes
 from onnxq.rewrite import Changes, Pass
@@ -101,7 +101,7 @@ def apply_once(step: Pass, graph: Graph) -> Changes:
 
 def nodes(graph: Graph, op: str = "") -> list[Node]:
     """The nodes of all scopes, or those of one op type."""
-    return [node for scope in scopes(graph) for node in scope.nodes if op in ("", node.op)]
+    return [node for scope in all_graphs(graph) for node in scope.nodes if op in ("", node.op)]
 
 
 def ops(graph: Graph) -> list[str]:

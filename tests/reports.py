@@ -119,7 +119,7 @@ PAYLOAD = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'{{ 7
 
 
 def hostile(value: Any) -> Any:
-    """The same value with the payload in every string; specs hold none that a model can choose."""
+    """The same value with the tensor_data in every string; specs hold none that a model can choose."""
     if isinstance(value, Spec):
         return value
     if is_dataclass(value) and not isinstance(value, type):

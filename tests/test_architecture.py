@@ -79,7 +79,7 @@ def test_the_walk_sees_all_packages() -> None:
     names = {module_name(path) for path in modules()}
     assert {
         "onnxq",
-        "onnxq.ir.model",
+        "onnxq.ir.graph",
         "onnxq.data.samples",
         "onnxq.passes.quantize.planned",
         "onnxq.cli.main",

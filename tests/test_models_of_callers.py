@@ -13,7 +13,7 @@ from conftest import Build
 from onnx import ModelProto
 
 import onnxq
-from onnxq.ir import Graph, read_model, scopes, to_model
+from onnxq.ir import Graph, all_graphs, read_model, to_model
 from onnxq.rewrite import Changes, Pass
 
 MODEL = """(float[N,16] x, bool c) => (float[N,16] y) {
@@ -33,7 +33,7 @@ class Ruin(Pass):
     """Edit whatever there is to edit."""
 
     def apply(self, graph: Graph) -> Changes:
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             for node in scope.nodes:
                 node.name = f"{node.name}.ruined"
                 for tensor in node.inputs:
@@ -72,7 +72,7 @@ def quantized(model: ModelProto) -> ModelProto:
 def everything(graph: Graph) -> list[object]:
     """Every node and tensor of a graph with its name, in order."""
     found: list[object] = []
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         found += [scope, *scope.inputs, *scope.outputs, *scope.initializers]
         for node in scope.nodes:
             found += [node, node.name, node.op, *node.inputs, *node.outputs, *(one.name for one in node.outputs)]

@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 import onnxq
 from onnxq.cli.main import cli
-from onnxq.ir import Graph, load, scopes
+from onnxq.ir import Graph, all_graphs, load
 
 STRANGERS = '''
 import numpy as np
@@ -80,7 +80,7 @@ def strangers(tmp_path: Path) -> Path:
 
 
 def _ops(graph: Graph) -> list[str]:
-    return sorted(node.op for scope in scopes(graph) for node in scope.nodes)
+    return sorted(node.op for scope in all_graphs(graph) for node in scope.nodes)
 
 
 def test_each_is_short() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from onnxq.algorithms.equalization import FLOAT_DATA, Factors
-from onnxq.ir import Graph, Node, Variable, is_fixed, optional, producer
+from onnxq.ir import Graph, Node, Variable, is_constant, optional_input, producer
 from onnxq.planning.plan import Plan
 
 _PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
@@ -71,7 +71,7 @@ def _divisible(maker: Node, plan: Plan) -> Divisible | None:
     if (
         not readers
         or tensor.name in plan.by_tensor
-        or tensor.returned_by
+        or tensor.graph_output_of
         or not tensor.shape
         or not all(_multiplies(one, tensor, plan) for one in readers)
     ):
@@ -79,11 +79,11 @@ def _divisible(maker: Node, plan: Plan) -> Divisible | None:
     last = len(tensor.shape) - 1
     if maker.op != "Mul" and maker.attrs.get("axis", -1) not in (-1, last):
         return None
-    present = [index for index in _PROPORTIONAL[maker.op] if optional(maker, index) is not None]
-    constants = tuple(index for index in present if maker.op != "Mul" or is_fixed(maker.inputs[index]))
+    present = [index for index in _PROPORTIONAL[maker.op] if optional_input(maker, index) is not None]
+    constants = tuple(index for index in present if maker.op != "Mul" or is_constant(maker.inputs[index]))
     channels = {_summed(one) for one in readers}
     fits = all(
-        is_fixed(one) and {one.shape[-1:], (one.values.size,)} == {(tensor.shape[last],)}
+        is_constant(one) and {one.shape[-1:], (one.values.size,)} == {(tensor.shape[last],)}
         for one in map(maker.inputs.__getitem__, constants)
     )
     return Divisible(tensor, constants, readers) if constants and fits and channels == {tensor.shape[last]} else None
@@ -95,7 +95,7 @@ def _multiplies(reader: Node, tensor: Variable, plan: Plan) -> bool:
     if reader.op not in _PRODUCTS or decision is None or decision.mode not in FLOAT_DATA:
         return False
     weight = reader.inputs[_WEIGHT]
-    alone = reader.inputs[0] is tensor and is_fixed(weight) and len(weight.outputs) == 1 and len(weight.shape) == 2
+    alone = reader.inputs[0] is tensor and is_constant(weight) and len(weight.outputs) == 1 and len(weight.shape) == 2
     return alone and not reader.attrs.get("transA", 0) and [one.index for one in decision.weights] == [_WEIGHT]
 
 

@@ -22,7 +22,7 @@ from onnxq.algorithms.encodings import Codes
 from onnxq.algorithms.equalization import Around, Factors, Migration, makers_of_divided, read_factors
 from onnxq.calibration.activations import Activations
 from onnxq.calibration.segments import Stage, stages
-from onnxq.ir import Graph, Node, optional
+from onnxq.ir import Graph, Node, optional_input
 from onnxq.numerics.affine import Parameters, QTensor, quantize
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Plan
@@ -164,7 +164,7 @@ def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
                 )
         bias = codes.biases.get(node.name)
         place = bias_of(node) if node.name in layers or bias is not None else None
-        own = optional(*place) if place is not None else None
+        own = optional_input(*place) if place is not None else None
         values = around.own_bias(bias.values) if bias is not None and bias.values is not None else None
         if own is not None and node.name in layers:
             weights[own.name] = own.values if values is None else values
@@ -206,7 +206,7 @@ def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
         place = bias_of(node) if decision is not None and decision.mean is not None else None
         if place is not None:
             owner, index = place
-            bias = optional(owner, index)
+            bias = optional_input(owner, index)
             if bias is not None and len(bias.outputs) == 1 and owner in main:
                 axis = -1 if node.op in _MATRIX_PRODUCTS else 1
                 found[node.name] = Layer(owner.outputs[0].name, axis, bias.name)

@@ -20,7 +20,7 @@ from onnxq.algorithms.gptq import Sums, Terms, terms_of
 from onnxq.calibration.hessian import Gram
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
-from onnxq.ir import Constant, Graph, Node, is_fixed, optional, scopes
+from onnxq.ir import Constant, Graph, Node, all_graphs, is_constant, optional_input
 from onnxq.numerics.affine import Parameters, QTensor, quantize, quantize_bias, scale_with_room
 from onnxq.numerics.formats import format_named
 from onnxq.planning.obstacles import data_inputs
@@ -82,7 +82,7 @@ class Encoding:
         data = self.parameters.get(decision.data) if decision.mode is Mode.STATIC else None
         place = bias_of(node)
         index = decision.bias
-        bias = optional(*place) if place is not None else node.inputs[index] if index is not None else None
+        bias = optional_input(*place) if place is not None else node.inputs[index] if index is not None else None
         return (
             *(node.op, *(repr(node.attrs.get(name)) for name in _FORM)),
             *(decision.mode is Mode.STATIC, decision.bias, self.target, place is not None),
@@ -171,7 +171,7 @@ class Encoding:
         around = self._around(node, decision)
         if place is None or (means is None and around.made is None):
             return None
-        source, bias = node.inputs[weight.index], optional(*place)
+        source, bias = node.inputs[weight.index], optional_input(*place)
         values = None if bias is None else around.bias(bias.values)
         if means is None:
             return values
@@ -188,7 +188,7 @@ class Encoding:
     def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> Bias:
         """Return a corrected bias, with codes where an integer kernel that had none adds it to its sums."""
         place = bias_of(node)
-        bare = place is not None and place[0] is node and optional(*place) is None
+        bare = place is not None and place[0] is node and optional_input(*place) is None
         if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).reads.integer_bias:
             return Bias(corrected)
         return Bias(corrected, quantize_bias(corrected, weight, float(self.parameters[decision.data].scale)))
@@ -278,7 +278,7 @@ def encode_with(
                 values = tensor.values if own is None else own.divide(tensor.values)
                 constants[tensor.name] = quantize(values, parameters[tensor.name], format)
         for weight in decision.weights:
-            if is_fixed(node.inputs[weight.index]):
+            if is_constant(node.inputs[weight.index]):
                 found, bias = encoding.of(node, decision, weight)
                 weights[node.name, weight.index] = found
                 if bias is not None:
@@ -292,7 +292,7 @@ def encode_with(
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
     """Yield the nodes of a graph and its bodies that do not stay as they are."""
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
             decision = plan.by_node.get(node.name)
             if decision is not None and decision.mode is not Mode.FLOAT:

@@ -17,7 +17,7 @@ from onnxq.calibration.accumulators import Request
 from onnxq.calibration.hessian import Gram
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
-from onnxq.ir import Graph, Node, is_fixed
+from onnxq.ir import Graph, Node, is_constant
 from onnxq.numerics import burn, torch_observers
 from onnxq.numerics.affine import Parameters, QTensor, block_range, quantize
 from onnxq.numerics.blocks import block_shape, grid_shape
@@ -126,7 +126,7 @@ def weight_sums(node: Node, weight: Weight, compensation: Compensation) -> Sums 
     """Return how a weight is multiplied whose encoder looks at data, or None for one that is rounded as it is."""
     source, encoder = node.inputs[weight.index], encoder_of(weight.spec, compensation)
     # One that several nodes read is stored once, so it would need the data of all.
-    if encoder.sums is None or not is_fixed(source) or len(source.outputs) != 1:
+    if encoder.sums is None or not is_constant(source) or len(source.outputs) != 1:
         return None
     with _blamed(encoder, weight):
         found = encoder.sums(node, weight.index, tuple(source.shape), compensation.rows)

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.algorithms.equalization import Factors, weighted_maker
-from onnxq.ir import Constant, Graph, Payload, nodes
-from onnxq.ir.payload import KEEP
-from onnxq.ir.stored import ProtoPayload
+from onnxq.ir import Constant, Graph, TensorData, all_nodes
+from onnxq.ir.tensor_data import KEEP, ProtoTensor
 from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.planning.plan import Plan
 
@@ -70,7 +69,7 @@ class Codes:
         """
         dividing = {name for name, _ in self.floats}
         found: dict[str, str] = {}
-        for _, node in nodes(graph) if self.divided or dividing else ():
+        for _, node in all_nodes(graph) if self.divided or dividing else ():
             for tensor in node.outputs:
                 if tensor.name in self.divided:
                     maker = weighted_maker(tensor, plan)
@@ -104,22 +103,22 @@ class CodesCache:
         self._capacity = capacity
         self._bytes = 0
         self._made: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._digests: WeakKeyDictionary[Payload, bytes] = WeakKeyDictionary()
+        self._digests: WeakKeyDictionary[TensorData, bytes] = WeakKeyDictionary()
 
     def digest(self, tensor: Constant) -> Hashable:
         """Return what tells the values of a constant from all others, read once as long as these are in memory.
 
         Of values in a file beside the model it is where they lie.
         """
-        payload = tensor.payload
-        if isinstance(payload, ProtoPayload) and payload.external:
-            return payload.onnx_dtype, payload.shape, replace(payload.data_range(), tensor="")
-        if payload not in self._digests:
-            digest = hashlib.blake2b(repr((payload.onnx_dtype, payload.shape)).encode(), digest_size=20)
-            for chunk in payload.chunks():
+        tensor_data = tensor.tensor_data
+        if isinstance(tensor_data, ProtoTensor) and tensor_data.external:
+            return tensor_data.onnx_dtype, tensor_data.shape, replace(tensor_data.data_range(), tensor="")
+        if tensor_data not in self._digests:
+            digest = hashlib.blake2b(repr((tensor_data.onnx_dtype, tensor_data.shape)).encode(), digest_size=20)
+            for chunk in tensor_data.chunks():
                 digest.update(chunk)
-            self._digests[payload] = digest.digest()
-        return self._digests[payload]
+            self._digests[tensor_data] = digest.digest()
+        return self._digests[tensor_data]
 
     def codes(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
         """Return the codes that a key stands for, made now or before; nobody may write to them."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.config.scheme import Mode
-from onnxq.ir import Constant, Graph, Node, Tensor, Variable, nodes, operator_key, producer
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_nodes, operator_key, producer
 from onnxq.numerics.affine import Parameters
 from onnxq.numerics.formats import format_named
 from onnxq.ops import OPERATORS, Operator, Role, operator_of
@@ -185,14 +185,14 @@ def weighted_maker(tensor: Variable, plan: Plan) -> Node | None:
     maker, activation = producer(tensor), plan.by_tensor.get(tensor.name)
     if maker is not None and (operator := operator_of(maker)) is not None and operator.role is Role.CLAMP:
         before = maker.inputs[0]
-        if len(before.outputs) != 1 or before.returned_by or before.name in plan.by_tensor:
+        if len(before.outputs) != 1 or before.graph_output_of or before.name in plan.by_tensor:
             return None
         maker = producer(before)
     if maker is None or activation is None or not is_static(plan, maker) or not plan.by_node[maker.name].weights:
         return None
     if activation.every_consumer:
         return maker
-    alone = not tensor.returned_by and all(is_static(plan, reader) for reader in tensor.outputs)
+    alone = not tensor.graph_output_of and all(is_static(plan, reader) for reader in tensor.outputs)
     return maker if alone and producer(tensor) is maker else None
 
 
@@ -205,7 +205,9 @@ def is_static(plan: Plan, node: Node) -> bool:
 def _with_factors(graph: Graph, migration: Migration) -> Iterator[Variable]:
     """Yield the tensors with factors that nodes make, in graph order."""
     if migration.factors:
-        yield from (tensor for _, node in nodes(graph) for tensor in node.outputs if tensor.name in migration.factors)
+        yield from (
+            tensor for _, node in all_nodes(graph) for tensor in node.outputs if tensor.name in migration.factors
+        )
 
 
 # --- equalization groups --------------------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ def sites(graph: Graph, plan: Plan) -> Sites:
         plan: made for it.
     """
     survey = _Survey(graph, plan)
-    for _, node in nodes(graph):
+    for _, node in all_nodes(graph):
         survey.visit(node)
     return survey.result()
 
@@ -368,7 +370,9 @@ class _Survey:
                 for one in (tensor, *outputs):
                     self._block(one, f"{node.name} passes on channels that are not known")
                 continue
-            found = operator.passage(node, index, place.axis) if operator.passage else "has no channels of its own"
+            found = (
+                operator.channel_map(node, index, place.axis) if operator.channel_map else "has no channels of its own"
+            )
             if isinstance(found, str):
                 self._block(tensor, f"in {node.name} it {found}")
                 continue
@@ -383,7 +387,7 @@ class _Survey:
                 self._links.append((place.numbers[passage.of], there))
                 self._groups.join(tensor.name, output.name)
         for output in outputs:
-            if output.name not in self._places or not operator.passage:
+            if output.name not in self._places or not operator.channel_map:
                 self._block(output, f"{node.name} makes it, which takes no factors in")
 
     def _constant(self, node: Node, operator: Operator, index: int) -> bool:
@@ -391,7 +395,7 @@ class _Survey:
         values, other = node.inputs[index], node.inputs[1 - index]
         place = self._places.get(other.name)
         # Data passes with its factors whatever it is multiplied by; what is added needs the same ones.
-        if place is None or operator.passage is None or operator.multiplies:
+        if place is None or operator.channel_map is None or operator.multiplies:
             return False
         axis = place.axis - place.rank + len(values.shape)
         if len(node.outputs[0].shape or ()) != place.rank or axis < 0 or values.shape[axis] != place.channels:
@@ -618,11 +622,11 @@ def costly(graph: Graph, plan: Plan, migration: Migration) -> list[frozenset[str
 def _paid(graph: Graph, plan: Plan, migration: Migration) -> set[str]:
     """Return the tensors with factors that not all of what reads them takes in."""
     divided = divided_tensors(graph, plan, migration)
-    tensors = {tensor.name: tensor for _, node in nodes(graph) for tensor in node.outputs}
+    tensors = {tensor.name: tensor for _, node in all_nodes(graph) for tensor in node.outputs}
     free = {name for name in divided if _read_as_codes(tensors[name], plan)}
     return (migration.factors.keys() & tensors.keys()) - free
 
 
 def _read_as_codes(tensor: Variable, plan: Plan) -> bool:
     """Whether all that reads a tensor computes with its codes."""
-    return not tensor.returned_by and all(is_static(plan, reader) for reader in tensor.outputs)
+    return not tensor.graph_output_of and all(is_static(plan, reader) for reader in tensor.outputs)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.methods import RangeMethod, ends_of_data, kinds_read, range_by
 from onnxq.calibration.statistics import Evidence, TensorEvidence
-from onnxq.ir import Graph, Node, Tensor, Variable, is_fixed
+from onnxq.ir import Graph, Node, Tensor, Variable, is_constant
 from onnxq.numerics.affine import largest
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan
@@ -230,11 +230,11 @@ def _function_of(tensor: Variable) -> list[Node]:
                 function.append(node)
                 made.update(node.outputs)
                 waiting += node.outputs
-    return function if not tensor.returned_by and set(function).issuperset(tensor.outputs) else []
+    return function if not tensor.graph_output_of and set(function).issuperset(tensor.outputs) else []
 
 
 def _is_small(tensor: Tensor) -> bool:
-    return not tensor.name or (is_fixed(tensor) and tensor.values.size <= _LARGEST)
+    return not tensor.name or (is_constant(tensor) and tensor.values.size <= _LARGEST)
 
 
 def _flat_ends(
@@ -246,7 +246,9 @@ def _flat_ends(
     points = np.sort(np.append(np.linspace(low, high, _POINTS), 0.0))
     points = points[np.diff(points, prepend=-math.inf) > 0].astype(np.float32)
     grid = points.reshape(-1, *(1,) * (len(tensor.shape or (0,)) - 1))
-    left = [one for node in function for one in node.outputs if one.returned_by or not {*function} >= {*one.outputs}]
+    left = [
+        one for node in function for one in node.outputs if one.graph_output_of or not {*function} >= {*one.outputs}
+    ]
     computed = evaluate_all([Step.of(node) for node in function], left, opset, {tensor: grid})
     curves = [computed.values[one].load() for one in left if one in computed.values]
     if len(curves) < len(left) or any(curve.shape[:1] != points.shape for curve in curves):

@@ -22,7 +22,7 @@ from onnxq.calibration.workers import InstrumentedRunError, Shard, Tapped, Threa
 from onnxq.data.dataset import Selection, picked, stretches
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import CandidateError, DataError
-from onnxq.ir.large_models import is_large
+from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import open_session, run
 
 

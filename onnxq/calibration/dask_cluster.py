@@ -29,7 +29,7 @@ from onnxq.data.dataset import Stretch
 from onnxq.data.inputs import Sample
 from onnxq.data.samples import Items, Kept
 from onnxq.errors import DataError, OnnxqError, SchemeError
-from onnxq.ir.stored_tensors import external_files
+from onnxq.ir.protos import external_files
 
 # As `sample_digest` gives them.
 _DIGEST = re.compile("[0-9a-f]{32}")

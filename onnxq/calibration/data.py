@@ -20,7 +20,7 @@ from onnxq.data.samples import Samples, leaves_out, open_samples
 from onnxq.data.sources import Source, source_for, source_named
 from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
 from onnxq.ir import load
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import Array, open_session, run
 
 SamplesLike: TypeAlias = str | Path | Iterable[Any] | RandomAccess
@@ -293,7 +293,7 @@ def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
         SchemeError: the chain names no output or input of the model.
     """
     data = Data.of(data)
-    inputs = with_optional(model_inputs(skeleton(load(reference))), data.chained)
+    inputs = with_optional(model_inputs(weightless_model(load(reference))), data.chained)
     samples = open_samples(
         data.calibration,
         inputs,

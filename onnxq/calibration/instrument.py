@@ -10,7 +10,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError, did_you_mean
-from onnxq.ir.elements import domain_named
+from onnxq.ir.elements import canonical_domain
 
 
 def bodies(graph: GraphProto) -> Iterator[GraphProto]:
@@ -295,7 +295,7 @@ class _Taps:
 
 
 def _check(node: NodeProto, path: Sequence[str]) -> None:
-    if node.op_type not in CARRYING or domain_named(node.domain):
+    if node.op_type not in CARRYING or canonical_domain(node.domain):
         raise ModelError(
             f"Tensors in the body of {node.op_type} node {node.name!r} cannot be calibrated, expected a body of "
             f"{', '.join(sorted(CARRYING))}; leave them out"

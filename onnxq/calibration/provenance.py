@@ -16,9 +16,9 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
-from onnxq.ir.external import DataFolder
-from onnxq.ir.stored import ProtoPayload
-from onnxq.ir.stored_tensors import stored_tensors
+from onnxq.ir.external_data import DataFolder
+from onnxq.ir.protos import stored_tensors
+from onnxq.ir.tensor_data import ProtoTensor
 
 _BLOCK = 1 << 20
 _DIGEST_BYTES = 16
@@ -104,12 +104,12 @@ def model_digest(model: onnx.ModelProto | Path) -> str:
     folder = DataFolder.of_model(model) if isinstance(model, Path) else None
     proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
     for field, part in _content(proto):
-        payloads = [ProtoPayload(tensor, folder) for tensor in stored_tensors(part)]
+        payloads = [ProtoTensor(tensor, folder) for tensor in stored_tensors(part)]
         described = _without_values(part).SerializeToString(deterministic=True)
         digest.update(f"{field} {len(described)} ".encode())
         digest.update(described)
-        for payload in payloads:
-            for values in _values(payload):
+        for tensor_data in payloads:
+            for values in _values(tensor_data):
                 digest.update(values)
     return digest.hexdigest()
 
@@ -146,7 +146,7 @@ def _without_values(part: Any) -> Any:
     """Return a part of a model whose tensors say neither values nor where these lie."""
     bare = type(part)()
     if isinstance(part, onnx.TensorProto):
-        ProtoPayload(part).fill_without_values(bare, part.name)
+        ProtoTensor(part).fill_without_values(bare, part.name)
         return bare
     bare.CopyFrom(part)
     for tensor in stored_tensors(bare):
@@ -154,17 +154,17 @@ def _without_values(part: Any) -> Any:
     return bare
 
 
-def _values(payload: ProtoPayload) -> Iterator[bytes | memoryview]:
+def _values(tensor_data: ProtoTensor) -> Iterator[bytes | memoryview]:
     """Yield the values of a tensor, as raw data whatever they are stored as."""
-    if payload.onnx_dtype == onnx.TensorProto.STRING:
-        yield repr(list(payload.proto.string_data)).encode()
-    elif not payload.external:
-        yield from payload.chunks()
-    elif payload.folder is None:
-        yield from (entry.SerializeToString(deterministic=True) for entry in payload.proto.external_data)
+    if tensor_data.onnx_dtype == onnx.TensorProto.STRING:
+        yield repr(list(tensor_data.proto.string_data)).encode()
+    elif not tensor_data.external:
+        yield from tensor_data.chunks()
+    elif tensor_data.folder is None:
+        yield from (entry.SerializeToString(deterministic=True) for entry in tensor_data.proto.external_data)
     else:
         # What is mapped, as chunks are, would count as memory that this process takes.
-        place = payload.data_range()
+        place = tensor_data.data_range()
         yield from _blocks(place.path, place.offset, place.length)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 from onnx import GraphProto, NodeProto, defs
 
-from onnxq.ir.elements import domain_named
-from onnxq.onnx_api.functions import all_nodes
+from onnxq.ir.elements import canonical_domain
+from onnxq.onnx_api.inlining import all_nodes
 from onnxq.ops import OPERATORS
 from onnxq.runtime.sessions import Session
 
@@ -25,7 +25,7 @@ def draws(model: onnx.ModelProto) -> bool:
 
 def put_seeds(model: onnx.ModelProto) -> None:
     """Give each node that draws random numbers a seed, by the name of what it makes, unless it has one."""
-    opset = next((entry.version for entry in model.opset_import if not domain_named(entry.domain)), 1)
+    opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     for node in _drawing(model.graph):
         is_known = defs.has(node.op_type, opset, "")
         declared = defs.get_schema(node.op_type, opset).attributes.get("seed") if is_known else None
@@ -64,7 +64,7 @@ class SeededSession:
 
 def _drawing(graph: GraphProto) -> Iterator[NodeProto]:
     for node in all_nodes(graph.node):
-        row = OPERATORS.get((domain_named(node.domain), node.op_type))
+        row = OPERATORS.get((canonical_domain(node.domain), node.op_type))
         if row is not None and row.random and _is_random(node):
             yield node
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.calibration.instrument import overridable_bytes, tap_outputs, tapped_bytes, tensor_types, with_body_taps
 from onnxq.errors import DataError, ModelError, did_you_mean
-from onnxq.ir.large_models import is_large
+from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
 
 TAPS = 8

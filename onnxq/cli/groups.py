@@ -154,10 +154,10 @@ class NodeName(click.ParamType[str]):
     def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the nodes of the model that begin so; none where it cannot be read."""
         from onnxq.errors import OnnxqError
-        from onnxq.ir import load, nodes
+        from onnxq.ir import all_nodes, load
 
         try:
-            found = [node for _, node in nodes(load(context.params["model"]))]
+            found = [node for _, node in all_nodes(load(context.params["model"]))]
         except (KeyError, TypeError, OnnxqError):
             return []
         return [CompletionItem(one.name, help=one.op) for one in found if one.name and one.name.startswith(incomplete)]

@@ -9,9 +9,9 @@ import onnx
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, constants, inner_variables, load, save, scopes
-from onnxq.ir.intake import taken_in
+from onnxq.ir import Graph, all_graphs, constants, inner_variables, load, save
 from onnxq.ir.protos import copy_other_fields
+from onnxq.ir.reader import open_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes.cleanup import NameNodes, RemoveUnused
@@ -66,8 +66,8 @@ def dequantize(model: Model, output: str | Path | None = None) -> Graph:
             onnxruntime does not load the result.
         OutputError: the output cannot be written.
     """
-    graph, _, output = taken_in(model, output)
-    external = any(tensor.payload.external for tensor in constants(graph))
+    graph, _, output = open_model(model, output)
+    external = any(tensor.tensor_data.external for tensor in constants(graph))
     with staging(output) as folder:
         staged = folder / (output.name if output is not None else "model.onnx")
         rewrite(graph)
@@ -106,7 +106,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _refuse_quantized(graph: Graph) -> None:
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
             if node.op in ALREADY_QUANTIZED or (node.domain and node.op.startswith(_PREFIXES)):
                 raise ModelError(

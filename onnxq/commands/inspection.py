@@ -13,13 +13,13 @@ from onnxq.ir import (
     Graph,
     Node,
     Tensor,
+    all_graphs,
+    all_nodes,
     constants,
     load,
-    nodes,
     onnx_dtype,
-    optional,
+    optional_input,
     producer,
-    scopes,
 )
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED, operator_of
@@ -123,18 +123,18 @@ def inspect_model(path: Path) -> Inspection:
     sizes: Counter[str] = Counter()
     for tensor in found:
         sizes[_type_name(tensor)] += tensor.nbytes
-    operators = Counter(node.op for scope in scopes(graph) for node in scope.nodes)
+    operators = Counter(node.op for scope in all_graphs(graph) for node in scope.nodes)
     return Inspection(
         path=str(path),
         bytes=path.stat().st_size,
-        external_bytes=sum(tensor.nbytes for tensor in found if tensor.payload.external),
+        external_bytes=sum(tensor.nbytes for tensor in found if tensor.tensor_data.external),
         opsets=dict(graph.opset_imports),
         ir_version=graph.ir_version,
         producer=" ".join(part for part in (graph.producer_name, graph.producer_version) if part),
         scheme=graph.metadata.get(METADATA_KEY),
         inputs=tuple(_port(tensor) for tensor in graph.inputs),
         outputs=tuple(_port(tensor) for tensor in graph.outputs),
-        graphs=sum(1 for _ in scopes(graph)),
+        graphs=sum(1 for _ in all_graphs(graph)),
         operators=dict(operators.most_common()),
         constants={name: (count, sizes[name]) for name, count in kinds.most_common()},
         weights=_weights(graph),
@@ -159,13 +159,13 @@ def _weights(graph: Graph) -> tuple[WeightNode, ...]:
         data = "int" if one.integer else "float"
         found = WeightNode(one.node.name, one.node.op, one.format, one.shape or (), one.scales, data, one.bits)
         stored.setdefault(one.node, []).append(found)
-    return tuple(weight for _, node in nodes(graph) for weight in (*_floats(node), *stored.get(node, ())))
+    return tuple(weight for _, node in all_nodes(graph) for weight in (*_floats(node), *stored.get(node, ())))
 
 
 def _floats(node: Node) -> list[WeightNode]:
     operator = operator_of(node)
     weights = operator.weights if operator else ()
-    constants = [_lifted(tensor) for index in weights if (tensor := optional(node, index)) is not None]
+    constants = [_lifted(tensor) for index in weights if (tensor := optional_input(node, index)) is not None]
     return [
         WeightNode(node.name, node.op, _type_name(tensor), tuple(tensor.shape), 0, "float", 8 * tensor.dtype.itemsize)
         for tensor in constants

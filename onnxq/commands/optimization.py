@@ -14,16 +14,16 @@ from onnxq.errors import DataError, ModelError, OutputError, SchemeError, did_yo
 from onnxq.evaluation.latency import NOT_SLOWER, Latency, measure_latency
 from onnxq.ir import (
     Graph,
+    all_graphs,
     constants,
     forget_types,
     inner_variables,
     load,
     save,
-    scopes,
     types_to_declare,
 )
-from onnxq.ir.intake import taken_in
-from onnxq.ir.large_models import is_large
+from onnxq.ir.protos import is_large
+from onnxq.ir.reader import open_model
 from onnxq.passes.cleanup import RemoveUnused, StripMetadata
 from onnxq.passes.quantize.expand_constants import ExpandConstants
 from onnxq.passes.quantize.store_once import StoreOnce
@@ -128,7 +128,7 @@ def optimize(
     """
     wanted = verify or Verify()
     _check_names(without)
-    graph, source, output = taken_in(model, output)
+    graph, source, output = open_model(model, output)
     with staging(output) as folder:
         reference = source or _saved(graph, folder / "original.onnx")
         before = Size(_nodes(graph), _bytes(reference, graph))
@@ -253,15 +253,15 @@ def _check_names(names: Collection[str]) -> None:
 
 
 def _saved(graph: Graph, path: Path) -> Path:
-    external = any(tensor.payload.external for tensor in constants(graph))
+    external = any(tensor.tensor_data.external for tensor in constants(graph))
     save(graph, path, external_data=external or None)
     return path
 
 
 def _nodes(graph: Graph) -> int:
-    return sum(node.op != "Constant" for scope in scopes(graph) for node in scope.nodes)
+    return sum(node.op != "Constant" for scope in all_graphs(graph) for node in scope.nodes)
 
 
 def _bytes(path: Path, graph: Graph) -> int:
-    external = sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)
+    external = sum(tensor.nbytes for tensor in constants(graph) if tensor.tensor_data.external)
     return stored_bytes(path) + external

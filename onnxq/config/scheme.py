@@ -11,7 +11,7 @@ from functools import cache
 
 from onnxq.calibration.methods import RangeMethod, parse_range
 from onnxq.errors import SchemeError, did_you_mean, parse_choice
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.spec import Granularity, Method, Rounding, Spec, Storage
 from onnxq.system.plugins import load_registered, registered_names
 
@@ -140,7 +140,7 @@ class Scheme:
         ranges: the range method for activations, or its name as parse_range takes it; empty tries several on the whole
             model and keeps the best, or takes min-max without that accuracy method.
         correct_biases: whether biases make up for the mean error of rounded weights.
-        emit: what the written model may hold, see Emit; a model of pure ONNX types is verified in the form that
+        emit: what the written model may hold, see AllowedOps; a model of pure ONNX types is verified in the form that
             onnxruntime can load, and then written in the other.
         excluded: those of the rules that leave out what is asked for otherwise, of which reasons tell.
     """
@@ -149,7 +149,7 @@ class Scheme:
     name: str = "custom"
     ranges: str | RangeMethod = ""
     correct_biases: bool = True
-    emit: str = Emit.FASTEST
+    emit: str = AllowedOps.FASTEST
     excluded: tuple[Rule, ...] = ()
 
     def excluding(self, *patterns: str) -> Scheme:

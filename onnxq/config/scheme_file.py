@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
 from onnxq.errors import SchemeError, check_path, did_you_mean
-from onnxq.lowering import emit_named
+from onnxq.lowering import allowed_ops_named
 from onnxq.numerics.formats import format_named
 
 
@@ -19,7 +19,7 @@ def load_scheme(path: str | Path) -> Scheme:
     The file holds ``[[rule]]`` tables with the fields of Rule; ``weight`` and ``activation`` are tables with the
     fields of Spec. ``base = "int8"`` adds the rules of a preset behind the file's own, ``ranges = "mse"`` names the
     range method for activations, by default that of the base, ``correct_biases = false`` leaves biases as they are, and
-    ``emit`` is one of the values of Emit.
+    ``emit`` is one of the values of AllowedOps.
 
     Args:
         path: the file.
@@ -69,7 +69,7 @@ def _parse_scheme(document: Mapping[str, object]) -> Scheme:
         rules,
         ranges=str(document.get("ranges", base.ranges)),
         correct_biases=_switch("correct_biases", document.get("correct_biases", base.correct_biases)),
-        emit=emit_named(str(document.get("emit", base.emit))),
+        emit=allowed_ops_named(str(document.get("emit", base.emit))),
     )
 
 

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError, did_you_mean
-from onnxq.ir.shape_entries import is_symbol
+from onnxq.ir.symbolic_dims import is_symbol
 
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]

@@ -145,8 +145,8 @@ def in_batches(parts: Sequence[Part], inputs: Sequence[Input], batch: int) -> li
         batch: how many rows a sample has.
     """
     rows = sum(part.count for part in parts)
-    is_fixed = any(entry.shape is not None and entry.shape[0] == batch for entry in inputs)
-    end = rows - rows % batch if is_fixed else rows
+    is_constant = any(entry.shape is not None and entry.shape[0] == batch for entry in inputs)
+    end = rows - rows % batch if is_constant else rows
     found, begun, behind = [], 0, 0
     for place, part in enumerate(parts):
         behind += part.count

@@ -18,10 +18,10 @@ from onnxq.data.inputs import Sample
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
 from onnxq.evaluation.outputs import Choice, Chosen, Decided, Part, joins, matched, paired, parts_of
 from onnxq.ir import Graph, Variable, onnx_dtype, read_model
-from onnxq.ir.elements import domain_named
-from onnxq.ir.external import DataFolder
+from onnxq.ir.elements import canonical_domain
+from onnxq.ir.external_data import DataFolder
 from onnxq.onnx_api import infer_shapes
-from onnxq.onnx_api.functions import all_nodes, check_functions
+from onnxq.onnx_api.inlining import all_nodes, check_functions
 from onnxq.ops import OPERATORS
 from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.sessions import Session, as_own, open_decoded, open_session, output_names, run, serialized
@@ -364,7 +364,7 @@ def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
 
 def _taken(model: onnx.ModelProto, found: Decided) -> list[Choice]:
     """Return the choices that a model of its opset can take: GatherElements gives the values of those of a TopK."""
-    opset = next((entry.version for entry in model.opset_import if not domain_named(entry.domain)), 1)
+    opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
 
 
@@ -412,7 +412,7 @@ def _output_names(model: onnx.ModelProto) -> list[str]:
 
 def _may_decide(model: onnx.ModelProto) -> bool:
     """Return whether any operator of a model counts or orders its data, or gives labels of it."""
-    rows = (OPERATORS.get((domain_named(node.domain), node.op_type)) for node in all_nodes(model.graph.node))
+    rows = (OPERATORS.get((canonical_domain(node.domain), node.op_type)) for node in all_nodes(model.graph.node))
     return any(row is not None and (row.data_dependent or row.labels) for row in rows)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from onnxq.data.inputs import is_floating
-from onnxq.ir import Constant, Graph, Node, Tensor, Variable, producer, scopes
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_graphs, producer
 from onnxq.ir.order import tensors_read
 from onnxq.ops import operator_of
 
@@ -146,7 +146,7 @@ class Decided:
             self._varying.update(outputs)
             self._free.update(outputs)
         else:
-            floats, inside = any(map(_is_float, read)), bool(node.bodies())
+            floats, inside = any(map(_is_float, read)), bool(node.subgraphs())
             made = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
             of_values = node.op not in _OF_SHAPES
             varying = choice is not None or (of_values and any(tensor in self._varying for tensor in read))
@@ -193,7 +193,7 @@ class Decided:
 
     def _ends_by_data(self, loop: Node) -> bool:
         """Whether what varies says how often the body of a Loop runs."""
-        (body,) = loop.bodies()
+        (body,) = loop.subgraphs()
         carried = dict(zip(body.inputs[1:], zip(loop.inputs[1:], body.outputs, strict=False), strict=False))
         pending: list[Tensor] = [*loop.inputs[:2], *body.outputs[:1]]
         seen: set[Tensor] = set()
@@ -308,7 +308,7 @@ def _made_from(tensor: Tensor) -> list[Tensor]:
 
 
 def _inner_nodes(node: Node) -> Iterable[Node]:
-    return (inner for body in node.bodies() for scope in scopes(body) for inner in scope.nodes)
+    return (inner for body in node.subgraphs() for scope in all_graphs(body) for inner in scope.nodes)
 
 
 def _has_weights(node: Node) -> bool:

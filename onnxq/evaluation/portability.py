@@ -21,8 +21,8 @@ from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.latency import Latency, measure_latency
 from onnxq.evaluation.reference import Reference
 from onnxq.ir import load
-from onnxq.ir.large_models import is_large
-from onnxq.onnx_api import skeleton
+from onnxq.ir.protos import is_large
+from onnxq.onnx_api import weightless_model
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.sessions import Array, open_session, run, serialized
 from onnxq.system.plugins import wrap_plugin_errors
@@ -298,7 +298,7 @@ class _Trip:
 
 
 def _samples(model: Path, data: Path | None, images: ImageOptions | None, limit: int | None) -> list[Sample]:
-    inputs = model_inputs(skeleton(load(model)))
+    inputs = model_inputs(weightless_model(load(model)))
     if data is not None:
         return list(evenly(open_samples(data, inputs, images=images, limit=limit), _COMPARED_SAMPLES))
     session, running = open_session(model), []

@@ -20,7 +20,7 @@ from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import Selection, even_places, shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.evaluation.comparison import RUN_MEMORY, EngineView, View, Views
-from onnxq.ir.large_models import is_large
+from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import parallel_map
 

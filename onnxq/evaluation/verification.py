@@ -23,7 +23,7 @@ from onnxq.evaluation.comparison import View, Views
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
 from onnxq.evaluation.reference import Reference, run_beside
-from onnxq.ir.large_models import is_large
+from onnxq.ir.protos import is_large
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import open_session
 from onnxq.system.publish import staging

@@ -24,8 +24,8 @@ from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.comparison import Views
 from onnxq.evaluation.probabilities import are_probabilities
 from onnxq.evaluation.reference import Reference
-from onnxq.ir import Graph, Node, Tensor, Variable, is_fixed, optional
-from onnxq.ir.large_models import is_large
+from onnxq.ir import Graph, Node, Tensor, Variable, is_constant, optional_input
+from onnxq.ir.protos import is_large
 from onnxq.ops import Role, operator_of
 from onnxq.runtime.sessions import Array
 
@@ -318,7 +318,7 @@ def _probes(given: Tensor, outside: Set[Node]) -> Iterator[_Probe]:
             continue
         seen.add(tensor)
         for reader in filter(outside.__contains__, tensor.outputs):
-            if _moves(reader) or (reader.op in _AFFINE and any(map(is_fixed, reader.inputs))):
+            if _moves(reader) or (reader.op in _AFFINE and any(map(is_constant, reader.inputs))):
                 pending += reader.outputs
             probe = _shift(given.name, reader) if reader.op in _SHIFTS else _layer(given.name, reader)
             if probe is not None and tensor in reader.inputs[:2]:
@@ -327,12 +327,12 @@ def _probes(given: Tensor, outside: Set[Node]) -> Iterator[_Probe]:
 
 def _moves(node: Node) -> bool:
     operator = operator_of(node)
-    return operator is not None and (operator.role is Role.CARRIER or node.op in ("Cast", "Identity"))
+    return operator is not None and (operator.role is Role.PASS_THROUGH or node.op in ("Cast", "Identity"))
 
 
 def _shift(given: str, node: Node) -> _Probe | None:
     """Return what a shift knows of data whose mean in training it takes off, or which it moves about 0."""
-    constant = next(filter(is_fixed, node.inputs), None)
+    constant = next(filter(is_constant, node.inputs), None)
     if constant is None or sum(extent > 1 for extent in constant.shape) > 1 or not constant.nbytes:
         return None
     shift = constant.values.astype(np.float64) * (-1 if node.op == "Sub" and constant is node.inputs[1] else 1)
@@ -346,9 +346,9 @@ def _layer(given: str, node: Node) -> _Probe | None:
         factors, offset, rank = node.inputs[1], node.inputs[2], len(node.inputs[0].shape)
         return _probe(given, node, factors, offset, rank, centred=True)
     operator = operator_of(node)
-    if operator is None or operator.bias is None or operator.channels is None or not is_fixed(node.inputs[1]):
+    if operator is None or operator.bias is None or operator.channels is None or not is_constant(node.inputs[1]):
         return None
-    bias, weight = optional(node, operator.bias), node.inputs[1]
+    bias, weight = optional_input(node, operator.bias), node.inputs[1]
     terms = int(np.prod(weight.shape)) // max(weight.shape[operator.weights[1].channels(node)], 1)
     return _probe(given, node, bias, bias, len(weight.shape), terms=terms)
 
@@ -357,7 +357,7 @@ def _probe(
     given: str, node: Node, sizes: Tensor | None, offset: Tensor | None, rank: int, **facts: Any
 ) -> _Probe | None:
     """Return the probe of a node that adds an offset for each channel, the second axis, to values of such sizes."""
-    if not is_fixed(sizes) or not is_fixed(offset) or len(offset.shape) != 1:
+    if not is_constant(sizes) or not is_constant(offset) or len(offset.shape) != 1:
         return None
     size = float(np.sqrt(np.square(sizes.values.astype(np.float64)).mean()))
     shape = (1, -1, *[1] * (rank - 2))

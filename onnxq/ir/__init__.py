@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from onnxq.ir.edit import insert_nodes, remove_nodes, remove_unused, replace_nodes, replace_uses
+from onnxq.ir.edit import (
+    insert_nodes,
+    metadata_bytes,
+    remove_nodes,
+    remove_unused,
+    replace_nodes,
+    replace_uses,
+    strip_metadata,
+)
 from onnxq.ir.elements import (
     Constant,
     Node,
@@ -14,24 +22,34 @@ from onnxq.ir.elements import (
     constant,
     onnx_dtype,
 )
-from onnxq.ir.metadata import metadata_bytes, strip_metadata
-from onnxq.ir.model import Graph
+from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.order import toposort
-from onnxq.ir.origins import joined_origins, origins_by_name, put_back_origins
-from onnxq.ir.payload import ArrayPayload, PackedPayload, Payload
-from onnxq.ir.placement import place_constants
+from onnxq.ir.protos import minimum_ir_version
+from onnxq.ir.queries import (
+    Names,
+    OperatorKey,
+    all_graphs,
+    all_nodes,
+    constants,
+    inner_variables,
+    is_constant,
+    join_origins,
+    operator_key,
+    optional_input,
+    origins_by_name,
+    owner_graphs,
+    producer,
+    restore_origins,
+    sole_consumer,
+)
 from onnxq.ir.reader import as_graph, from_graphsurgeon, load, read_model
-from onnxq.ir.reading import OperatorKey, is_fixed, nodes, only_reader, operator_key, optional, producer
-from onnxq.ir.scopes import Names, constants, inner_variables, owner_graphs, scopes
-from onnxq.ir.spill import spilling
-from onnxq.ir.stored import ProtoPayload
-from onnxq.ir.surgeon import restore_classes
+from onnxq.ir.serialize import place_constants
+from onnxq.ir.tensor_data import ArrayData, PackedTensor, ProtoTensor, TensorData, spilling
 from onnxq.ir.types import forget_types, types_to_declare
-from onnxq.ir.versions import minimum_ir_version
 from onnxq.ir.writer import save, to_model
 
 __all__ = [
-    "ArrayPayload",
+    "ArrayData",
     "Constant",
     "Graph",
     "Names",
@@ -39,11 +57,13 @@ __all__ = [
     "OpaqueAttribute",
     "OperatorKey",
     "Origins",
-    "PackedPayload",
-    "Payload",
-    "ProtoPayload",
+    "PackedTensor",
+    "ProtoTensor",
     "Tensor",
+    "TensorData",
     "Variable",
+    "all_graphs",
+    "all_nodes",
     "as_graph",
     "become_constant",
     "constant",
@@ -52,29 +72,27 @@ __all__ = [
     "from_graphsurgeon",
     "inner_variables",
     "insert_nodes",
-    "is_fixed",
-    "joined_origins",
+    "is_constant",
+    "join_origins",
     "load",
     "metadata_bytes",
     "minimum_ir_version",
-    "nodes",
-    "only_reader",
     "onnx_dtype",
     "operator_key",
-    "optional",
+    "optional_input",
     "origins_by_name",
     "owner_graphs",
     "place_constants",
     "producer",
-    "put_back_origins",
     "read_model",
     "remove_nodes",
     "remove_unused",
     "replace_nodes",
     "replace_uses",
     "restore_classes",
+    "restore_origins",
     "save",
-    "scopes",
+    "sole_consumer",
     "spilling",
     "strip_metadata",
     "to_model",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
 
 from onnxq.errors import ModelError
 from onnxq.ir.elements import Node, Tensor
-from onnxq.ir.model import Graph
-from onnxq.ir.scopes import scopes
-from onnxq.ir.surgeon import restore_classes
+from onnxq.ir.graph import Graph, restore_classes
+from onnxq.ir.protos import copy_other_fields
+from onnxq.ir.queries import all_graphs
 
 
 def insert_nodes(
@@ -53,7 +57,7 @@ def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
     gone = set(nodes)
     if not gone:
         return
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         if any(node in gone for node in scope.nodes):
             scope.nodes[:] = [node for node in scope.nodes if node not in gone]
     _detach(gone)
@@ -68,7 +72,7 @@ def replace_nodes(graph: Graph, replacements: Mapping[Node, Sequence[Node]]) -> 
     """
     if not replacements:
         return
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         if any(node in replacements for node in scope.nodes):
             scope.nodes[:] = [new for node in scope.nodes for new in replacements.get(node, (node,))]
     _detach(set(replacements))
@@ -114,8 +118,8 @@ def remove_unused(graph: Graph) -> None:
     and so do initializers that a caller may override, and those that were unused when the model was read.
     """
     restore_classes(graph)
-    root_scopes = list(scopes(graph))
-    holder = {body: node for scope in root_scopes for node in scope.nodes if node.attrs for body in node.bodies()}
+    root_scopes = list(all_graphs(graph))
+    holder = {body: node for scope in root_scopes for node in scope.nodes if node.attrs for body in node.subgraphs()}
     needed: set[Node] = set()
     pending: list[Tensor] = list(graph.outputs)
     while pending:
@@ -123,17 +127,17 @@ def remove_unused(graph: Graph) -> None:
             if producer not in needed:
                 needed.add(producer)
                 pending.extend(producer.inputs)
-                for body in producer.bodies() if producer.attrs else ():
+                for body in producer.subgraphs() if producer.attrs else ():
                     pending.extend(body.outputs)
     for scope in root_scopes:
         if scope is graph or holder[scope] in needed:
             _drop(scope, [node for node in scope.nodes if node not in needed])
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         returned = set(scope.outputs) | set(scope.inputs)
         scope.initializers[:] = [
             tensor
             for tensor in scope.initializers
-            if tensor.outputs or tensor.kept or tensor.input_source is not None or tensor in returned
+            if tensor.outputs or tensor.declared_unused or tensor.overridable_input is not None or tensor in returned
         ]
 
 
@@ -146,7 +150,7 @@ def _drop(scope: Graph, nodes: Iterable[Node]) -> None:
 
 def _detach(gone: set[Node]) -> None:
     """Empty the nodes' inputs and outputs, and those of nodes in their bodies, visiting each tensor once."""
-    inner = {node for outer in gone for body in outer.bodies() for scope in scopes(body) for node in scope.nodes}
+    inner = {node for outer in gone for body in outer.subgraphs() for scope in all_graphs(body) for node in scope.nodes}
     everything = gone | inner
     read = {tensor: None for node in everything for tensor in node.inputs}
     made = {tensor: None for node in everything for tensor in node.outputs}
@@ -160,7 +164,96 @@ def _detach(gone: set[Node]) -> None:
 
 
 def _replace_outputs(old: Tensor, new: Tensor) -> None:
-    for scope in list(dict.fromkeys(old.returned_by)):
+    for scope in list(dict.fromkeys(old.graph_output_of)):
         scope.outputs = [new if tensor is old else tensor for tensor in scope.outputs]
         if scope.parent is None:
             old.name, new.name = new.name, old.name
+
+
+# What exporters write about nodes, tensors and graphs for people and tools, which no runtime reads.
+
+_METADATA: Final = frozenset({"doc_string", "metadata_props"})
+# Of a graph's own fields documentation is kept, and what the Graph itself holds is read from nowhere else.
+_NOT_IN_GRAPHS: Final = frozenset({"metadata_props", "node", "initializer", "sparse_initializer"})
+_LARGE: Final = frozenset(
+    {
+        AttributeProto.GRAPH,
+        AttributeProto.GRAPHS,
+        AttributeProto.SPARSE_TENSOR,
+        AttributeProto.SPARSE_TENSORS,
+        AttributeProto.TENSOR,
+        AttributeProto.TENSORS,
+    }
+)
+
+
+def metadata_bytes(graph: Graph) -> int:
+    """Return how many bytes of a model's file are metadata of its nodes, tensors and graphs, as it was read."""
+    return sum(_bytes(source) for scope in all_graphs(graph) for source in _sources(scope))
+
+
+def strip_metadata(graph: Graph) -> list[str]:
+    """Let a graph and its bodies be written without the metadata of nodes, tensors and graphs.
+
+    The documentation of graphs is kept, and what belongs to the model as a whole. Protos that were read stay as they
+    are.
+
+    Returns:
+        The names of the nodes and tensors that had any.
+    """
+    changed: list[str] = []
+    for scope in all_graphs(graph):
+        for node in scope.nodes:
+            if node.source is not None and _bytes(node.source):
+                node.source = _bare_node(node.source)
+                changed.append(node.name)
+            for tensor in node.outputs:
+                source = getattr(tensor, "source", None)
+                if source is not None and _bytes(source):
+                    tensor.source = _bare_declaration(source)
+                    changed.append(tensor.name)
+        if scope.source is not None and any(map(_bytes, (scope.source, *scope.source.value_info))):
+            scope.source = _bare_graph(scope.source)
+    return changed
+
+
+def _sources(scope: Graph) -> Iterator[Message]:
+    yield from (node.source for node in scope.nodes if node.source is not None)
+    if scope.source is not None:
+        yield scope.source
+        yield from scope.source.value_info
+
+
+def _bytes(source: Any) -> int:
+    """Return the bytes of what is stripped from a proto, with a byte or more of tag and one or more of length each."""
+    parts = [entry.ByteSize() for entry in source.metadata_props]
+    if not isinstance(source, GraphProto) and source.doc_string:
+        parts.append(len(source.doc_string.encode()))
+    return sum(size + 2 + (size.bit_length() - 1) // 7 for size in parts if size)
+
+
+def _bare_node(source: NodeProto) -> NodeProto:
+    """Return what is told of a node besides its topology, without its metadata or a copy of its tensors."""
+    bare = NodeProto()
+    copy_other_fields(source, bare, _METADATA | {"attribute"})
+    for attribute in source.attribute:
+        if attribute.type in _LARGE:
+            bare.attribute.add(name=attribute.name, type=attribute.type)
+        else:
+            bare.attribute.add().CopyFrom(attribute)
+    return bare
+
+
+def _bare_declaration(source: ValueInfoProto) -> ValueInfoProto:
+    bare = ValueInfoProto()
+    copy_other_fields(source, bare, _METADATA)
+    return bare
+
+
+def _bare_graph(source: GraphProto) -> GraphProto:
+    bare = GraphProto()
+    copy_other_fields(source, bare, _NOT_IN_GRAPHS)
+    for info in bare.value_info:
+        for name in _METADATA:
+            info.ClearField(name)
+    return bare

@@ -14,8 +14,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
 from onnxq.ir.data_types import data_type_of
-from onnxq.ir.payload import Payload
-from onnxq.ir.stored import as_payload
+from onnxq.ir.tensor_data import TensorData, as_payload
 
 Tensor: TypeAlias = "Variable | Constant"
 Shape: TypeAlias = "list[int | str | None]"
@@ -33,16 +32,16 @@ class OpaqueAttribute:
     proto: AttributeProto
 
 
-def domain_named(name: str | None) -> str:
+def canonical_domain(name: str | None) -> str:
     """Return the one name that a domain has here; that of ONNX itself is written in three ways.
 
-    >>> domain_named(None), domain_named("ai.onnx"), domain_named("com.microsoft")
+    >>> canonical_domain(None), canonical_domain("ai.onnx"), canonical_domain("com.microsoft")
     ('', '', 'com.microsoft')
     """
     return "" if name in (None, "ai.onnx") else str(name)
 
 
-def bodies_of(values: Iterable[Any]) -> list[Any]:
+def subgraphs_of(values: Iterable[Any]) -> list[Any]:
     """Return the control-flow bodies among the values of attributes, in order."""
     found: list[Any] = []
     for value in values:
@@ -108,15 +107,18 @@ class Node(Identity, gs.Node):
     @property
     def domain(self) -> str:
         """The domain of the operator; that of ONNX itself is ``""``, however it was written."""
-        return domain_named(self.__dict__.get("domain"))
+        return canonical_domain(self.__dict__.get("domain"))
 
     @domain.setter
     def domain(self, domain: str | None) -> None:
         self.__dict__["domain"] = domain
 
-    def bodies(self) -> list[Any]:
-        """Return the control-flow bodies of this node, in attribute order."""
-        return bodies_of(self.attrs.values())
+    def subgraphs(self, recursive: bool = False) -> list[Any]:
+        """Return the control-flow bodies of this node in attribute order, each before those inside it."""
+        found = subgraphs_of(self.attrs.values())
+        if not recursive:
+            return found
+        return [inner for body in found for inner in (body, *body.subgraphs(recursive=True))]
 
     def copy(
         self,
@@ -137,7 +139,7 @@ class Variable(Identity, gs.Variable):
         dtype: numpy dtype, or None while unknown or when it is no tensor (sequence, map, optional).
         shape: list of numbers, names and None for unknown dimensions; None while the rank is unknown.
         source: the ValueInfoProto it was read with, or None.
-        returned_by: the graphs that list it among their outputs.
+        graph_output_of: the graphs that list it among their outputs.
     """
 
     name: str
@@ -146,7 +148,7 @@ class Variable(Identity, gs.Variable):
     inputs: list[Any]
     outputs: list[Any]
     source: ValueInfoProto | None = None
-    returned_by: Sequence[Any] = ()
+    graph_output_of: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -160,11 +162,11 @@ class Variable(Identity, gs.Variable):
 
     def to_constant(self, values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> Constant:
         """Turn this tensor into a Constant in place, as GraphSurgeon does; its producer stays attached."""
-        payload = as_payload(values, export_dtype)
+        tensor_data = as_payload(values, export_dtype)
         for name in ("dtype", "shape", "type", "source"):
             self.__dict__.pop(name, None)
         self.__class__ = Constant
-        self.__dict__.update(_values=payload, data_location=None, _export_dtype=None)
+        self.__dict__.update(_values=tensor_data, data_location=None, _export_dtype=None)
         return self
 
     def copy(self) -> Variable:
@@ -178,17 +180,17 @@ class Constant(Identity, gs.Constant):
     """A tensor whose values are stored in the model.
 
     Attributes:
-        input_source: the graph input that lets a caller override it, or None.
-        kept: whether it is written although nothing uses it, because it was read so.
-        returned_by: the graphs that list it among their outputs.
+        overridable_input: the graph input that lets a caller override it, or None.
+        declared_unused: whether it was declared and unused when read, and so is written although nothing uses it.
+        graph_output_of: the graphs that list it among their outputs.
     """
 
     name: str
     inputs: list[Any]
     outputs: list[Any]
-    returned_by: Sequence[Any] = ()
-    input_source: ValueInfoProto | None = None
-    kept: bool = False
+    graph_output_of: Sequence[Any] = ()
+    overridable_input: ValueInfoProto | None = None
+    declared_unused: bool = False
 
     def __init__(
         self,
@@ -203,16 +205,16 @@ class Constant(Identity, gs.Constant):
         )
 
     @property
-    def payload(self) -> Payload:
+    def tensor_data(self) -> TensorData:
         """The values in the form in which they are kept and written."""
-        payload = self._values
-        assert isinstance(payload, Payload), "restore_classes() converts what stock GraphSurgeon code assigns"
-        return payload
+        tensor_data = self._values
+        assert isinstance(tensor_data, TensorData), "restore_classes() converts what stock GraphSurgeon code assigns"
+        return tensor_data
 
     @property
     def values(self) -> npt.NDArray[Any]:
         """The values as an array: read anew each time, and read-only unless an array was assigned."""
-        return self.payload.load()
+        return self.tensor_data.load()
 
     @values.setter
     def values(self, values: npt.NDArray[Any] | LazyValues) -> None:
@@ -221,33 +223,33 @@ class Constant(Identity, gs.Constant):
     @property
     def shape(self) -> tuple[int, ...]:
         """The dimensions, without loading the values."""
-        return self.payload.shape
+        return self.tensor_data.shape
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy dtype, without loading the values."""
-        return self.payload.dtype
+        return self.tensor_data.dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of the stored values, without loading them; 0 for strings."""
-        return self.payload.nbytes
+        return self.tensor_data.nbytes
 
     def to_variable(self, dtype: object = None, shape: Sequence[int | str] | None = None) -> Variable:
         """Turn this tensor into a Variable in place, as GraphSurgeon does."""
         known_dtype = self.dtype if dtype is None else dtype
-        for name in ("_values", "_export_dtype", "data_location", "input_source", "kept"):
+        for name in ("_values", "_export_dtype", "data_location", "overridable_input", "declared_unused"):
             self.__dict__.pop(name, None)
         self.__class__ = Variable
         self.__dict__.update(dtype=known_dtype, shape=list(shape or ()), type="tensor_type")
         return self
 
     def copy(self) -> Constant:
-        """Return a tensor of the same name that shares the payload, without consumers."""
-        return Constant(self.name, self.payload)
+        """Return a tensor of the same name that shares the tensor_data, without consumers."""
+        return Constant(self.name, self.tensor_data)
 
     def __repr__(self) -> str:
-        return f"Constant({self.name!r}, {self.payload!r})"
+        return f"Constant({self.name!r}, {self.tensor_data!r})"
 
     __str__ = __repr__
 
@@ -261,8 +263,8 @@ def constant(name: str, array: npt.ArrayLike) -> Constant:
     return Constant(name, np.asarray(array))
 
 
-def become_constant(variable: Variable, payload: Payload) -> Constant:
-    """Turn a variable into a constant in place, so that all its consumers read the payload.
+def become_constant(variable: Variable, tensor_data: TensorData) -> Constant:
+    """Turn a variable into a constant in place, so that all its consumers read the tensor_data.
 
     A producer with other outputs keeps them at their positions, and makes this one under the name ``x.unused``.
     """
@@ -275,7 +277,7 @@ def become_constant(variable: Variable, payload: Payload) -> Constant:
                 list.__setitem__(producer.outputs, index, blank)
                 list.append(blank.inputs, producer)
     list.clear(variable.inputs)
-    return variable.to_constant(payload)
+    return variable.to_constant(tensor_data)
 
 
 def onnx_dtype(tensor: Tensor) -> int:
@@ -284,4 +286,4 @@ def onnx_dtype(tensor: Tensor) -> int:
     >>> onnx_dtype(Variable("x", np.float32)), onnx_dtype(Variable("y"))
     (1, 0)
     """
-    return tensor.payload.onnx_dtype if isinstance(tensor, Constant) else data_type_of(tensor.dtype)
+    return tensor.tensor_data.onnx_dtype if isinstance(tensor, Constant) else data_type_of(tensor.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxq.errors import ModelError
 from onnxq.ir.elements import Node, Tensor
-from onnxq.ir.scopes import scopes
+from onnxq.ir.queries import all_graphs
 
 _SHOWN = 4
 
@@ -22,7 +22,7 @@ def toposort(graph: Any) -> None:
     Raises:
         ModelError: nodes need each other's outputs; the message names them.
     """
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         scope.nodes[:] = sorted_nodes(scope)
 
 
@@ -62,8 +62,8 @@ def sorted_nodes(scope: Any) -> list[Node]:
 def tensors_read(node: Node) -> Iterator[Tensor]:
     """Yield every tensor that a node reads: its inputs, and all that its bodies read or return."""
     yield from node.inputs
-    for body in node.bodies():
-        for scope in scopes(body):
+    for body in node.subgraphs():
+        for scope in all_graphs(body):
             yield from scope.outputs
             for inner in scope.nodes:
                 yield from inner.inputs

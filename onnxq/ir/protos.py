@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any, Final
 
+import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
 from onnx import AttributeProto, helper
 
 from onnxq.ir.elements import OpaqueAttribute
+from onnxq.system.resources import cached_by_mtime
 
 __all__ = [
     "DecodeError",
@@ -91,3 +94,103 @@ def _same(old: Any, new: Any) -> bool:
     if isinstance(old, list):
         return len(old) == len(new) and all(_same(a, b) for a, b in zip(old, new, strict=True))
     return bool(old == new)
+
+
+# The tensors that a model stores, wherever they stand in it, and the files of those that lie beside it.
+
+# Of what declares types there may be one for each tensor, and none holds values.
+_VALUELESS = frozenset({"value_info", "input", "output", "quantization_annotation", "metadata_props", "external_data"})
+
+
+def stored_tensors(part: Message) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors in a model or in any part of one: initializers, attributes, those of bodies and functions.
+
+    >>> node = onnx.helper.make_node("Constant", [], ["c"], value=onnx.TensorProto(name="one"))
+    >>> [tensor.name for tensor in stored_tensors(onnx.GraphProto(node=[node]))]
+    ['one']
+    """
+    if isinstance(part, onnx.TensorProto):
+        yield part
+        return
+    for field, value in part.ListFields():
+        if field.message_type is not None and field.name not in _VALUELESS:
+            for inner in (value,) if isinstance(value, Message) else value:
+                yield from stored_tensors(inner)
+
+
+def external_locations(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return where the tensors of a model lie that are not in it, those of bodies too: names of files, in order."""
+    locations = {
+        entry.value
+        for tensor in stored_tensors(model)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return tuple(sorted(locations))
+
+
+def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
+    """Return the files that hold the tensors of a model of this folder that are not in it."""
+    return tuple(folder / location for location in external_locations(model))
+
+
+# Which models are so large that their weights had better stay in their files.
+
+_LARGE = 1 << 30
+# A model whose weights are external is no larger than this itself.
+_LARGEST_GRAPH = 1 << 28
+
+
+def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
+    """Return whether the external data of a model exceeds 1 GiB; False for what is no model."""
+    return _is_large_file(model) if isinstance(model, Path) else _is_large(model)
+
+
+def _is_large(model: onnx.ModelProto | bytes | Path) -> bool:
+    lengths = (
+        int(entry.value)
+        for tensor in stored_tensors(_without_weights(model))
+        for entry in tensor.external_data
+        if entry.key == "length" and entry.value.isdecimal()
+    )
+    return sum(lengths) > _LARGE
+
+
+_is_large_file = cached_by_mtime(_is_large)
+
+
+def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
+    """Return a model whose weights are external; an empty one for what is too large to be that, or is no model."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    found = onnx.ModelProto()
+    try:
+        size = model.stat().st_size if isinstance(model, Path) else len(model)
+        data = b"" if size > _LARGEST_GRAPH else model.read_bytes() if isinstance(model, Path) else model
+        found.ParseFromString(data)
+    except (OSError, DecodeError):
+        return onnx.ModelProto()
+    return found
+
+
+# Which version of the file format an opset asks for.
+
+NEWEST_IR_VERSION: Final = 13
+"""The newest file format that onnxruntime loads; a higher one is only ever kept, never set."""
+NEWEST_OPSET: Final = 26
+"""The newest ONNX opset that onnxruntime loads."""
+
+_FIRST_IR: Final = 3
+_IR_WITH_INITIALIZERS_BESIDE_INPUTS: Final = 4
+_IR_BY_OPSET: Final = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (13, 7))
+
+
+def minimum_ir_version(opset: int, *, all_initializers_are_inputs: bool = True) -> int:
+    """Return the lowest IR version that a model of this ONNX opset may have, at most 13.
+
+    >>> minimum_ir_version(21)
+    10
+    """
+    needed = next((version for first, version in _IR_BY_OPSET if opset >= first), _FIRST_IR)
+    return needed if all_initializers_are_inputs else max(needed, _IR_WITH_INITIALIZERS_BESIDE_INPUTS)

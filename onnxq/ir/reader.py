@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import ModelProto, TensorProto
+from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
+from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
-from onnxq.errors import ModelError
-from onnxq.ir.copies import without_graph
-from onnxq.ir.elements import domain_named
-from onnxq.ir.external import DataFolder
-from onnxq.ir.model import Graph
+from onnxq.errors import ModelError, OutputError
+from onnxq.ir.data_types import data_type_name, data_type_of, is_packed
+from onnxq.ir.deserialize import check_text, deserialize_graph
+from onnxq.ir.elements import canonical_domain
+from onnxq.ir.external_data import DataFolder
+from onnxq.ir.graph import Graph, restore_classes, without_graph
 from onnxq.ir.order import toposort
-from onnxq.ir.parse import check_text, parse_graph
-from onnxq.ir.payload import Payload
-from onnxq.ir.plain_graphs import export_plain_graph
 from onnxq.ir.protos import DecodeError
-from onnxq.ir.stored import ProtoPayload
-from onnxq.ir.surgeon import restore_classes
+from onnxq.ir.queries import constants
+from onnxq.ir.tensor_data import ProtoTensor, TensorData
+from onnxq.system.publish import check_output, data_file
 
 _GIT_LFS = b"version https://git-lfs"
 
@@ -68,24 +71,24 @@ def read_model(
     model: ModelProto,
     folder: str | os.PathLike[str] | DataFolder | None = None,
     *,
-    payload: Callable[[TensorProto], Payload] | None = None,
+    tensor_data: Callable[[TensorProto], TensorData] | None = None,
 ) -> Graph:
     """Read a model in memory; the graph refers to the proto, which must not be changed afterwards.
 
     Args:
         model: the model.
         folder: where its external data lies; without one external constants cannot be loaded.
-        payload: makes the payload of each stored tensor; a ProtoPayload by default.
+        tensor_data: makes the tensor_data of each stored tensor; a ProtoTensor by default.
 
     Raises:
         ModelError: the model is incomplete, or holds a graph that cannot be executed.
     """
     data_folder = folder if isinstance(folder, DataFolder | None) else DataFolder(Path(folder))
     _check_model(model)
-    imports = {domain_named(entry.domain): entry.version for entry in model.opset_import}
+    imports = {canonical_domain(entry.domain): entry.version for entry in model.opset_import}
     if not imports and model.ir_version < 3:
         imports[""] = 1
-    graph = parse_graph(model.graph, imports, payload or (lambda proto: ProtoPayload(proto, data_folder)))
+    graph = deserialize_graph(model.graph, imports, tensor_data or (lambda proto: ProtoTensor(proto, data_folder)))
     graph.model_source = model
     graph.ir_version = model.ir_version
     graph.producer_name, graph.producer_version = model.producer_name, model.producer_version
@@ -146,8 +149,133 @@ def _check_model(model: ModelProto) -> None:
     check_text(model.producer_name, model.producer_version, model.domain, model.doc_string, *domains)
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
-        if not domain_named(entry.domain) and not 1 <= entry.version <= newest:
+        if not canonical_domain(entry.domain) and not 1 <= entry.version <= newest:
             raise ModelError(
                 f"the model asks for ONNX opset {entry.version}, but the installed onnx {onnx.__version__} "
                 f"knows 1 to {newest}"
+            )
+
+
+# A model comes in, and nothing that is to be written takes its place.
+
+
+def open_model(model: str | Path | Any, output: str | Path | None) -> tuple[Graph, Path | None, Path | None]:
+    """Return the graph of a model, the file that holds it, and the file to write, which takes the place of neither.
+
+    Args:
+        model: a file, a ModelProto or a GraphSurgeon graph, of which no file is known.
+        output: file to write; None writes nothing.
+
+    Raises:
+        ModelError: the model cannot be read.
+        OutputError: the output cannot be written, or is the model itself or its data.
+    """
+    source = Path(model) if isinstance(model, (str, Path)) else None
+    file = Path(output) if output is not None else None
+    if file is not None:
+        check_output(file, source)
+    graph = as_graph(model)
+    if file is not None:
+        refuse_overwriting(graph, data_file(file))
+    return graph, source, file
+
+
+def refuse_overwriting(graph: Graph, data: Path) -> None:
+    """Refuse an output whose external data would take the place of the model's own.
+
+    Raises:
+        OutputError: the model reads the file ``data``.
+    """
+    external = (tensor.tensor_data for tensor in constants(graph) if tensor.tensor_data.external)
+    read = {tensor_data.data_range().path for tensor_data in external if isinstance(tensor_data, ProtoTensor)}
+    if data.exists() and any(data.samefile(path) for path in read):
+        raise OutputError(f"output data {data} is the external data of the model itself; give another name")
+
+
+# Whole graphs of plain GraphSurgeon, exported where that loses nothing.
+
+_ADVICE = "read the model with onnxq.load instead of GraphSurgeon's import"
+
+
+def export_plain_graph(graph: gs.Graph) -> ModelProto:
+    """Return the model of a plain GraphSurgeon graph, which is not changed.
+
+    Raises:
+        ModelError: GraphSurgeon would change the type of a constant or the name of a shared one, or cannot export the
+            graph at all.
+    """
+    constants = list(_constants(graph))
+    _refuse_losses(constants)
+    domains = graph.import_domains
+    imported = [(tensor._values, tensor._values.tensor) for tensor in constants if _is_imported(tensor)]
+    try:
+        # The exporter writes names into the protos that the graph was imported from, so it gets copies.
+        for values, proto in imported:
+            values.tensor = TensorProto()
+            values.tensor.CopyFrom(proto)
+        # It also adds domains to the list that it finds, which is the one of the model read.
+        graph.import_domains = None if domains is None else list(domains)
+        model: ModelProto = gs.export_onnx(graph, do_type_check=False)  # noqa: TID251 - losses are refused above
+    except (
+        OnnxGraphSurgeonException,
+        AssertionError,
+        AttributeError,
+        TypeError,
+        UnboundLocalError,
+        ValueError,
+    ) as error:
+        raise ModelError(f"GraphSurgeon cannot export the graph {graph.name!r}: {error}") from error
+    finally:
+        graph.import_domains = domains
+        for values, proto in imported:
+            values.tensor = proto
+    for entry in model.opset_import:
+        if not canonical_domain(entry.domain):
+            # It ignores an opset that was set after the import.
+            entry.version = graph.opset
+    if graph.ir_version is None:
+        # GraphSurgeon takes the newest that onnx knows, which onnxruntime may not load; the writer sets what is needed.
+        model.ClearField("ir_version")
+    return model
+
+
+def _constants(graph: gs.Graph) -> Iterator[Any]:
+    pending = [graph]
+    seen: set[int] = set()
+    while pending:
+        scope = pending.pop()
+        for node in scope.nodes:
+            pending.extend(node.subgraphs())
+            for value in (*node.inputs, *node.attrs.values()):
+                if isinstance(value, gs.Constant) and id(value) not in seen:
+                    seen.add(id(value))
+                    yield value
+
+
+def _is_imported(tensor: Any) -> bool:
+    return isinstance(tensor._values, LazyValues) and not isinstance(tensor._values, SparseValues)
+
+
+def _refuse_losses(constants: list[Any]) -> None:
+    owner: dict[int, str] = {}
+    for tensor in constants:
+        if isinstance(tensor._values, SparseValues):
+            continue
+        if isinstance(tensor._values, LazyValues):
+            known = owner.setdefault(id(tensor._values), tensor.name)
+            if known != tensor.name:
+                raise ModelError(
+                    f"constants {known!r} and {tensor.name!r} share one stored tensor, and GraphSurgeon would give "
+                    f"both the same name; {_ADVICE}"
+                )
+            continue
+        try:
+            data_type = data_type_of(np.asarray(tensor._values).dtype)
+        except TypeError as error:
+            raise ModelError(f"constant {tensor.name!r} cannot be stored: {error}") from error
+        # GraphSurgeon writes packed types one to a byte, strings not at all, and this type under another's number.
+        if is_packed(data_type) or data_type in (TensorProto.STRING, TensorProto.FLOAT8E4M3FNUZ):
+            raise ModelError(
+                f"constant {tensor.name!r} holds {data_type_name(data_type)} values, which GraphSurgeon cannot export; "
+                f"make it with onnxq.ir.constant in a graph from onnxq.load"
             )

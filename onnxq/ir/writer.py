@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError, OutputError
 from onnxq.ir.elements import Constant
-from onnxq.ir.emit import emit_model
-from onnxq.ir.external import DataFolder
-from onnxq.ir.model import Graph
-from onnxq.ir.payload import Payload
-from onnxq.ir.placement import attribute_constants, place_constants
+from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange
+from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.protos import EncodeError
-from onnxq.ir.sidecar import SidecarWriter, refer
-from onnxq.ir.spill import place_of
-from onnxq.ir.stored import ProtoPayload
-from onnxq.ir.surgeon import restore_classes
+from onnxq.ir.serialize import attribute_constants, place_constants, serialize_model
+from onnxq.ir.tensor_data import CHUNK_BYTES, ProtoTensor, TensorData, place_of
 from onnxq.system.publish import NO_ROOM, data_file, publish, staging
 
 _LARGEST_MODEL = 2**31 - 1
@@ -40,22 +37,22 @@ def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> M
     kept = None if folder is None else Path(folder).resolve()
     total = 0
 
-    def store(proto: TensorProto, payload: Payload, name: str) -> None:
+    def store(proto: TensorProto, tensor_data: TensorData, name: str) -> None:
         nonlocal total
-        if kept is not None and isinstance(payload, ProtoPayload) and payload.lies_in(kept):
-            payload.fill_reference(proto, name)
+        if kept is not None and isinstance(tensor_data, ProtoTensor) and tensor_data.lies_in(kept):
+            tensor_data.fill_reference(proto, name)
             return
-        place = place_of(payload.stored) if kept is not None and payload.stored is not None else None
+        place = place_of(tensor_data.stored) if kept is not None and tensor_data.stored is not None else None
         if place is not None and place[0].resolve().parent == kept:
-            payload.fill_without_values(proto, name)
-            refer(proto, place[0].name, place[1], payload.nbytes)
+            tensor_data.fill_without_values(proto, name)
+            refer(proto, place[0].name, place[1], tensor_data.nbytes)
             return
-        total += payload.nbytes
+        total += tensor_data.nbytes
         if total > _LARGEST_MODEL:
             raise ModelError("the model exceeds the 2 GiB that ONNX allows in one piece; write it with save instead")
-        payload.fill(proto, name)
+        tensor_data.fill(proto, name)
 
-    return emit_model(restore_classes(graph), place_constants(graph), store)
+    return serialize_model(restore_classes(graph), place_constants(graph), store)
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
@@ -80,20 +77,20 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
     if target.is_dir():
         raise OutputError(f"cannot write {target}: it is a folder; give the name of a file in it")
     placed = place_constants(restore_classes(graph))
-    payloads = [tensor.payload for tensor in _stored(placed)]
-    total = sum(payload.nbytes for payload in payloads)
+    payloads = [tensor.tensor_data for tensor in _stored(placed)]
+    total = sum(tensor_data.nbytes for tensor_data in payloads)
     if external_data is None:
-        external_data = total > _LARGEST_INLINE or any(payload.external for payload in payloads)
+        external_data = total > _LARGEST_INLINE or any(tensor_data.external for tensor_data in payloads)
     if not external_data and total > _LARGEST_MODEL:
         raise ModelError(f"the model of {total} bytes exceeds the 2 GiB of one ONNX file; save it with external data")
-    replaced: Mapping[Payload, TensorProto] = {}
+    replaced: Mapping[TensorData, TensorProto] = {}
     with staging(target) as folder:
         staged = folder / target.name
         try:
             if external_data:
                 replaced = _write_with_sidecar(graph, placed, staged, data_file(target))
             else:
-                model = emit_model(graph, placed, lambda proto, payload, name: payload.fill(proto, name))
+                model = serialize_model(graph, placed, lambda proto, tensor_data, name: tensor_data.fill(proto, name))
                 staged.write_bytes(_serialize(model))
         except OSError as error:
             if error.errno in NO_ROOM:
@@ -102,17 +99,17 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
         publish(staged, target)
     data_folder = DataFolder.of_model(target)
     for tensor in _stored(placed):
-        if tensor.payload in replaced:
-            tensor.values = ProtoPayload(replaced[tensor.payload], data_folder)
+        if tensor.tensor_data in replaced:
+            tensor.values = ProtoTensor(replaced[tensor.tensor_data], data_folder)
 
 
 def _write_with_sidecar(
     graph: Graph, placed: Mapping[Graph, list[Constant]], staged: Path, sidecar: Path
-) -> Mapping[Payload, TensorProto]:
+) -> Mapping[TensorData, TensorProto]:
     """Write a model and its data, and return the payloads that lie in the data file that is going to be replaced."""
     with data_file(staged).open("xb") as file:
         writer = SidecarWriter(file, sidecar)
-        model = emit_model(graph, placed, writer.store)
+        model = serialize_model(graph, placed, writer.store)
     staged.write_bytes(_serialize(model))
     if not writer.end:
         data_file(staged).unlink()
@@ -132,3 +129,104 @@ def _serialize(model: ModelProto) -> bytes:
     except (EncodeError, ValueError) as error:
         raise ModelError("the model exceeds the 2 GiB of one ONNX file; save it with external data") from error
     return data
+
+
+# The data file beside a model: tensors streamed into it one after the other.
+
+THRESHOLD = 1024
+"""Tensors of fewer bytes stay in the model."""
+
+# The kernel answers so when it cannot copy between these two files by itself.
+_NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+
+
+class SidecarWriter:
+    """Streams tensors into an open file.
+
+    Attributes:
+        end: bytes written so far.
+        replaced: payloads that lie in the file which this one is going to replace, with their new tensors.
+    """
+
+    def __init__(self, file: BinaryIO, final: Path) -> None:
+        """Write into ``file``, which will be renamed to ``final``."""
+        self.end = 0
+        self.replaced: dict[TensorData, TensorProto] = {}
+        self._file = file
+        self._final = final
+        self._written: dict[TensorData, tuple[int, int]] = {}
+
+    def store(self, proto: TensorProto, tensor_data: TensorData, name: str) -> None:
+        """Write a tensor into the file, and the reference to it into ``proto``; small ones and strings go inline."""
+        source = tensor_data.data_range() if isinstance(tensor_data, ProtoTensor) and tensor_data.external else None
+        if tensor_data.nbytes < THRESHOLD:
+            tensor_data.fill(proto, name)
+        else:
+            if tensor_data not in self._written:
+                self._written[tensor_data] = self._append(tensor_data, source)
+            offset, length = self._written[tensor_data]
+            tensor_data.fill_without_values(proto, name)
+            refer(proto, self._final.name, offset, length)
+        if source is not None and source.path == self._final.resolve():
+            self.replaced[tensor_data] = proto
+
+    def _append(self, tensor_data: TensorData, source: DataRange | None) -> tuple[int, int]:
+        offset = -(-self.end // ALIGNMENT) * ALIGNMENT
+        self._file.seek(offset)
+        if source is not None:
+            self._file.flush()
+            _copy(source, self._file, offset)
+            self._file.seek(offset + source.length)
+        else:
+            for chunk in tensor_data.chunks():
+                self._file.write(chunk)
+        self.end = self._file.tell()
+        if self.end - offset != tensor_data.nbytes:
+            raise ModelError(f"{tensor_data} gave {self.end - offset} bytes, expected {tensor_data.nbytes}")
+        return offset, tensor_data.nbytes
+
+
+def refer(proto: TensorProto, location: str, offset: int, length: int) -> None:
+    """Make a tensor refer to external data."""
+    proto.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        proto.external_data.add(key=key, value=value)
+
+
+def _copy(source: DataRange, target: BinaryIO, offset: int) -> None:
+    """Copy bytes between files: inside the kernel where it can, else through a small buffer."""
+    source.check()
+    try:
+        opened = source.path.open("rb")
+    except OSError as error:
+        raise source.unreadable(error) from error
+    with opened as file:
+        done = _copy_in_kernel(file, source, target, offset)
+        file.seek(source.offset + done)
+        target.seek(offset + done)
+        while done < source.length:
+            piece = file.read(min(CHUNK_BYTES, source.length - done))
+            if not piece:
+                raise ModelError(f"{source.path} ends inside the data of tensor {source.tensor!r}; it is cut short")
+            target.write(piece)
+            done += len(piece)
+
+
+def _copy_in_kernel(file: BinaryIO, source: DataRange, target: BinaryIO, offset: int) -> int:
+    """Return how many bytes the kernel copied before it gave up."""
+    done = 0
+    if not hasattr(os, "copy_file_range"):
+        return done
+    while done < source.length:
+        try:
+            copied = os.copy_file_range(
+                file.fileno(), target.fileno(), source.length - done, source.offset + done, offset + done
+            )
+        except OSError as error:
+            if error.errno in _NO_KERNEL_COPY:
+                return done
+            raise
+        if not copied:
+            return done
+        done += copied
+    return done

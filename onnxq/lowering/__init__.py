@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from onnxq.lowering.blobs import fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits, takes_blob
-from onnxq.lowering.decode import decode_folded, decode_linear, is_linear
-from onnxq.lowering.decoder_opset import decoder_opset
-from onnxq.lowering.emit import Emit, emit_named
+from onnxq.lowering.decode import decode_folded, decode_linear, decode_rows, is_linear, numbers_in_words
+from onnxq.lowering.kernels import (
+    AllowedOps,
+    allowed_ops_named,
+    gather_block_quantized,
+    is_kernel_block,
+    kernel_supports,
+    matmul_nbits,
+    minimum_opset,
+    should_use_kernel,
+)
 from onnxq.lowering.layout import transposed
-from onnxq.lowering.node_chain import Chain
-from onnxq.lowering.rows import decode_rows
-from onnxq.lowering.words import numbers_in_words
+from onnxq.lowering.node_builder import NodeBuilder
 
 __all__ = [
-    "Chain",
-    "Emit",
+    "AllowedOps",
+    "NodeBuilder",
+    "allowed_ops_named",
     "decode_folded",
     "decode_linear",
     "decode_rows",
-    "decoder_opset",
-    "emit_named",
-    "fits_blob",
     "gather_block_quantized",
     "is_kernel_block",
     "is_linear",
+    "kernel_supports",
     "matmul_nbits",
+    "minimum_opset",
     "numbers_in_words",
-    "takes_blob",
+    "should_use_kernel",
     "transposed",
 ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from onnxq.ops.integer import IntegerOperator, check_inputs
 from onnxq.ops.intervals import Interval
-from onnxq.ops.row import Operator, Role
+from onnxq.ops.operator import IntegerOperator, Operator, Role, check_inputs
 from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, operator_of
 
 __all__ = [

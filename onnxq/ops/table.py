@@ -1,7 +1,4 @@
-"""Operators: every fact about an operator, in one row each.
-
-What an operator *is* stands here; what a runtime does with it stands in targets.py.
-"""
+"""Operators that only onnxruntime has: what its optimizer and its exporters write into models."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from onnxq.ops.axes import axes, gathered, turned
-from onnxq.ops.channels import aligned, alike, concatenated, picked, reshaped, scaled, split, transposed
-from onnxq.ops.contrib import CONTRIB
-from onnxq.ops.integer import IntegerOperator
+from onnxq.ops.channel_maps import aligned, alike, concatenated, picked, reshaped, scaled, split, transposed
 from onnxq.ops.intervals import (
     added,
     always,
@@ -29,11 +23,131 @@ from onnxq.ops.intervals import (
     summed,
     together,
 )
-from onnxq.ops.row import Operator, Role
+from onnxq.ops.operator import IntegerOperator, Operator, Role, axes, gathered, turned
 
 if TYPE_CHECKING:
+    from onnxq.ir.queries import OperatorKey
+if TYPE_CHECKING:
     from onnxq.ir import Node
-    from onnxq.ir.reading import OperatorKey
+    from onnxq.ir.queries import OperatorKey
+
+
+# What they give has the type of their first input, and some also its shape.
+_TYPED = Operator(Role.FLOAT, types=(0,))
+_SHAPED = Operator(Role.FLOAT, types=(0,), shapes=(0,))
+_PRODUCT = Operator(
+    Role.WEIGHTED,
+    (0, 1),
+    weights={0: turned("transA", -2, -1), 1: turned("transB", -1, -2)},
+    standard=("MatMul", (0, 1)),
+    types=(0,),
+)
+_CONTRIB_CONV = Operator(Role.WEIGHTED, weights={1: axes(0, 1)}, bias=2, standard=("Conv", (0, 1, 2)), types=(0,))
+# Their filters lie with the channels last.
+_CONV_LAST = replace(_CONTRIB_CONV, weights={1: axes(0, -1)}, standard=None)
+_ATTENTION = Operator(Role.WEIGHTED, weights={1: axes(-1, 0)}, bias=2, types=(0, 0))
+# Angles that are looked up turn by what they are.
+_CACHED = Operator(Role.FLOAT, precision_sensitive=True, types=(0, 3, 4))
+
+_MICROSOFT: Mapping[str, Operator] = {
+    "Attention": replace(_ATTENTION, integer=(IntegerOperator("QAttention", ((0, 3, 6), (1, 4, 7)), last=(2, 5, 8)),)),
+    "BiasAdd": _SHAPED,
+    "BiasDropout": _SHAPED,
+    "BiasGelu": _SHAPED,
+    "BiasSoftmax": _SHAPED,
+    "BiasSplitGelu": _TYPED,
+    "CausalConvWithState": Operator(Role.WEIGHTED, weights={1: axes(0, -1)}, types=(0, 0)),
+    "ComplexMul": _SHAPED,
+    "DecoderAttention": Operator(
+        Role.WEIGHTED,
+        weights={2: axes(-1, 0), 3: axes(-1, 0)},
+        bias=4,
+        types=(0, 0, 0),
+    ),
+    "DecoderMaskedMultiHeadAttention": replace(_TYPED, types=(0, 0, 0)),
+    "EmbedLayerNormalization": Operator(
+        Role.WEIGHTED,
+        data=(),
+        weights={2: axes(0, -1), 3: axes(0, -1), 4: axes(0, -1)},
+        standard=("Gather", (2, 0)),
+        types=(2, 0, 2),
+    ),
+    "FastGelu": _SHAPED,
+    "FusedConv": _CONTRIB_CONV,
+    "FusedGemm": Operator(
+        Role.WEIGHTED,
+        weights={1: turned("transB", 1, 0)},
+        bias=2,
+        standard=("Gemm", (0, 1)),
+        types=(0,),
+    ),
+    "FusedMatMul": _PRODUCT,
+    "FusedMatMulActivation": _PRODUCT,
+    "GatedRelativePositionBias": Operator(Role.WEIGHTED, weights={3: axes(-1, 0)}, bias=4, types=(0,)),
+    "Gelu": _SHAPED,
+    "GridSample": replace(_TYPED, precision_sensitive=True),
+    "GroupNorm": _SHAPED,
+    "GroupQueryAttention": _CACHED,
+    "Inverse": _SHAPED,
+    "LinearAttention": _TYPED,
+    "LongformerAttention": Operator(
+        Role.WEIGHTED,
+        weights={1: axes(-1, 0), 4: axes(-1, 0)},
+        bias=2,
+        types=(0,),
+        shapes=(0,),
+    ),
+    "MoE": Operator(
+        Role.WEIGHTED,
+        weights={2: axes(1, 2), 4: axes(1, 2), 6: axes(1, 2)},
+        types=(0,),
+        shapes=(0,),
+    ),
+    "MultiHeadAttention": replace(_TYPED, types=(0, 0, 0)),
+    "NhwcConv": _CONV_LAST,
+    "NhwcFusedConv": _CONV_LAST,
+    "NhwcMaxPool": _TYPED,
+    "PackedAttention": replace(_ATTENTION, types=(0,)),
+    "QuickGelu": _SHAPED,
+    "RemovePadding": _TYPED,
+    "RestorePadding": _TYPED,
+    "RotaryEmbedding": replace(_SHAPED, precision_sensitive=True),
+    "SkipGroupNorm": replace(_SHAPED, types=(0, 0), shapes=(0, 0)),
+    "SkipLayerNormalization": replace(_SHAPED, types=(0, None, None, 0), shapes=(0, None, None, 0)),
+    "SkipSimplifiedLayerNormalization": replace(_SHAPED, types=(0, None, None, 0), shapes=(0, None, None, 0)),
+    "SparseAttention": _CACHED,
+    "TransposeMatMul": _PRODUCT,
+    "Trilu": _SHAPED,
+}
+
+# Its channels lie in blocks, and so do the filters.
+_BLOCKED: Mapping[str, Operator] = {
+    "AveragePool": _TYPED,
+    "Conv": replace(_CONTRIB_CONV, standard=None),
+    "GlobalAveragePool": _TYPED,
+    "GlobalMaxPool": _TYPED,
+    "MaxPool": _TYPED,
+    "ReorderInput": _TYPED,
+    "ReorderOutput": _TYPED,
+    "Upsample": _TYPED,
+}
+
+# They stand in the domain of ONNX, and for the last two in models of an earlier opset than ONNX has them in.
+_UNDECLARED: Mapping[str, Operator] = {
+    "SimplifiedLayerNormalization": _SHAPED,
+    "Gelu": _SHAPED,
+    "LayerNormalization": _SHAPED,
+}
+
+CONTRIB: Mapping[OperatorKey, Operator] = {
+    **{("com.microsoft", op): row for op, row in _MICROSOFT.items()},
+    **{("com.microsoft.nchwc", op): row for op, row in _BLOCKED.items()},
+    **{("", op): row for op, row in _UNDECLARED.items()},
+}
+"""The rows of these operators, by domain and op type."""
+
+
+# Operators: every fact about an operator, in one row each.
 
 
 def operator_of(node: Node) -> Operator | None:
@@ -46,7 +160,7 @@ def operator_of(node: Node) -> Operator | None:
     return OPERATORS.get((node.domain, node.op))
 
 
-_COMPUTE, _ARITHMETIC, _CARRIER, _CLAMP, _WEIGHTED, _FLOAT = Role
+_COMPUTE, _ARITHMETIC, _PASS_THROUGH, _CLAMP, _WEIGHTED, _FLOAT = Role
 _ONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
 _CONV = Operator(_COMPUTE, weights={1: axes(0, 1)}, bias=2, channels=1)
@@ -64,13 +178,13 @@ _CELL = Operator(
     weights={1: axes(1, 2), 2: axes(1, 2)},
     recurrent=True,
 )
-_MOVING = Operator(_CARRIER, interval=first)
+_MOVING = Operator(_PASS_THROUGH, interval=first)
 _ABOVE_ZERO = Operator(_FLOAT, interval=always(low=0.0))
 _AROUND_ZERO = Operator(_FLOAT, interval=always(-1.0, 1.0))
-_SET = Operator(_FLOAT, settings=True)
-_DECIDED = Operator(_FLOAT, settings=True, data_dependent=True)
+_SET = Operator(_FLOAT, precision_sensitive=True)
+_DECIDED = Operator(_FLOAT, precision_sensitive=True, data_dependent=True)
 _LABELS = Operator(_FLOAT, labels=True)
-_RANDOM = Operator(_FLOAT, settings=True, random=True)
+_RANDOM = Operator(_FLOAT, precision_sensitive=True, random=True)
 
 
 def _integer(op: str, operands: tuple[tuple[int, int, int], ...] = _ONE, **facts: Any) -> tuple[IntegerOperator, ...]:
@@ -104,52 +218,52 @@ _STANDARD: Mapping[str, Operator] = {
     "LSTM": _CELL,
     "GRU": _CELL,
     "RNN": _CELL,
-    "Gather": Operator(_CARRIER, weights={0: gathered}, passage=picked, interval=first),
-    "Add": Operator(_ARITHMETIC, data=None, passage=aligned, interval=added, integer=_integer("QLinearAdd", _TWO)),
+    "Gather": Operator(_PASS_THROUGH, weights={0: gathered}, channel_map=picked, interval=first),
+    "Add": Operator(_ARITHMETIC, data=None, channel_map=aligned, interval=added, integer=_integer("QLinearAdd", _TWO)),
     "Mul": Operator(
         _ARITHMETIC,
         data=None,
-        passage=scaled,
+        channel_map=scaled,
         multiplies=True,
         interval=multiplied,
         integer=_integer("QLinearMul", _TWO),
     ),
-    "AveragePool": Operator(_ARITHMETIC, passage=alike, interval=first, integer=_integer("QLinearAveragePool")),
+    "AveragePool": Operator(_ARITHMETIC, channel_map=alike, interval=first, integer=_integer("QLinearAveragePool")),
     "GlobalAveragePool": Operator(
-        _ARITHMETIC, passage=alike, interval=first, integer=_integer("QLinearGlobalAveragePool")
+        _ARITHMETIC, channel_map=alike, interval=first, integer=_integer("QLinearGlobalAveragePool")
     ),
-    "LeakyRelu": Operator(_ARITHMETIC, passage=alike, interval=leaky, integer=_integer("QLinearLeakyRelu")),
+    "LeakyRelu": Operator(_ARITHMETIC, channel_map=alike, interval=leaky, integer=_integer("QLinearLeakyRelu")),
     "Sigmoid": _bounded(0.0, 1.0, _integer("QLinearSigmoid")),
     # Most gates use a part of their range, and codes may end there.
     "HardSigmoid": Operator(_ARITHMETIC, interval=always(0.0, 1.0)),
     "Softmax": _bounded(0.0, 1.0, _integer("QLinearSoftmax", dropped=frozenset({"opset"}))),
     "Tanh": _bounded(-1.0, 1.0),
     "Concat": Operator(
-        _CARRIER,
+        _PASS_THROUGH,
         data=None,
-        passage=concatenated,
+        channel_map=concatenated,
         interval=together,
         integer=_integer("QLinearConcat", ((2, 3, 4),), result=(0, 1), repeats=True),
     ),
     "DepthToSpace": _MOVING,
-    "Expand": replace(_MOVING, passage=aligned),
-    "Flatten": replace(_MOVING, passage=reshaped),
-    "MaxPool": replace(_MOVING, passage=alike),
+    "Expand": replace(_MOVING, channel_map=aligned),
+    "Flatten": replace(_MOVING, channel_map=reshaped),
+    "MaxPool": replace(_MOVING, channel_map=alike),
     # It brings in a value of its own.
-    "Pad": Operator(_CARRIER, settings=True, interval=padded),
+    "Pad": Operator(_PASS_THROUGH, precision_sensitive=True, interval=padded),
     "ReduceMax": _MOVING,
-    "Reshape": replace(_MOVING, passage=reshaped),
+    "Reshape": replace(_MOVING, channel_map=reshaped),
     # It can overshoot.
-    "Resize": Operator(_CARRIER, settings=True, passage=alike),
+    "Resize": Operator(_PASS_THROUGH, precision_sensitive=True, channel_map=alike),
     "Slice": _MOVING,
     "SpaceToDepth": _MOVING,
-    "Split": replace(_MOVING, passage=split),
-    "Squeeze": replace(_MOVING, passage=reshaped),
-    "Tile": replace(_MOVING, passage=alike),
-    "Transpose": replace(_MOVING, passage=transposed),
-    "Unsqueeze": replace(_MOVING, passage=reshaped),
-    "Clip": Operator(_CLAMP, settings=True, interval=clipped),
-    "Relu": Operator(_CLAMP, passage=alike, interval=rectified),
+    "Split": replace(_MOVING, channel_map=split),
+    "Squeeze": replace(_MOVING, channel_map=reshaped),
+    "Tile": replace(_MOVING, channel_map=alike),
+    "Transpose": replace(_MOVING, channel_map=transposed),
+    "Unsqueeze": replace(_MOVING, channel_map=reshaped),
+    "Clip": Operator(_CLAMP, precision_sensitive=True, interval=clipped),
+    "Relu": Operator(_CLAMP, channel_map=alike, interval=rectified),
     "Abs": _ABOVE_ZERO,
     "ArgMax": _LABELS,
     "ArgMin": _LABELS,
@@ -177,7 +291,7 @@ _STANDARD: Mapping[str, Operator] = {
     "NonMaxSuppression": _DECIDED,
     "NonZero": _DECIDED,
     "OneHot": _SET,
-    "Pow": Operator(_FLOAT, data=(0, 1), settings=True, interval=power),
+    "Pow": Operator(_FLOAT, data=(0, 1), precision_sensitive=True, interval=power),
     "RandomNormal": replace(_RANDOM, data=()),
     "RandomNormalLike": _RANDOM,
     "RandomUniform": replace(_RANDOM, data=()),

@@ -15,12 +15,12 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
-    is_fixed,
+    all_graphs,
+    is_constant,
     operator_key,
-    optional,
+    optional_input,
     owner_graphs,
     producer,
-    scopes,
 )
 from onnxq.ops import OPERATORS, Role, operator_of
 from onnxq.planning.obstacles import data_inputs
@@ -89,7 +89,7 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
         target: the runtime.
     """
     homes = owner_graphs(graph)
-    returned = {tensor for scope in scopes(graph) for tensor in scope.outputs}
+    returned = {tensor for scope in all_graphs(graph) for tensor in scope.outputs}
 
     def why(clamp: Node) -> str:
         source, limits = clamp.inputs[0], clamp_limits(clamp)
@@ -123,10 +123,10 @@ def clamp_limits(clamp: Node) -> Limits | None:
         return 0.0, math.inf
     limits = list(UNLIMITED)
     for index in range(2):
-        bound = optional(clamp, 1 + index)
+        bound = optional_input(clamp, 1 + index)
         if bound is None:
             continue
-        if not is_fixed(bound) or bound.nbytes == 0:
+        if not is_constant(bound) or bound.nbytes == 0:
             return None
         limits[index] = float(bound.values.reshape(-1)[0])
     return limits[0], limits[1]
@@ -267,7 +267,7 @@ def _quantize_for_bodies(graph: Graph, found: dict[Tensor, Activation], groups: 
 
 
 def _all_want_codes(tensor: Variable, integer: set[Node]) -> bool:
-    return not tensor.returned_by and all(reader in integer for reader in tensor.outputs)
+    return not tensor.graph_output_of and all(reader in integer for reader in tensor.outputs)
 
 
 def _limits(tensor: Variable, absorbed: Mapping[Node, Node]) -> Limits | None:

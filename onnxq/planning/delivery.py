@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxq.config.scheme import Method, Mode, Rule, Scheme
-from onnxq.ir import Graph, Node, nodes
-from onnxq.lowering import Emit
+from onnxq.ir import Graph, Node, all_nodes
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Plan
@@ -58,7 +58,7 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
     """
     asked, got = Counter[int](), Counter[int]()
     reasons: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for _, node in nodes(graph):
+    for _, node in all_nodes(graph):
         rule = _rule(scheme, node)
         if rule.mode is Mode.FLOAT:
             continue
@@ -96,9 +96,9 @@ def left_by_standard(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -
 
     def is_left(node: Node) -> bool:
         wanted = _rule(scheme, node).mode in (Mode.STATIC, Mode.DYNAMIC)
-        return wanted and not dynamic_obstacle(node, target, Emit.ORT)
+        return wanted and not dynamic_obstacle(node, target, AllowedOps.ORT)
 
-    own = (node for _, node in nodes(graph) if node.op in target.kernels.own_dynamic and not node.domain)
+    own = (node for _, node in all_nodes(graph) if node.op in target.kernels.own_dynamic and not node.domain)
     return sum(is_left(node) for node in own if plan.by_node[node.name].mode is not Mode.DYNAMIC)
 
 

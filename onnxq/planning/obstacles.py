@@ -13,8 +13,17 @@ from onnxq.calibration.instrument import CARRYING
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
-from onnxq.ir import Constant, Graph, Node, Variable, is_fixed, onnx_dtype, optional, scopes
-from onnxq.lowering import Emit
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Node,
+    Variable,
+    all_graphs,
+    is_constant,
+    onnx_dtype,
+    optional_input,
+)
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.spec import Spec
 from onnxq.ops import Operator, Role, operator_of
 from onnxq.planning.plan import Demotion, Plan
@@ -51,7 +60,7 @@ def obstacle(node: Node, target: Target) -> str:
 
 def _is_operand(tensor: Constant) -> bool:
     """Whether a constant can be codes beside those that a node computes with."""
-    floats = is_fixed(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT
+    floats = is_constant(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT
     return floats and tensor.nbytes > 0 and bool(np.isfinite(tensor.values).all())
 
 
@@ -85,16 +94,16 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     terms = volume(weight.shape) // channels
     if terms > _LONGEST_SUM:
         return f"sums of {terms} products can overflow an int32 accumulator"
-    bias = optional(node, operator.bias) if operator.bias is not None else None
+    bias = optional_input(node, operator.bias) if operator.bias is not None else None
     if bias is not None:
-        if not is_fixed(bias):
+        if not is_constant(bias):
             return _changing("bias", bias)
         if volume(bias.shape) != channels or any(extent != 1 for extent in bias.shape[:-1]):
             return f"its bias of shape {list(bias.shape)} is not one value for each of {channels} channels"
     return ""
 
 
-def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
+def dynamic_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
     """Return why a node cannot multiply integers whose scale is computed in each run, or an empty string."""
     if node.op in target.kernels.own_dynamic and not node.domain:
         return _own_obstacle(node, target, emit)
@@ -118,7 +127,7 @@ def dynamic_obstacle(node: Node, target: Target, emit: Emit) -> str:
     return ""
 
 
-def _own_obstacle(node: Node, target: Target, emit: Emit) -> str:
+def _own_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
     """Return why an operator of the runtime's own cannot take the place of a recurrent cell, or an empty string."""
     operator = operator_of(node)
     for index in operator.weights if operator is not None else ():
@@ -153,7 +162,7 @@ def slope_and_middle(node: Node) -> tuple[float, float]:
 
 
 def _weight_obstacle(weight: Variable | Constant) -> str:
-    if not is_fixed(weight):
+    if not is_constant(weight):
         return _changing("weight", weight)
     if onnx_dtype(weight) != TensorProto.FLOAT:
         return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
@@ -183,7 +192,7 @@ def data_inputs(node: Node) -> list[Variable | Constant]:
     indices = range(len(node.inputs)) if operator.data is None else operator.data
     if operator.role is Role.COMPUTE:
         indices = (0,)
-    return [tensor for index in indices if (tensor := optional(node, index)) is not None]
+    return [tensor for index in indices if (tensor := optional_input(node, index)) is not None]
 
 
 def volume(shape: Iterable[int]) -> int:
@@ -205,9 +214,9 @@ def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
     """
     reasons = {graph: ""}
     scanned = {graph: False}
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
-            for body in node.bodies() if node.attrs else ():
+            for body in node.subgraphs() if node.attrs else ():
                 reasons[body] = reasons[scope] or _body_obstacle(node, target, in_scan=scanned[scope])
                 scanned[body] = scanned[scope] or node.op == "Scan"
     return reasons
@@ -228,7 +237,7 @@ def leave_idle_bodies(graph: Graph, plan: Plan, evidence: Evidence) -> dict[str,
     unseen = {name for name, found in ranges.items() if found is not None and not found.count}
     found: dict[str, Demotion] = {}
     idle: set[Graph] = set()
-    for scope in scopes(graph) if unseen else ():
+    for scope in all_graphs(graph) if unseen else ():
         own = {tensor.name for node in scope.nodes for tensor in node.outputs} | {one.name for one in scope.inputs}
         tapped = own.intersection(plan.taps)
         if scope.parent is None or not (scope.parent in idle or (tapped and tapped <= unseen)):

@@ -10,7 +10,7 @@ from functools import cached_property
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.kinds import request_for
 from onnxq.config.scheme import Mode, Spec
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
 from onnxq.system.records import html_table
 
@@ -227,7 +227,7 @@ class Plan:
     target: str
     ranges: str = ""
     accuracy: tuple[str, ...] = ()
-    emit: Emit = Emit.QDQ
+    emit: AllowedOps = AllowedOps.QDQ
     damping: Damping | None = None
     thorough: bool = False
     preparation: Preparation | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnxq.config.scheme import Granularity, Spec
 from onnxq.errors import DataError, SchemeError, check_name, check_path, check_type, did_you_mean
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import NOTED_METHODS, Activation, Damping, Decision, Plan, Preparation, Scaling
 from onnxq.runtime.targets import target_named
 from onnxq.system.publish import write_text
@@ -155,7 +155,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         target_named(read_value(str, "target", document["target"])).name,
         read_value(str, "ranges", document.get("ranges", "")),
         _methods(read_value(tuple[str, ...], "accuracy", document.get("accuracy", []))),
-        read_value(Emit, "emit", document.get("emit", Emit.QDQ)),
+        read_value(AllowedOps, "emit", document.get("emit", AllowedOps.QDQ)),
         read_value(Damping, "damping", document["damping"]) if "damping" in document else None,
         read_value(bool, "thorough", document.get("thorough", False)),
         read_value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,

@@ -11,8 +11,17 @@ from onnx import TensorProto
 
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError, did_you_mean
-from onnxq.ir import Constant, Graph, Node, is_fixed, nodes, onnx_dtype, operator_key, scopes
-from onnxq.lowering import Emit
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Node,
+    all_graphs,
+    all_nodes,
+    is_constant,
+    onnx_dtype,
+    operator_key,
+)
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.pairs import Pairs, may_be_paired
 from onnxq.ops import OPERATORS, operator_of
@@ -69,7 +78,7 @@ def check_fits(plan: Plan, graph: Graph) -> None:
     Raises:
         SchemeError: it was not; the message names the first difference.
     """
-    named = {node.name: node for _, node in nodes(graph)}
+    named = {node.name: node for _, node in all_nodes(graph)}
     differences = (
         _node_differences(plan, named),
         _spec_differences(plan),
@@ -124,7 +133,7 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
             yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{known}"
             continue
         tensor = node.inputs[weight.index]
-        if not is_fixed(tensor):
+        if not is_constant(tensor):
             yield f"weight {weight.tensor!r} of node {node.name!r} is not constant, or an input that a caller may feed"
             continue
         rank = len(tensor.shape)
@@ -176,7 +185,7 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
         whole = sorted(OPERATORS[operator_key(node)].weights) if node.op in target.kernels.own_dynamic else [1]
         if indices != whole:
             yield f"node {node.name!r} is dynamic and its weights are inputs {whole}, found {indices}"
-        elif problem := dynamic_obstacle(node, target, Emit.ORT):
+        elif problem := dynamic_obstacle(node, target, AllowedOps.ORT):
             yield f"node {node.name!r} cannot be dynamic: {problem}"
     elif decision.mode is Mode.STATIC and indices and indices != [1]:
         yield f"node {node.name!r} is static and its weight is input 1, found {indices}"
@@ -188,10 +197,10 @@ def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
     # A dictionary keeps the order of the graph, in which suggestions are the same every time.
     tensors: dict[str, None] = {}
     stored = set[str]()
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         found = [*scope.inputs, *(tensor for node in scope.nodes for tensor in (*node.inputs, *node.outputs))]
         tensors |= dict.fromkeys(tensor.name for tensor in found if not isinstance(tensor, Constant))
-        stored |= {tensor.name for tensor in found if is_fixed(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT}
+        stored |= {tensor.name for tensor in found if is_constant(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT}
     for activation in plan.activations:
         known = stored if activation.fixed_range is not None else set()
         for name in (activation.tensor, activation.group):

@@ -13,14 +13,14 @@ from onnxq.ir import (
     Graph,
     Node,
     Variable,
-    is_fixed,
-    nodes,
+    all_nodes,
+    is_constant,
     onnx_dtype,
     operator_key,
-    optional,
+    optional_input,
     producer,
 )
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
 from onnxq.ops import OPERATORS, Role, operator_of
 from onnxq.planning.activations import (
@@ -100,17 +100,17 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
     if operator is None or operator.channels is None or len(node.inputs) <= _WEIGHT or scales_its_terms(node):
         return None
     data, weight = node.inputs[:2]
-    if not isinstance(data, Variable) or not is_fixed(weight):
+    if not isinstance(data, Variable) or not is_constant(weight):
         return None
     if onnx_dtype(data) not in _FLOATS or onnx_dtype(weight) not in _FLOATS:
         return None
     # A matrix product has none of its own.
     added = _added(node) if operator.bias is None and len(weight.shape) == 2 else None
     place = added if operator.bias is None else (node, operator.bias)
-    bias = optional(*place) if place else None
+    bias = optional_input(*place) if place else None
     if place and bias is None and not operator.product:
         return place
-    if not is_fixed(bias) or onnx_dtype(bias) not in _FLOATS:
+    if not is_constant(bias) or onnx_dtype(bias) not in _FLOATS:
         return None
     channels = weight.shape[operator.weights[_WEIGHT].channels(node)]
     if node.op == "ConvTranspose":
@@ -127,7 +127,7 @@ def _added(node: Node) -> tuple[Node, int] | None:
     if reader is None or reader.op != "Add" or reader.domain:
         return None
     index = 1 if reader.inputs[0] is output else 0
-    return (reader, index) if is_fixed(reader.inputs[index]) else None
+    return (reader, index) if is_constant(reader.inputs[index]) else None
 
 
 # Scheme, target and graph to plan: what can be integer, what is worth it, and which tensors share a scale.
@@ -138,7 +138,7 @@ def make_plan(
     scheme: Scheme,
     target: Target,
     demotions: Mapping[str, Demotion] | None = None,
-    emit: Emit = Emit.QDQ,
+    emit: AllowedOps = AllowedOps.QDQ,
 ) -> Plan:
     """Decide for every node of a prepared graph.
 
@@ -161,7 +161,7 @@ def make_plan(
     Raises:
         SchemeError: a pattern of the scheme matches nothing, or a spec has no integer kernel on the target.
     """
-    found = list(nodes(graph))
+    found = list(all_nodes(graph))
     _check_patterns(scheme, found)
     wishes = {node: _wish(scheme, node, demotions or {}) for _, node in found}
     _check_specs({wish.rule for wish in wishes.values()}, target)
@@ -268,7 +268,7 @@ def _decide(
     vanished: Mapping[Node, Node],
     obstacles: Mapping[Node, str],
     target: Target,
-    emit: Emit,
+    emit: AllowedOps,
     *,
     in_body: bool,
 ) -> Decision:
@@ -334,7 +334,7 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
     if operator.role is Role.ARITHMETIC:
         return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
     weight = weight_at(node, 1, weight_spec(wish.rule, target))
-    has_bias = operator.bias is not None and optional(node, operator.bias) is not None
+    has_bias = operator.bias is not None and optional_input(node, operator.bias) is not None
     return Decision(
         node.name,
         node.op,

@@ -13,8 +13,8 @@ from onnx import TensorProto
 
 from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage, check_method
 from onnxq.errors import SchemeError
-from onnxq.ir import Constant, Node, Tensor, is_fixed, onnx_dtype, operator_key, optional
-from onnxq.lowering import Emit, decoder_opset, is_kernel_block, takes_blob
+from onnxq.ir import Constant, Node, Tensor, is_constant, onnx_dtype, operator_key, optional_input
+from onnxq.lowering import AllowedOps, is_kernel_block, minimum_opset, should_use_kernel
 from onnxq.numerics.blocks import block_shape, grid_shape
 from onnxq.numerics.burn import check as check_burn
 from onnxq.numerics.formats import format_named, scale_format_named
@@ -52,7 +52,7 @@ def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
     """Yield the weights of a node, and whatever else it holds of learned numbers that are worth storing as codes."""
     operator = operator_of(node)
     for index, axis_of in operator.weights.items() if operator else ():
-        tensor = optional(node, index)
+        tensor = optional_input(node, index)
         if not _is_table(tensor, _SMALLEST_STORED_WEIGHT):
             continue
         axes = axis_of.channels(node), axis_of.reduction(node)
@@ -61,7 +61,7 @@ def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
         if all(-rank <= axis < rank for axis in axes):
             full = _with_full_blocks(spec, tensor.shape, axes[1])
             yield from _saving(Weight(index, tensor.name, full, axes[0], volume(tensor.shape), axes[1]), tensor)
-    if (operator is not None and operator.settings) or node.bodies():
+    if (operator is not None and operator.precision_sensitive) or node.subgraphs():
         return
     named = {*operator.weights, operator.bias} if operator else set()
     for index, tensor in enumerate(node.inputs):
@@ -74,7 +74,10 @@ def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
 def _is_table(tensor: Tensor | None, least: int) -> TypeGuard[Constant]:
     """Whether a tensor is stored floats of two axes or more and at least so many elements."""
     return (
-        is_fixed(tensor) and onnx_dtype(tensor) in _FLOATS and volume(tensor.shape) >= least and len(tensor.shape) >= 2
+        is_constant(tensor)
+        and onnx_dtype(tensor) in _FLOATS
+        and volume(tensor.shape) >= least
+        and len(tensor.shape) >= 2
     )
 
 
@@ -100,11 +103,11 @@ def _finest_axis(shape: Sequence[int]) -> int:
 def every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
     """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
     operator = operator_of(node)
-    if (operator is not None and operator.settings) or node.bodies():
+    if (operator is not None and operator.precision_sensitive) or node.subgraphs():
         return
     for index, tensor in enumerate(node.inputs):
         if (
-            is_fixed(tensor)
+            is_constant(tensor)
             and onnx_dtype(tensor) in _FLOATS
             and volume(tensor.shape)
             and tensor.shape
@@ -233,7 +236,7 @@ def is_large_table(node: Node) -> bool:
 
 def is_large_product(node: Node) -> bool:
     """Return whether a node multiplies a constant weight that is large as floats."""
-    weight = optional(node, 1) if node.op in ("Gemm", "MatMul") and not node.domain else None
+    weight = optional_input(node, 1) if node.op in ("Gemm", "MatMul") and not node.domain else None
     return isinstance(weight, Constant) and volume(weight.shape) >= LARGE_WEIGHT
 
 
@@ -242,7 +245,7 @@ def decide_weights(
     mode: Mode,
     spec: Spec,
     reason: str,
-    emit: Emit = Emit.QDQ,
+    emit: AllowedOps = AllowedOps.QDQ,
     *,
     in_body: bool,
     whole_blocks: bool = False,
@@ -273,7 +276,7 @@ def decide_weights(
             node.name, node.op, Mode.FLOAT, f"a table of {weights[0].elements} values saves nothing as codes"
         )
     if mode is Mode.WEIGHT_ONLY:
-        has_own = takes_blob(spec, node.op, emit, in_body=in_body)
+        has_own = should_use_kernel(spec, node.op, emit, in_body=in_body)
         reason = _code_obstacle(node, weights[0], decoded_in_body=in_body and not has_own)
         reason = reason or (_unfilled_rows(node, weights[0]) if has_own and node.op == "Gather" else "")
         reason = reason or (_part_of_a_block(node, weights[0]) if whole_blocks else "")
@@ -286,7 +289,7 @@ def decide_weights(
     )
 
 
-def weight_opset(plan: Plan, emit: Emit) -> int:
+def weight_opset(plan: Plan, emit: AllowedOps) -> int:
     """Return the lowest default-domain opset that can express how a plan's weights are decoded; 0 when none are.
 
     Raises:
@@ -306,15 +309,15 @@ def weight_opset(plan: Plan, emit: Emit) -> int:
     )
 
 
-def _opset_of(weight: Weight, decision: Decision, emit: Emit) -> int:
+def _opset_of(weight: Weight, decision: Decision, emit: AllowedOps) -> int:
     if decision.mode is Mode.STATIC:
         # Integer kernels of 8 bits have an opset that models are prepared for before they are planned.
         format = format_named(weight.spec.format)
         return format.opset if format.bits < _BYTE else 0
-    return decoder_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
+    return minimum_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
 
 
-def _check_dynamic(decision: Decision, target: Target, emit: Emit) -> None:
+def _check_dynamic(decision: Decision, target: Target, emit: AllowedOps) -> None:
     own = decision.op_type in target.kernels.own_dynamic
     if decision.op_type not in target.kernels.dynamic and not (own and emit.has_own):
         advice = "say --emit ort" if own else "give it another mode in the plan"
@@ -394,7 +397,7 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
         return "float16 data is multiplied by codes with float16 scales only"
     if scales_its_terms(node):
         return "no Gemm with alpha, beta or transA multiplies codes"
-    bias = optional(node, 2) if node.op == "Gemm" else None
+    bias = optional_input(node, 2) if node.op == "Gemm" else None
     channels = tensor.shape[weight.axis]
     if bias is not None and (bias.shape is None or tuple(bias.shape) != (channels,)):
         return f"its bias is not a vector of {channels} values"
@@ -407,7 +410,7 @@ def _typed_spec(node: Node, weight: Weight) -> Spec:
     return replace(weight.spec, scale="float16") if multiplied else weight.spec
 
 
-def needed_opset(plan: Plan, emit: Emit) -> int:
+def needed_opset(plan: Plan, emit: AllowedOps) -> int:
     """Return the lowest opset that can express what a plan inserts, see `weight_opset`."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
     return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))

@@ -17,7 +17,7 @@ from onnxq.data.inputs import Input, Sample, is_floating, made_up_samples, model
 from onnxq.data.samples import open_samples
 from onnxq.errors import CandidateError, DataError
 from onnxq.ir import load
-from onnxq.onnx_api import skeleton
+from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import Session, open_session, output_names, run
 
 ROUNDING = 1e-5
@@ -92,7 +92,7 @@ def original(
         DataError: the samples do not fit, the model runs none of those that were made up, or it gives other outputs
             each time it runs.
     """
-    inputs = model_inputs(skeleton(load(model)))
+    inputs = model_inputs(weightless_model(load(model)))
     session = open_session(model, optimize=False)
     names = tuple(output_names(session))
     if data is None:

@@ -9,8 +9,8 @@ from typing import Final
 
 from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode
-from onnxq.ir import Graph, forget_types, scopes
-from onnxq.lowering import Emit
+from onnxq.ir import Graph, all_graphs, forget_types
+from onnxq.lowering import AllowedOps
 from onnxq.passes.cleanup import RemoveUnused, ShareInitializers
 from onnxq.passes.quantize.add_to_codes import AddToCodes
 from onnxq.passes.quantize.decode_weights import DecodeWeights
@@ -47,7 +47,7 @@ class Placing:
     """
 
     target: Target
-    emit: Emit = Emit.QDQ
+    emit: AllowedOps = AllowedOps.QDQ
     half: int = 0
 
     def quantized(self, graph: Graph, plan: Plan, codes: Codes, declared: Collection[str]) -> Graph:
@@ -105,11 +105,11 @@ def coded_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
     Returns:
         Names of tensors of the prepared graph; weights and other constants are not among them.
     """
-    own = {node.name: node for scope in scopes(prepared) for node in scope.nodes}
+    own = {node.name: node for scope in all_graphs(prepared) for node in scope.nodes}
     stands_for = {tensor.name: tensor.name for node in own.values() for tensor in node.outputs}
-    stands_for.update({tensor.name: tensor.name for scope in scopes(prepared) for tensor in scope.inputs})
+    stands_for.update({tensor.name: tensor.name for scope in all_graphs(prepared) for tensor in scope.inputs})
     found: dict[str, str] = {}
-    for node in (node for scope in scopes(built) for node in scope.nodes):
+    for node in (node for scope in all_graphs(built) for node in scope.nodes):
         if node.name in own:
             # Of what a graph returns the codes are decoded under its name, so that its maker makes another tensor.
             made = zip(node.outputs, own[node.name].outputs, strict=False)

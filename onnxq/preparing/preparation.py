@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Scheme
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, Origins, as_graph, constants, save, scopes
+from onnxq.ir import Graph, Origins, all_graphs, as_graph, constants, save
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
@@ -247,7 +247,7 @@ def check_float_model(graph: Graph) -> None:
         raise ModelError(
             f"the model is quantized already, by onnxq as {graph.metadata[METADATA_KEY]}; quantize the float model"
         )
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
             if node.op in ALREADY_QUANTIZED:
                 raise ModelError(
@@ -268,7 +268,7 @@ def check_plan(plan: Plan, graph: Graph) -> None:
             told = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
             reasons = [told, *(reason for reason in reasons if reason != EXCLUDED)]
         raise ModelError(f"there is nothing to quantize in the model: {'; '.join(reasons[:3]) or 'it has no nodes'}")
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
             for weight in plan.by_node[node.name].weights:
                 if not np.isfinite(node.inputs[weight.index].values.astype(np.float32, copy=False)).all():
@@ -290,4 +290,4 @@ def reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
 
 def external_bytes(graph: Graph) -> int:
     """Return the size of the values that lie outside the model file."""
-    return sum(tensor.nbytes for tensor in constants(graph) if tensor.payload.external)
+    return sum(tensor.nbytes for tensor in constants(graph) if tensor.tensor_data.external)

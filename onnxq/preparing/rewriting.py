@@ -14,9 +14,9 @@ from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError, PassError
 from onnxq.ir import Graph, load, save
-from onnxq.ir.declarations import forget_claims
-from onnxq.ir.intake import taken_in
-from onnxq.onnx_api import check_functions, skeleton
+from onnxq.ir.reader import open_model
+from onnxq.ir.types import forget_claims
+from onnxq.onnx_api import check_functions, weightless_model
 from onnxq.preparing.equivalence import ROUNDING, Original, original
 from onnxq.preparing.named_passes import Step, as_passes
 from onnxq.preparing.preparation import external_bytes, reference_file
@@ -95,10 +95,10 @@ def run_passes(
         OutputError: the output cannot be written.
     """
     steps = as_passes(passes)
-    graph, source, output = taken_in(model, output)
+    graph, source, output = open_model(model, output)
     if graph.functions:
         # onnxruntime would follow functions that call themselves until the stack ends.
-        check_functions(skeleton(graph))
+        check_functions(weightless_model(graph))
     forget_claims(graph)
     with staging(output) as folder:
         staged = folder / (output.name if output is not None else "model.onnx")

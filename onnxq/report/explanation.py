@@ -10,7 +10,7 @@ from typing import Any
 
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError, ModelError, did_you_mean
-from onnxq.ir import Graph, Node, load, nodes
+from onnxq.ir import Graph, Node, all_nodes, load
 from onnxq.ops import Role, operator_of
 from onnxq.planning.plan import Activation, Plan, Weight
 from onnxq.report import Report
@@ -146,7 +146,7 @@ def explain_plan(graph: Graph, plan: Plan, node: str) -> Explanation:
             f"the plan has no node {node!r}, expected one of the {len(plan.decisions)} that quantize --dry-run lists"
             f"{did_you_mean(node, plan.by_node)}"
         )
-    here = next((one for _, one in nodes(graph) if one.name == node), None)
+    here = next((one for _, one in all_nodes(graph) if one.name == node), None)
     producers = tuple(_walk(here, plan, _producers)) if here is not None else ()
     consumers = tuple(_walk(here, plan, _consumers)) if here is not None else ()
     return Explanation(
@@ -223,7 +223,7 @@ def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[Runn
     own = kernels_by_node(kernels, graph)
     if name in own:
         return tuple(RunningKernel(one.name, one.op_type, fused=False) for one in own[name])
-    here = next((node for _, node in nodes(graph) if node.name == name), None)
+    here = next((node for _, node in all_nodes(graph) if node.name == name), None)
     if here is None:
         return ()
     behind = [one for node, one in _nearest(here, own, _consumers) if one.op_type != node.op]

@@ -19,7 +19,7 @@ from onnxq.evaluation.goal import Judged
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import Elsewhere, Kernels, Latency
-from onnxq.ir import Graph, nodes
+from onnxq.ir import Graph, all_nodes
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import size
@@ -195,7 +195,7 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
         plan: what becomes of the nodes.
         graph: the prepared graph, with float weights.
     """
-    by_name = {node.name: node for _, node in nodes(graph)}
+    by_name = {node.name: node for _, node in all_nodes(graph)}
     found = []
     for decision in plan.decisions:
         for weight in decision.weights:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.ir import ArrayPayload, Graph, Node, Payload, Tensor, Variable, to_model
+from onnxq.ir import ArrayData, Graph, Node, Tensor, TensorData, Variable, to_model
 from onnxq.ir.data_types import data_type_of, numpy_dtype
 from onnxq.numerics.formats import FORMATS
 from onnxq.runtime.sessions import open_session, run
@@ -95,7 +95,7 @@ _COMPUTED_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ComputedPayload(Payload):
+class ComputedPayload(TensorData):
     """Values that are computed whenever they are asked for, so that a model of them need not fit into memory.
 
     Attributes:
@@ -114,23 +114,23 @@ class ComputedPayload(Payload):
         Raises:
             ModelError: they cannot be computed, or have another type or shape than the model says.
         """
-        found = ArrayPayload(_sound(self.compute))
+        found = ArrayData(_sound(self.compute))
         if (found.onnx_dtype, found.shape) != (self.onnx_dtype, self.shape):
             raise ModelError(f"decoding a weight gave {found}, but the model says {self}; correct its declarations")
         return found.array
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the raw data in order."""
-        yield from ArrayPayload(self.load()).chunks()
+        yield from ArrayData(self.load()).chunks()
 
 
-def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[object] | None = None) -> Payload:
-    """Return a payload of what ``compute`` gives; large values are not kept where type and shape are known."""
+def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[object] | None = None) -> TensorData:
+    """Return a tensor_data of what ``compute`` gives; large values are not kept where type and shape are known."""
     sizes = tuple(size for size in shape or () if isinstance(size, int))
     if onnx_type and shape is not None and len(sizes) == len(shape):
-        payload = ComputedPayload(onnx_type, sizes, compute)
-        return payload if payload.nbytes >= _COMPUTED_AT_ONCE else ArrayPayload(payload.load())
-    found = ArrayPayload(_sound(compute))
+        tensor_data = ComputedPayload(onnx_type, sizes, compute)
+        return tensor_data if tensor_data.nbytes >= _COMPUTED_AT_ONCE else ArrayData(tensor_data.load())
+    found = ArrayData(_sound(compute))
     return ComputedPayload(found.onnx_dtype, found.shape, compute) if found.nbytes >= _COMPUTED_AT_ONCE else found
 
 
@@ -145,8 +145,8 @@ def _sound(compute: Callable[[], Array]) -> Array:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DerivedPayload(Payload):
-    """Values of another payload, laid out or typed otherwise whenever they are asked for.
+class DerivedPayload(TensorData):
+    """Values of another tensor_data, laid out or typed otherwise whenever they are asked for.
 
     Attributes:
         onnx_dtype: ``TensorProto.DataType`` of the elements.
@@ -157,7 +157,7 @@ class DerivedPayload(Payload):
 
     onnx_dtype: int
     shape: tuple[int, ...]
-    source: Payload
+    source: TensorData
     derive: Callable[[Array], Array]
 
     def load(self) -> Array:
@@ -174,14 +174,14 @@ class DerivedPayload(Payload):
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the raw data in order."""
-        yield from ArrayPayload(self.load()).chunks()
+        yield from ArrayData(self.load()).chunks()
 
 
-def derived(source: Payload, derive: Callable[[Array], Array], dtype: np.dtype[Any] | None = None) -> Payload:
-    """Return a payload of what ``derive`` makes of the values of another, at once where these are few.
+def derived(source: TensorData, derive: Callable[[Array], Array], dtype: np.dtype[Any] | None = None) -> TensorData:
+    """Return a tensor_data of what ``derive`` makes of the values of another, at once where these are few.
 
     Args:
-        source: the payload that is kept in the place of a large result.
+        source: the tensor_data that is kept in the place of a large result.
         derive: makes a view of any array of that shape and type, or casts each element.
         dtype: what is cast to; None for views.
 
@@ -189,7 +189,7 @@ def derived(source: Payload, derive: Callable[[Array], Array], dtype: np.dtype[A
         ValueError: the values cannot be derived.
     """
     if source.nbytes < _COMPUTED_AT_ONCE:
-        return ArrayPayload(np.asarray(derive(source.load())))
+        return ArrayData(np.asarray(derive(source.load())))
     if dtype is not None:
         return DerivedPayload(data_type_of(dtype), source.shape, source, derive)
     # One element that is seen as all of them tells the shape.
@@ -342,7 +342,7 @@ class Step:
     node: str
     op: str
     attributes: Mapping[str, Any]
-    inputs: tuple[Payload | Variable | None, ...]
+    inputs: tuple[TensorData | Variable | None, ...]
     outputs: tuple[Variable, ...]
 
     @classmethod
@@ -351,15 +351,15 @@ class Step:
         return cls(node.name, node.op, dict(node.attrs), tuple(map(_source, node.inputs)), tuple(node.outputs))
 
 
-def _source(tensor: Tensor) -> Payload | Variable | None:
+def _source(tensor: Tensor) -> TensorData | Variable | None:
     if isinstance(tensor, Variable):
         return tensor if tensor.name else None
-    return tensor.payload
+    return tensor.tensor_data
 
 
-def is_numpys(step: Step, given: Sequence[Payload | None]) -> bool:
+def is_numpys(step: Step, given: Sequence[TensorData | None]) -> bool:
     """Whether numpy computes a step of these inputs as onnxruntime does."""
-    types = [payload.dtype for payload in given if payload is not None]
+    types = [tensor_data.dtype for tensor_data in given if tensor_data is not None]
     if not types or given[0] is None:
         return False
     if step.op == "Cast":
@@ -369,7 +369,7 @@ def is_numpys(step: Step, given: Sequence[Payload | None]) -> bool:
     return step.op in VIEWS or step.op == "Shape" or step.op in _NUMPY
 
 
-def compute(step: Step, given: Sequence[Payload | None], opset: int) -> list[Payload]:
+def compute(step: Step, given: Sequence[TensorData | None], opset: int) -> list[TensorData]:
     """Compute one step; what only moves or casts the elements of a large input is computed when it is asked for.
 
     Args:
@@ -391,28 +391,28 @@ def compute(step: Step, given: Sequence[Payload | None], opset: int) -> list[Pay
             raise ModelError(f"{error}; check the model") from error
         if found is not None:
             return [found]
-    arrays = [None if payload is None else payload.load() for payload in given]
+    arrays = [None if tensor_data is None else tensor_data.load() for tensor_data in given]
     small = next((array.dtype for array in arrays if array is not None and is_small(array.dtype)), None)
     if step.op not in _MOVERS or small is None:
         return [_payload(found) for found in _by_onnxruntime(step, arrays, opset)]
     plain = [a if a is None or not is_small(a.dtype) else a.view(f"u{a.itemsize}") for a in arrays]
-    return [ArrayPayload(array.view(small)) for array in _by_onnxruntime(step, plain, opset)]
+    return [ArrayData(array.view(small)) for array in _by_onnxruntime(step, plain, opset)]
 
 
-def _by_numpy(step: Step, given: Sequence[Payload | None], opset: int) -> Payload | None:
+def _by_numpy(step: Step, given: Sequence[TensorData | None], opset: int) -> TensorData | None:
     first = given[0]
     assert first is not None, "only steps with a first input are numpy's"
     if step.op == "Shape":
         ends = slice(step.attributes.get("start"), step.attributes.get("end"))
-        return ArrayPayload(np.array(first.shape[ends], np.int64))
+        return ArrayData(np.array(first.shape[ends], np.int64))
     if step.op == "Cast":
         dtype = helper.tensor_dtype_to_np_dtype(step.attributes["to"])
         return derived(first, lambda array: array.astype(dtype, copy=False), dtype)
-    parameters = [None if payload is None else payload.load() for payload in given[1:]]
+    parameters = [None if tensor_data is None else tensor_data.load() for tensor_data in given[1:]]
     if step.op in VIEWS:
         view = view_of(step.op, step.attributes, parameters, opset)
         return None if view is None else derived(first, view)
-    return ArrayPayload(np.asarray(_NUMPY[step.op](step.attributes, first.load(), *parameters)))
+    return ArrayData(np.asarray(_NUMPY[step.op](step.attributes, first.load(), *parameters)))
 
 
 def _by_onnxruntime(step: Step, arrays: Sequence[Array | None], opset: int) -> list[Any]:
@@ -429,11 +429,11 @@ def _by_onnxruntime(step: Step, arrays: Sequence[Array | None], opset: int) -> l
     return [next(found) if tensor.name else np.empty(0) for tensor in outputs]
 
 
-def _payload(found: Any) -> Payload:
-    """Return a payload of a result, which numpy can only hold when it is a tensor."""
+def _payload(found: Any) -> TensorData:
+    """Return a tensor_data of a result, which numpy can only hold when it is a tensor."""
     if not isinstance(found, np.ndarray):
         raise ModelError("it makes no tensor")
-    return ArrayPayload(found)
+    return ArrayData(found)
 
 
 def _is_numpys_cast(dtype: np.dtype[Any], wanted: object) -> bool:
@@ -488,7 +488,7 @@ _NUMPY: Final[Mapping[str, Callable[..., Array]]] = {
 _TOGETHER = 1 << 16
 _TYPES = ("to", "dtype", "output_dtype")
 
-Source = Payload | Variable
+Source = TensorData | Variable
 
 
 @dataclass(frozen=True)
@@ -500,7 +500,7 @@ class Evaluated:
         failed: the steps that could not be computed, and why; those that depend on one are among them.
     """
 
-    values: Mapping[Variable, Payload]
+    values: Mapping[Variable, TensorData]
     failed: Mapping[Step, str]
 
 
@@ -540,7 +540,7 @@ def evaluate_all(
         given: values of tensors that no step makes.
         largest: bytes that a value may have which is not computed anew whenever it is asked for; None for any.
     """
-    held: dict[Variable, Payload] = {tensor: ArrayPayload(array) for tensor, array in (given or {}).items()}
+    held: dict[Variable, TensorData] = {tensor: ArrayData(array) for tensor, array in (given or {}).items()}
     work = _Evaluation(opset, largest, set(wanted), held)
     for step in steps:
         for source in set(step.inputs):
@@ -570,7 +570,7 @@ class _Evaluation:
     opset: int
     largest: int | None
     wanted: set[Variable]
-    values: dict[Variable, Payload]
+    values: dict[Variable, TensorData]
     readers: dict[Source | None, set[Step]] = field(default_factory=dict)
     failed: dict[Step, str] = field(default_factory=dict)
     lost: set[Variable] = field(default_factory=set)
@@ -604,16 +604,17 @@ class _Evaluation:
                 half = len(steps) // 2
                 pending += [steps[half:], steps[:half]]
 
-    def _payload(self, source: Source | None) -> Payload | None:
-        return source if isinstance(source, Payload) else self.values.get(source) if source is not None else None
+    def _payload(self, source: Source | None) -> TensorData | None:
+        return source if isinstance(source, TensorData) else self.values.get(source) if source is not None else None
 
-    def _fits(self, step: Step, known: Iterable[Payload | None]) -> bool:
+    def _fits(self, step: Step, known: Iterable[TensorData | None]) -> bool:
         """Whether a session may hold a step beside others."""
         types = (numpy_dtype(kind) for name in _TYPES if isinstance(kind := step.attributes.get(name), int))
         if step.op == "DequantizeLinear" or any(dtype is not None and is_small(dtype) for dtype in types):
             return False
         return all(
-            payload is not None and payload.nbytes <= _TOGETHER and not is_small(payload.dtype) for payload in known
+            tensor_data is not None and tensor_data.nbytes <= _TOGETHER and not is_small(tensor_data.dtype)
+            for tensor_data in known
         )
 
     def _alone(self, step: Step) -> None:
@@ -651,13 +652,13 @@ class _Evaluation:
         self.failed[step] = reason
         self.lost.update(step.outputs)
 
-    def _keep(self, tensors: Iterable[Variable], found: Iterable[Payload]) -> None:
-        new = {tensor: payload for tensor, payload in zip(tensors, found, strict=False) if tensor.name}
-        for payload in new.values():
-            if payload.dtype.kind not in "fiub" and not is_small(payload.dtype):
-                raise ModelError(f"its result is of type {payload.dtype}")
-            if self.largest is not None and isinstance(payload, ArrayPayload) and payload.nbytes > self.largest:
-                raise ModelError(f"its result of {payload.nbytes} bytes is too large")
+    def _keep(self, tensors: Iterable[Variable], found: Iterable[TensorData]) -> None:
+        new = {tensor: tensor_data for tensor, tensor_data in zip(tensors, found, strict=False) if tensor.name}
+        for tensor_data in new.values():
+            if tensor_data.dtype.kind not in "fiub" and not is_small(tensor_data.dtype):
+                raise ModelError(f"its result is of type {tensor_data.dtype}")
+            if self.largest is not None and isinstance(tensor_data, ArrayData) and tensor_data.nbytes > self.largest:
+                raise ModelError(f"its result of {tensor_data.nbytes} bytes is too large")
         self.values.update(new)
 
     def _read(self, steps: Iterable[Step]) -> None:
@@ -672,8 +673,8 @@ class _Evaluation:
 
 
 def _run(
-    steps: Sequence[Step], needed: Sequence[Variable], payload_of: Callable[[Source], Payload | None], opset: int
-) -> list[Payload]:
+    steps: Sequence[Step], needed: Sequence[Variable], payload_of: Callable[[Source], TensorData | None], opset: int
+) -> list[TensorData]:
     """Return the values of tensors, computed in one session."""
     made = {tensor for step in steps for tensor in step.outputs}
     twins: dict[Source, Variable] = {}
@@ -685,10 +686,10 @@ def _run(
         if source not in twins:
             twins[source] = Variable(f"t{len(twins)}")
             if source not in made:
-                payload = payload_of(source)
-                assert payload is not None, "a step comes behind those that make what it reads"
-                twins[source].dtype, twins[source].shape = payload.dtype, list(payload.shape)
-                feeds[twins[source].name] = payload.load()
+                tensor_data = payload_of(source)
+                assert tensor_data is not None, "a step comes behind those that make what it reads"
+                twins[source].dtype, twins[source].shape = tensor_data.dtype, list(tensor_data.shape)
+                feeds[twins[source].name] = tensor_data.load()
         return twins[source]
 
     nodes = [
@@ -700,4 +701,4 @@ def _run(
     found = run(open_session(to_model(graph), threads=1, optimize=False), feeds)
     if not all(isinstance(array, np.ndarray) for array in found):
         raise ModelError("a result is no tensor")
-    return [ArrayPayload(array) for array in found]
+    return [ArrayData(array) for array in found]

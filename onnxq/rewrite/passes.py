@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 
 from onnxq.errors import OnnxqError, PassError
-from onnxq.ir.model import Graph
-from onnxq.ir.surgeon import restore_classes
+from onnxq.ir.graph import Graph, restore_classes
 
 _OURS = __name__.partition(".")[0]
 _SHOWN = 100

@@ -13,7 +13,7 @@ from onnx import defs, helper
 
 from onnxq.errors import PassError, did_you_mean
 from onnxq.ir.elements import Node, Tensor
-from onnxq.ir.reading import is_fixed
+from onnxq.ir.queries import is_constant
 from onnxq.rewrite.soundness import Uses
 
 COMMUTATIVE: Final = frozenset(
@@ -254,7 +254,7 @@ def _is_number(value: float, wanted: float) -> bool:
 
 
 def _is_fixed(tensor: Any, *, scalar: bool) -> bool:
-    return is_fixed(tensor) and (not scalar or all(extent == 1 for extent in tensor.shape))
+    return is_constant(tensor) and (not scalar or all(extent == 1 for extent in tensor.shape))
 
 
 def _has_attributes(pattern: Call, node: Node, opset: int) -> bool:

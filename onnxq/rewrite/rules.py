@@ -15,10 +15,8 @@ import numpy.typing as npt
 from onnxq.errors import PassError
 from onnxq.ir.edit import remove_nodes, replace_uses
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, onnx_dtype
-from onnxq.ir.model import Graph
-from onnxq.ir.origins import joined_origins
-from onnxq.ir.scopes import Names, scopes
-from onnxq.ir.surgeon import restore_classes
+from onnxq.ir.graph import Graph, restore_classes
+from onnxq.ir.queries import Names, all_graphs, join_origins
 from onnxq.ir.types import infer_types
 from onnxq.rewrite.passes import Changes, Pass
 from onnxq.rewrite.patterns import Call, Match, Operators, find
@@ -45,7 +43,7 @@ class New:
 
     def call(self, domain: str, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """Return the output of a node, or a tuple of several; attributes that are None are left out."""
-        name = self._names.fresh(f"{self._root.name or self._root.op}.{op_type}")
+        name = self._names.unique(f"{self._root.name or self._root.op}.{op_type}")
         node = Node(op_type, name, {}, domain=domain)
         node.attrs.update({key: value for key, value in attributes.items() if value is not None})
         return self._added(node, inputs, outputs)
@@ -67,13 +65,13 @@ class New:
     def constant(self, values: npt.ArrayLike, name: str = "constant") -> Constant:
         """Return a constant of these values; an empty list is one of axes or sizes."""
         array = np.asarray(values, np.int64) if isinstance(values, list) and not values else np.asarray(values)
-        return Constant(self._names.fresh(f"{self._root.name or self._root.op}.{name}"), array)
+        return Constant(self._names.unique(f"{self._root.name or self._root.op}.{name}"), array)
 
     def _added(self, node: Node, inputs: Sequence[Any], outputs: int) -> Any:
         beside = next((tensor for tensor in inputs if isinstance(tensor, Variable | Constant)), None)
         dtype = self._dtype if beside is not None and beside.dtype is None else getattr(beside, "dtype", None)
         node.inputs = [self._tensor(value, dtype) for value in inputs]
-        made = [Variable(self._names.fresh(f"{node.name}.{index or 'y'}")) for index in range(outputs)]
+        made = [Variable(self._names.unique(f"{node.name}.{index or 'y'}")) for index in range(outputs)]
         node.outputs = made
         self.nodes.append(node)
         infer_types(node, self._graph.opset_imports)
@@ -195,7 +193,7 @@ class _Rewriting:
         self.graph = graph
         self.names = Names(graph)
         self.uses = Uses(graph)
-        self.owner = {node: scope for scope in scopes(graph) for node in scope.nodes}
+        self.owner = {node: scope for scope in all_graphs(graph) for node in scope.nodes}
         self.most = self.allowed = _ALWAYS_FINE + _MOST_PER_NODE * len(self.owner)
         self.gone: set[Node] = set()
         self.changed: list[str] = []
@@ -228,7 +226,7 @@ class _Rewriting:
         before, known = len(self.changed), set(self.gone)
         self.left.clear()
         self.uses = Uses(self.graph)
-        for scope in list(scopes(self.graph)):
+        for scope in list(all_graphs(self.graph)):
             instead: dict[Node, list[Node]] = {}
             for node in list(scope.nodes):
                 if node not in self.gone and (node.domain or "", node.op) in self.rules:
@@ -273,7 +271,7 @@ class _Rewriting:
     def _is_read(self, node: Node, inside: set[Node]) -> bool:
         """Whether somebody outside a match reads what a node makes."""
         return any(
-            tensor.returned_by or any(reader not in inside and reader not in self.gone for reader in tensor.outputs)
+            tensor.graph_output_of or any(reader not in inside and reader not in self.gone for reader in tensor.outputs)
             for tensor in node.outputs
         )
 
@@ -324,10 +322,10 @@ class _Rewriting:
         makers = set(new.nodes)
         for result, output in zip(results, outputs, strict=True):
             _check_type(result, output)
-            if (output.outputs or output.returned_by) and not _may_be_equal(result.shape, output.shape):
+            if (output.outputs or output.graph_output_of) and not _may_be_equal(result.shape, output.shape):
                 return f"it would make the shape {result.shape} of {output.shape}"
             fresh = bool(result.inputs) and result.inputs[0] in makers
-            if not fresh and output.returned_by and not self._can_be_returned(result, scope):
+            if not fresh and output.graph_output_of and not self._can_be_returned(result, scope):
                 return "its output is an output of the graph"
         return ""
 
@@ -358,15 +356,15 @@ class _Rewriting:
                 made.name = node.name
                 free.remove(node.name)
             elif made.name and made.name == node.name:
-                made.name = self.names.fresh(node.name)
+                made.name = self.names.unique(node.name)
         for made in new.nodes:
             first = named_after.get(made, found.root)
-            made.origins = joined_origins((first if first in gone else found.root, *gone))
+            made.origins = join_origins((first if first in gone else found.root, *gone))
 
     def _can_be_returned(self, tensor: Tensor, scope: Graph) -> bool:
         """Whether a tensor that is there already may become an output of its graph under another name."""
         producer = tensor.inputs[0] if tensor.inputs else None
-        return self.owner.get(producer) is scope and not tensor.returned_by and isinstance(tensor, Variable)
+        return self.owner.get(producer) is scope and not tensor.graph_output_of and isinstance(tensor, Variable)
 
     def _check_end(self) -> None:
         """Stop the rule that fires most when rules keep firing; what it made is as right as all that rules make."""
@@ -385,7 +383,7 @@ class _Rewriting:
 def _check_type(result: Tensor, output: Variable) -> None:
     if not isinstance(result, Variable | Constant):
         raise TypeError(f"it gives {result!r}, expected a tensor")
-    if not output.outputs and not output.returned_by:
+    if not output.outputs and not output.graph_output_of:
         return
     made, wanted = onnx_dtype(result), onnx_dtype(output)
     if made and wanted and made != wanted:
@@ -408,7 +406,7 @@ def _take_place(result: Any, output: Variable, makers: set[Node]) -> None:
     """Let everybody who reads an output read a result instead; a new node makes the output itself."""
     producer = result.inputs[0] if result.inputs else None
     if producer not in makers:
-        if output.returned_by:
+        if output.graph_output_of:
             result.dtype, result.shape, result.source = output.dtype, output.shape, output.source
         replace_uses(output, result, graph_outputs=True)
         return

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.ir.elements import Constant, Node, Shape
-from onnxq.ir.shape_entries import (
-    Entry,
+from onnxq.ir.symbolic_dims import (
+    SymbolicDim,
     choose,
     equal,
     is_bounded,
@@ -35,7 +35,7 @@ from onnxq.rewrite.constant_folding import OPEN_ENDS
 _LAST = np.iinfo(np.int64).max
 
 
-def reshaped(data: Shape | None, target: Sequence[Entry], *, literal: bool = False) -> list[Any]:
+def reshaped(data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool = False) -> list[Any]:
     """Return the shape that Reshape gives.
 
     Args:
@@ -59,7 +59,7 @@ def reshaped(data: Shape | None, target: Sequence[Entry], *, literal: bool = Fal
 
 
 def reshape_target(
-    data: Shape | None, target: Sequence[Entry], *, literal: bool = False, empty: bool = True
+    data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool = False, empty: bool = True
 ) -> list[int] | None:
     """Return a target of Reshape made of numbers alone that gives the same, or None.
 
@@ -87,7 +87,7 @@ def reshape_target(
     return [-1 if extent is None else extent for extent in found]
 
 
-def expanded(data: Shape, target: Sequence[Entry]) -> list[Any]:
+def expanded(data: Shape, target: Sequence[SymbolicDim]) -> list[Any]:
     """Return the shape that Expand gives.
 
     >>> expanded(["batch", 1, 4], ["seq", 1])
@@ -96,7 +96,7 @@ def expanded(data: Shape, target: Sequence[Entry]) -> list[Any]:
     return broadcast([data, list(target)])
 
 
-def expand_target(data: Shape, target: Sequence[Entry]) -> list[int] | None:
+def expand_target(data: Shape, target: Sequence[SymbolicDim]) -> list[int] | None:
     """Return a target of Expand made of numbers alone that gives the same, or None.
 
     >>> expand_target(["batch", 1, "seq"], ["batch", 6, "seq"])
@@ -109,7 +109,7 @@ def expand_target(data: Shape, target: Sequence[Entry]) -> list[int] | None:
     return [entry for entry in found if isinstance(entry, int)] if all(isinstance(e, int) for e in found) else None
 
 
-def sliced(extent: Entry, start: Entry, end: Entry, step: Entry) -> Entry:
+def sliced(extent: SymbolicDim, start: SymbolicDim, end: SymbolicDim, step: SymbolicDim) -> SymbolicDim:
     """Return how many entries a Slice takes of an axis.
 
     >>> sliced(7, 1, -1, 2), sliced(64, 0, "seq", 1), sliced("seq", 0, 2**63 - 1, 1)
@@ -135,7 +135,7 @@ def broadcast(shapes: Sequence[Shape]) -> list[Any]:
     return [_common(set(extents) - {1}) for extents in zip(*aligned, strict=True)]
 
 
-def _common(extents: set[Entry]) -> Entry:
+def _common(extents: set[SymbolicDim]) -> SymbolicDim:
     numbers = [extent for extent in extents if isinstance(extent, int)]
     if len(extents) <= 1 or numbers:
         return numbers[0] if numbers else next(iter(extents), 1)
@@ -148,15 +148,15 @@ def _aligned(shape: Sequence[Any], rank: int) -> list[Any]:
     return [*[1] * (rank - len(shape)), *shape][-rank:] if rank else []
 
 
-def _is_filled(extent: Entry) -> bool:
+def _is_filled(extent: SymbolicDim) -> bool:
     return isinstance(extent, int) and extent > 0
 
 
-def _is_same(extent: Entry, entry: Entry) -> bool:
+def _is_same(extent: SymbolicDim, entry: SymbolicDim) -> bool:
     return isinstance(entry, str) and extent == entry
 
 
-def _quotient(data: Shape, rest: Sequence[Entry]) -> Entry:
+def _quotient(data: Shape, rest: Sequence[SymbolicDim]) -> SymbolicDim:
     """Return what is left of the elements of data when the other dimensions are taken out."""
     if None in data or None in rest:
         return None
@@ -180,7 +180,7 @@ class Value:
     """What is known of a small tensor of integers or truth values.
 
     Attributes:
-        entries: an array of `Entry`.
+        entries: an array of `SymbolicDim`.
         dtype: the tensor's type.
     """
 
@@ -218,7 +218,7 @@ class Value:
 def value_of(tensor: Constant) -> Value | None:
     """Return a constant as a value: None when it is long, not of integers, or a caller can override it."""
     plain = tensor.dtype.kind == "b" or (tensor.dtype.kind in "iu" and tensor.dtype.isbuiltin == 1)
-    if tensor.input_source is not None or not plain or prod(tensor.shape) > MOST_ENTRIES:
+    if tensor.overridable_input is not None or not plain or prod(tensor.shape) > MOST_ENTRIES:
         return None
     return Value(np.asarray(tensor.values).astype(object), tensor.dtype)
 
@@ -274,13 +274,15 @@ class _Call:
         return Value(np.asarray(entries, object), self.value().dtype)
 
 
-def _array(entries: Sequence[Entry]) -> npt.NDArray[Any]:
+def _array(entries: Sequence[SymbolicDim]) -> npt.NDArray[Any]:
     made = np.empty(len(entries), object)
     made[:] = entries
     return made
 
 
-def _elementwise(compute: Callable[..., Entry], operands: int = 2, truth: bool = False) -> Callable[[_Call], Value]:
+def _elementwise(
+    compute: Callable[..., SymbolicDim], operands: int = 2, truth: bool = False
+) -> Callable[[_Call], Value]:
     """Apply to each entry; operators of any number of operands, such as Max, apply to two at a time."""
     ufunc = np.frompyfunc(compute, operands, 1)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnxq.ir.elements import Constant, Node, Tensor, onnx_dtype
-from onnxq.ir.reading import is_fixed, nodes, optional
+from onnxq.ir.queries import all_nodes, is_constant, optional_input
 
 Doubles = npt.NDArray[np.float64]
 
@@ -84,7 +84,7 @@ def affine_of(norm: Node) -> tuple[Doubles, Doubles] | str:
     if not norm.attrs.get("spatial", 1):
         return "it has a scale for each value"
     parameters = norm.inputs[1:5]
-    if len(parameters) < 4 or not all(map(is_fixed, parameters)):
+    if len(parameters) < 4 or not all(map(is_constant, parameters)):
         return "its parameters are not constant"
     if len({tensor.shape for tensor in parameters}) > 1 or len(parameters[0].shape) != 1:
         return "its parameters are no vectors of one length"
@@ -203,12 +203,12 @@ class Uses:
 
     @cached_property
     def _tables(self) -> set[tuple[int, ...]]:
-        read = (node.inputs[0] for _, node in nodes(self._graph) if node.op == "Gather" and node.inputs)
+        read = (node.inputs[0] for _, node in all_nodes(self._graph) if node.op == "Gather" and node.inputs)
         return {tuple(sorted(tensor.shape)) for tensor in read if isinstance(tensor, Constant)}
 
     @cached_property
     def _known(self) -> set[Tensor]:
-        return {tensor for _, node in nodes(self._graph) for tensor in (*node.inputs, *node.outputs)}
+        return {tensor for _, node in all_nodes(self._graph) for tensor in (*node.inputs, *node.outputs)}
 
     @cached_property
     def _deciding(self) -> set[Tensor]:
@@ -216,7 +216,7 @@ class Uses:
         found: set[Tensor] = set()
         pending: list[Tensor] = []
         behind: dict[Tensor, list[list[Tensor]]] = defaultdict(list)
-        for _, node in nodes(self._graph):
+        for _, node in all_nodes(self._graph):
             pending.extend(_decided_by(node))
             for made, sources in _handed_on(node):
                 for tensor in made:
@@ -245,7 +245,7 @@ def _decided_by(node: Node) -> Iterator[Tensor]:
         wanted = node.attrs.get("to") if node.op == "Cast" else onnx_dtype(node.inputs[1])
         yield from node.inputs[:1] if wanted not in (*_FLOATS, 0) else ()
     elif node.op in ("If", "Loop", "Where"):
-        condition = optional(node, 1 if node.op == "Loop" else 0)
+        condition = optional_input(node, 1 if node.op == "Loop" else 0)
         yield from () if condition is None else (condition,)
     elif node.op == "GridSample":
         yield from node.inputs[1:2] if node.attrs.get("mode") == "nearest" else ()
@@ -260,7 +260,7 @@ def _passes(node: Node) -> bool:
 
 def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Yield which tensors a node with bodies hands on, each time those that it makes and those that they come from."""
-    for body in node.bodies() if node.attrs else ():
+    for body in node.subgraphs() if node.attrs else ():
         if node.op == "If":
             yield from (([made], [source]) for source, made in zip(body.outputs, node.outputs, strict=False))
         else:
@@ -286,7 +286,7 @@ def may_widen(nodes: Sequence[Node], data: Tensor) -> bool:
 def reduces_last_axis(node: Node) -> bool:
     """Whether a node reduces its data along the last axis alone, which an attribute or a constant input says."""
     axes = node.attrs.get("axes")
-    if len(node.inputs) > 1 and isinstance(node.inputs[1], Constant) and node.inputs[1].input_source is None:
+    if len(node.inputs) > 1 and isinstance(node.inputs[1], Constant) and node.inputs[1].overridable_input is None:
         axes = node.inputs[1].values.reshape(-1).tolist()
     return isinstance(axes, list) and len(axes) == 1 and axes[0] in (-1, (rank(node.inputs[0]) or 0) - 1)
 

@@ -18,7 +18,7 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.errors import CandidateError, LoadError, ModelError, OutputError, RunError
-from onnxq.ir.large_models import is_large
+from onnxq.ir.protos import is_large
 
 Array = npt.NDArray[Any]
 Session = Any

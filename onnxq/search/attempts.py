@@ -14,7 +14,7 @@ from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, aim_of, enough_of
 from onnxq.evaluation.latency import NOT_SLOWER
 from onnxq.evaluation.verification import Verification
-from onnxq.ir import nodes
+from onnxq.ir import all_nodes
 from onnxq.numerics.affine import decibels
 from onnxq.numerics.formats import format_named
 from onnxq.ops import operator_of
@@ -283,7 +283,7 @@ def _finer(trials: Trials, plan: Plan) -> dict[str, Demotion]:
     """Return what tables of fewer bits than 8 may become, by node."""
     return {
         node.name: Demotion(decision.mode, _REASON, weight=FINER, finer=_REASON)
-        for _, node in nodes(trials.bench.graph)
+        for _, node in all_nodes(trials.bench.graph)
         if (operator := operator_of(node)) is not None and operator.looks_up
         for decision in (plan.by_node[node.name],)
         if decision.weights and len(set(node.inputs[0].outputs)) == 1 and _is_coarse(decision.weights[0].spec)

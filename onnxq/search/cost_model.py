@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxq.config.scheme import Mode, Spec
-from onnxq.ir import Graph, Node, Variable, operator_key, producer, scopes
+from onnxq.ir import Graph, Node, Variable, all_graphs, operator_key, producer
 from onnxq.ops import OPERATORS, Role
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import DECODING, Demotion, Plan
@@ -256,7 +256,7 @@ class Costs:
 
     @cached_property
     def _scopes(self) -> tuple[Graph, ...]:
-        return tuple(scopes(self.graph))
+        return tuple(all_graphs(self.graph))
 
     @cached_property
     def _nodes(self) -> tuple[Node, ...]:

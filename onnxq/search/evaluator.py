@@ -25,7 +25,7 @@ from onnxq.data.inputs import SampleSource
 from onnxq.errors import tolerate
 from onnxq.evaluation.reference import Answered, held_bytes
 from onnxq.evaluation.sqnr import Pair, Trust, noise_by_sample, trust
-from onnxq.ir import Graph, scopes
+from onnxq.ir import Graph, all_graphs
 from onnxq.planning.plan import Plan
 from onnxq.preparing.placing import coded_tensors
 from onnxq.runtime.sessions import return_memory
@@ -318,7 +318,7 @@ def _convolves_floats(plan: Plan, graph: Graph) -> bool:
     Its convolutions of floats are up to twice as fast where weights are decoded ahead; other products of codes are not.
     """
     weights = {True: 0, False: 0}
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
             decision = plan.by_node.get(node.name)
             if decision is not None and decision.mode in _INTEGERS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from onnxq.config.scheme import Mode
-from onnxq.ir import Graph, Node, scopes
+from onnxq.ir import Graph, Node, all_graphs
 from onnxq.ops import Role, operator_of
 from onnxq.planning.activations import Groups
 from onnxq.planning.plan import DECODING, Plan
@@ -62,7 +62,7 @@ def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tup
         kernels: of the graph's model.
         graph: as it was before the runtime optimised it.
     """
-    everywhere = [node for scope in scopes(graph) for node in scope.nodes]
+    everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = {tensor.name: node.name for node in everywhere for tensor in node.outputs if tensor.name}
     names = {node.name for node in everywhere}
     found: dict[str, list[Kernel]] = defaultdict(list)
@@ -91,14 +91,14 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     Returns:
         The times.
     """
-    everywhere = [node for scope in scopes(graph) for node in scope.nodes]
+    everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = [(tensor.name, node) for node in everywhere for tensor in node.outputs if tensor.name]
     times_made = Counter(name for name, _ in makers)
     # Bodies may have tensors of the same name; their nodes have names of their own.
     by_tensor = {name: node for name, node in makers if times_made[name] == 1}
     by_name = {node.name: node for node in everywhere}
     order = {node: place for place, node in enumerate(everywhere)}
-    tensors = {*by_tensor, *(tensor.name for scope in scopes(graph) for tensor in scope.inputs)}
+    tensors = {*by_tensor, *(tensor.name for scope in all_graphs(graph) for tensor in scope.inputs)}
     nodes: dict[Node, float] = defaultdict(float)
     elements: dict[Node, float] = {}
     borders: dict[str, float] = defaultdict(float)
@@ -262,7 +262,7 @@ def find_regions(graph: Graph, plan: Plan, floats: NodeTimes, integers: NodeTime
         integers: times of the plan's model.
     """
     modes = {one.node: one.mode for one in plan.decisions if one.mode in DECODING}
-    integer = [node for scope in scopes(graph) for node in scope.nodes if node.name in modes]
+    integer = [node for scope in all_graphs(graph) for node in scope.nodes if node.name in modes]
     groups = Groups[str]()
     tensors: dict[str, set[str]] = {}
     for node in integer:

@@ -18,7 +18,7 @@ from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.errors import EngineError, tolerate
 from onnxq.evaluation.latency import ENOUGH, Latency, measure_latencies
-from onnxq.ir import Graph, Node, scopes
+from onnxq.ir import Graph, Node, all_graphs
 from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.targets import Target
@@ -247,7 +247,7 @@ class Laboratory:
         bench = self.trials.bench
         model = Candidate(bench.prepared, {}) if plan is None else self.trials.candidate(plan, self.recipe)
         timed, engine = self.timing.samples, self.timing.engine
-        samples = timed if len(list(scopes(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
+        samples = timed if len(list(all_graphs(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
         return trace_kernels(kernels, bench.graph, model.coded)
@@ -330,7 +330,7 @@ class Untimed(Laboratory):
         return NodeTimes(times, {}, elements, 0.0)
 
     def _nodes(self) -> Iterator[Node]:
-        for scope in scopes(self.trials.bench.graph):
+        for scope in all_graphs(self.trials.bench.graph):
             yield from scope.nodes
 
 

@@ -24,7 +24,7 @@ from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.evaluation.comparison import View
 from onnxq.evaluation.sqnr import Pair, influence_by_sample, noise_by_sample
-from onnxq.ir import Graph, Node, is_fixed, scopes
+from onnxq.ir import Graph, Node, all_graphs, is_constant
 from onnxq.numerics.affine import decibels, largest
 from onnxq.passes.quantize.switch_codes import Switches
 from onnxq.planning.obstacles import data_inputs
@@ -468,9 +468,9 @@ class ByKind:
 
     def _kinds(self) -> dict[Source, _Kind]:
         found: dict[Source, _Kind] = {}
-        for scope in scopes(self.graph):
+        for scope in all_graphs(self.graph):
             for node in scope.nodes:
-                kind = node.op, tuple(tensor.shape for tensor in node.inputs if is_fixed(tensor))
+                kind = node.op, tuple(tensor.shape for tensor in node.inputs if is_constant(tensor))
                 found[Source(node.name, is_node=True)] = kind
                 found.update((Source(tensor.name), kind) for tensor in node.outputs)
         return found
@@ -495,7 +495,7 @@ def node_noises(
         target: the runtime.
         measure: what codes add in noise; asked when it is first needed.
     """
-    nodes: Mapping[str, Node] = {node.name: node for scope in scopes(graph) for node in scope.nodes}
+    nodes: Mapping[str, Node] = {node.name: node for scope in all_graphs(graph) for node in scope.nodes}
 
     def told(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
         known = measure()

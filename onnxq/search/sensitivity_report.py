@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import check_name
-from onnxq.ir import Node, scopes
+from onnxq.ir import Node, all_graphs
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Activation, Decision, Demotion
 from onnxq.search.cost_model import Costs
@@ -215,7 +215,7 @@ def _measured(one: Activation, noise: Noise, outputs: Sequence[str]) -> tuple[fl
 
 def _nodes(costs: Costs, noise: Noise) -> Iterator[NodeCost]:
     decisions = costs.full.by_node
-    for scope in scopes(costs.graph):
+    for scope in all_graphs(costs.graph):
         for node in scope.nodes:
             if node.name in decisions:
                 one = decisions[node.name]

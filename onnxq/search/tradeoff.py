@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from onnxq.config.scheme import Mode
-from onnxq.ir import scopes
+from onnxq.ir import all_graphs
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.assignment import Problem, cheapest, cost, is_coded
@@ -327,4 +327,4 @@ class Prices:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return tuple(node.name for scope in scopes(self.costs.graph) for node in scope.nodes)
+        return tuple(node.name for scope in all_graphs(self.costs.graph) for node in scope.nodes)

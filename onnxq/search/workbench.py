@@ -28,15 +28,15 @@ from onnxq.ir import (
     inner_variables,
     load,
     origins_by_name,
-    put_back_origins,
+    restore_origins,
     save,
     spilling,
     to_model,
     types_to_declare,
 )
-from onnxq.ir.large_models import is_large
-from onnxq.lowering import Emit
-from onnxq.onnx_api import skeleton
+from onnxq.ir.protos import is_large
+from onnxq.lowering import AllowedOps
+from onnxq.onnx_api import weightless_model
 from onnxq.passes.casts import half_type
 from onnxq.passes.quantize.switch_codes import SwitchCodes, Switches, switches_for
 from onnxq.planning.obstacles import leave_idle_bodies
@@ -76,7 +76,7 @@ class Workbench:
     prepared: Path
     scheme: Scheme
     target: Target
-    emit: Emit = Emit.QDQ
+    emit: AllowedOps = AllowedOps.QDQ
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
     making: Making = field(default_factory=Making)
     codes: CodesCache = field(default_factory=CodesCache, compare=False)
@@ -86,7 +86,7 @@ class Workbench:
     def graph(self) -> Graph:
         """The prepared graph, for reading only."""
         graph = load(self.prepared)
-        put_back_origins(graph, self.making.origins)
+        restore_origins(graph, self.making.origins)
         return graph
 
     @property
@@ -153,7 +153,7 @@ class Workbench:
             notice: told what is worth knowing of how chained inputs start.
             in_order: whether what judges them counts on their order.
         """
-        inputs = with_optional(model_inputs(skeleton(self.graph)), data.chained)
+        inputs = with_optional(model_inputs(weightless_model(self.graph)), data.chained)
         ordered = in_order or bool(data.chained)
         samples = open_samples(
             given,
@@ -281,7 +281,7 @@ def open_workbench(
     scheme: Scheme,
     target: Target,
     folder: Path,
-    emit: Emit = Emit.QDQ,
+    emit: AllowedOps = AllowedOps.QDQ,
     replay: Plan | None = None,
     least: int = 0,
     without: frozenset[str] = frozenset(),

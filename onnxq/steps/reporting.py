@@ -26,7 +26,7 @@ from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, loads_in_onnxruntime
 from onnxq.evaluation.warnings import hidden
 from onnxq.ir import load, metadata_bytes
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
 from onnxq.report import Report
@@ -68,7 +68,7 @@ def reported(
     refined, found, staged = settled.refined, settled.chosen, model.files.staged
     outcome, verification = found.outcome, found.verification
     loads = True
-    if seen.bench.emit is Emit.STRICT:
+    if seen.bench.emit is AllowedOps.STRICT:
         codes = found.codes or seen.bench.codes_of(outcome.plan, refined.basis.evidence, found.recipe)
         seen.bench.write(outcome.plan, codes, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)

@@ -22,9 +22,9 @@ from onnxq.evaluation.goal import Goal, plenty_of
 from onnxq.evaluation.verification import Judge
 from onnxq.evaluation.warnings import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, units, unseen
 from onnxq.ir import Graph, as_graph, load, read_model, save
-from onnxq.ir.intake import refuse_overwriting
-from onnxq.ir.large_models import is_large
-from onnxq.lowering import Emit
+from onnxq.ir.protos import is_large
+from onnxq.ir.reader import refuse_overwriting
+from onnxq.lowering import AllowedOps
 from onnxq.planning.obstacles import refuse_idle_bodies
 from onnxq.planning.plan import Plan
 from onnxq.preparing.equivalence import find_culprits
@@ -124,7 +124,7 @@ class Evidenced:
     @property
     def runnable(self) -> Workbench:
         """What builds models that onnxruntime loads, where those of strict types, which are written last, may not."""
-        return replace(self.bench, emit=Emit.QDQ) if self.bench.emit is Emit.STRICT else self.bench
+        return replace(self.bench, emit=AllowedOps.QDQ) if self.bench.emit is AllowedOps.STRICT else self.bench
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.config.scheme_file import scheme_named
 from onnxq.errors import SchemeError, check_type
-from onnxq.lowering import Emit, emit_named
+from onnxq.lowering import AllowedOps, allowed_ops_named
 from onnxq.planning.plan import DECODING, Plan
 from onnxq.preparing.named_passes import Step
 from onnxq.preparing.preparation import canonical_steps
@@ -70,7 +70,7 @@ class Wanted:
             return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
         return cls(scheme_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)
 
-    def emit(self, *, measured: bool) -> Emit:
+    def emit(self, *, measured: bool) -> AllowedOps:
         """Return what may be written for the target: where time is not measured nothing is known to be faster.
 
         Args:
@@ -79,10 +79,10 @@ class Wanted:
         Raises:
             SchemeError: operators of onnxruntime's own are asked for, and the target has none.
         """
-        wished, target = emit_named(self.scheme.emit), target_named(self.target)
-        if wished is Emit.ORT and not target.has_contrib:
+        wished, target = allowed_ops_named(self.scheme.emit), target_named(self.target)
+        if wished is AllowedOps.ORT and not target.has_contrib:
             raise SchemeError(
                 f"emit 'ort' is about operators only onnxruntime has, and the target is {target.name}; leave it out"
             )
         known = target.has_contrib and (measured or self.replay is not None)
-        return Emit.QDQ if wished is Emit.FASTEST and not known else wished
+        return AllowedOps.QDQ if wished is AllowedOps.FASTEST and not known else wished

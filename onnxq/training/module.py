@@ -26,16 +26,16 @@ from onnxq.ir import (
     Names,
     Node,
     Variable,
+    all_nodes,
     as_graph,
     constant,
     constants,
-    is_fixed,
-    nodes,
-    only_reader,
-    optional,
+    is_constant,
+    optional_input,
     producer,
+    sole_consumer,
 )
-from onnxq.lowering import emit_named
+from onnxq.lowering import allowed_ops_named
 from onnxq.numerics.affine import QTensor, quantize
 from onnxq.numerics.formats import FORMATS, format_named
 from onnxq.ops import operator_of
@@ -74,7 +74,7 @@ class ChannelScaling(nn.Module):
         self.shared = nn.ModuleList(dict.fromkeys(own.shared for own in self.by_tensor.values()))
         self._makers = {
             maker.name: self.by_tensor[tensor.name]
-            for _, node in nodes(graph)
+            for _, node in all_nodes(graph)
             for tensor in node.outputs
             if tensor.name in self.by_tensor
             and tensor.name in plan.by_tensor
@@ -172,7 +172,7 @@ class FakeQuantizedModel(nn.Module):
 
     def _add_activations(self, codes: Codes) -> None:
         """Add a quantizer for each group of activations that share a scale."""
-        tensors = {tensor.name: tensor for _, node in nodes(self.graph) for tensor in node.outputs}
+        tensors = {tensor.name: tensor for _, node in all_nodes(self.graph) for tensor in node.outputs}
         groups: dict[str, FakeQuantize] = {}
         self._activations: dict[str, FakeQuantize] = {}
         fixed = {one.group for one in self.plan.activations if one.fixed_range is not None}
@@ -219,8 +219,8 @@ class FakeQuantizedModel(nn.Module):
     def _add_bias(self, node: Node, decision: Decision, bias: Bias | None) -> None:
         weight = self._weights.get((node.name, _WEIGHT))
         place = bias_of(node) if weight is not None else None
-        source = optional(*place) if place is not None else None
-        if weight is None or place is None or not is_fixed(source) or (place[0].name, place[1]) in self._weights:
+        source = optional_input(*place) if place is not None else None
+        if weight is None or place is None or not is_constant(source) or (place[0].name, place[1]) in self._weights:
             return
         made = self.channels.of_output(node)
         around = Around() if made is None else Around(made=made.now())
@@ -235,7 +235,7 @@ class FakeQuantizedModel(nn.Module):
         return (
             node.op == "MatMul"
             and decision.mode is Mode.STATIC
-            and only_reader(node.outputs[0]) is not None
+            and sole_consumer(node.outputs[0]) is not None
             and len(weight.shape) == _MATRIX
             and weight.shape[1:] == bias.shape[-1:] == (bias.values.size,)
             and target_named(self.plan.target).workarounds
@@ -255,7 +255,7 @@ class FakeQuantizedModel(nn.Module):
             self.register_buffer(f"constant{place}", torch.from_numpy(values), persistent=False)
 
     def _planned(self) -> Iterator[tuple[Node, Decision]]:
-        for _, node in nodes(self.graph):
+        for _, node in all_nodes(self.graph):
             decision = self.plan.by_node.get(node.name)
             if decision is not None and decision.mode is not Mode.FLOAT:
                 yield node, decision
@@ -297,7 +297,7 @@ class FakeQuantizedModel(nn.Module):
 
     def quantizers_of(self, node: Node) -> tuple[FakeQuantize | FakeQuantizedBias, ...]:
         """Return the quantizers of the inputs of a node of the main graph, and of the nodes in its bodies."""
-        every = (node, *(inner for body in node.bodies() for _, inner in nodes(body)))
+        every = (node, *(inner for body in node.subgraphs() for _, inner in all_nodes(body)))
         found = (self._quantizer(one, index) for one in every for index in range(len(one.inputs)))
         return tuple(one for one in found if one is not None)
 
@@ -384,10 +384,10 @@ def _with_biases(graph: Graph, codes: Codes) -> Graph:
     """Return a copy of the graph with zero biases where encodings add a bias."""
     graph = graph.copy()
     names = Names(graph)
-    for _, node in nodes(graph):
+    for _, node in all_nodes(graph):
         bias, place = codes.biases.get(node.name), bias_of(node)
-        if bias is not None and bias.values is not None and place is not None and optional(*place) is None:
-            node.inputs = [*node.inputs[: place[1]], constant(names.fresh(f"{node.name}.bias"), 0 * bias.values)]
+        if bias is not None and bias.values is not None and place is not None and optional_input(*place) is None:
+            node.inputs = [*node.inputs[: place[1]], constant(names.unique(f"{node.name}.bias"), 0 * bias.values)]
     return graph
 
 
@@ -466,7 +466,7 @@ def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan) -> QATModule:
     graph = as_graph(model)
     check_float_model(graph)
     with staging(None) as folder:
-        emit = emit_named(wanted.scheme.emit)
+        emit = allowed_ops_named(wanted.scheme.emit)
         bench = open_workbench(graph, wanted.scheme, target_named(plan.target), folder, emit, plan)
         check_plan(plan, bench.graph)
         return QATModule(bench, plan)

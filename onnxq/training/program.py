@@ -207,7 +207,7 @@ class _Execution:
             if tensor is not None
         }
         if node not in sessions:
-            if node.bodies():
+            if node.subgraphs():
                 raise ModelError(f"{node.op} {node.name!r} has subgraphs that training does not support; remove it")
             given = [
                 Variable(name, fed[name].dtype, [None] * fed[name].ndim) if name else Variable("") for name in names

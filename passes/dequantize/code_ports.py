@@ -38,17 +38,17 @@ def decode_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None, values
         names: source of new names.
     """
     to = onnx_dtype(scale) or int(TensorProto.FLOAT)
-    number = Variable(names.fresh(f"{values.name}.number"))
-    nodes = [Node("Cast", names.fresh(f"{values.name}.cast"), {"to": to}, [codes], [number])]
+    number = Variable(names.unique(f"{values.name}.number"))
+    nodes = [Node("Cast", names.unique(f"{values.name}.cast"), {"to": to}, [codes], [number])]
     if zero_point is not None:
-        zero = Variable(names.fresh(f"{values.name}.zero"))
-        shifted = Variable(names.fresh(f"{values.name}.shifted"))
+        zero = Variable(names.unique(f"{values.name}.zero"))
+        shifted = Variable(names.unique(f"{values.name}.shifted"))
         nodes += [
-            Node("Cast", names.fresh(f"{values.name}.cast_zero"), {"to": to}, [zero_point], [zero]),
-            Node("Sub", names.fresh(f"{values.name}.subtract"), {}, [number, zero], [shifted]),
+            Node("Cast", names.unique(f"{values.name}.cast_zero"), {"to": to}, [zero_point], [zero]),
+            Node("Sub", names.unique(f"{values.name}.subtract"), {}, [number, zero], [shifted]),
         ]
         number = shifted
-    return [*nodes, Node("Mul", names.fresh(f"{values.name}.multiply"), {}, [number, scale], [values])]
+    return [*nodes, Node("Mul", names.unique(f"{values.name}.multiply"), {}, [number, scale], [values])]
 
 
 def encode_codes(
@@ -75,14 +75,14 @@ def encode_codes(
         )
     dtype = np.float32 if onnx_dtype(scale) in (0, TensorProto.FLOAT) else scale.dtype
     low, high, zero = (
-        constant(names.fresh(f"{codes.name}.{role}"), np.asarray(number, np.float32).astype(dtype))
+        constant(names.unique(f"{codes.name}.{role}"), np.asarray(number, np.float32).astype(dtype))
         for role, number in zip(("minimum", "maximum", "zero"), (*limits, zero_point.values), strict=True)
     )
     steps: list[tuple[str, list[Tensor]]] = [("Div", [scale]), ("Round", []), ("Add", [zero]), ("Clip", [low, high])]
     nodes: list[Node] = []
     for op, others in steps:
-        made = Variable(names.fresh(f"{codes.name}.{op.lower()}"))
-        nodes.append(Node(op, names.fresh(f"{codes.name}.encode_{op.lower()}"), {}, [values, *others], [made]))
+        made = Variable(names.unique(f"{codes.name}.{op.lower()}"))
+        nodes.append(Node(op, names.unique(f"{codes.name}.encode_{op.lower()}"), {}, [values, *others], [made]))
         values = made
-    to = {"to": zero_point.payload.onnx_dtype}
-    return [*nodes, Node("Cast", names.fresh(f"{codes.name}.encode"), to, [values], [codes])]
+    to = {"to": zero_point.tensor_data.onnx_dtype}
+    return [*nodes, Node("Cast", names.unique(f"{codes.name}.encode"), to, [values], [codes])]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.ir import Constant, Node, Tensor, optional
+from onnxq.ir import Constant, Node, Tensor, optional_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Coded:
         else:
             single = any(maker.op == "DynamicQuantizeLinear" for maker in scale.inputs)
         layout = () if single else (int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0)))
-        return cls(value, scale, optional(node, 2), layout)
+        return cls(value, scale, optional_input(node, 2), layout)
 
     def agrees(self, other: Coded) -> bool:
         """Whether the same codes mean the same floats."""

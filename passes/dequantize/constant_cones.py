@@ -14,16 +14,16 @@ from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import (
-    ArrayPayload,
+    ArrayData,
     Constant,
     Graph,
     Node,
-    Payload,
     Tensor,
+    TensorData,
     Variable,
-    is_fixed,
+    all_graphs,
+    is_constant,
     onnx_dtype,
-    scopes,
 )
 from onnxq.rewrite.constant_folding import Array, Step, computed, evaluate, is_small
 
@@ -81,7 +81,7 @@ class Decoded:
         tensor: the result.
         scope: the graph that lists its maker.
         codes: name of a constant that it is computed from.
-        payload: its values, or those of the whole table; None when they cannot take its place.
+        tensor_data: its values, or those of the whole table; None when they cannot take its place.
         rows: which rows of the table it is; None when it is all.
         obstacle: why the values cannot take its place, where they cannot.
         recipe: how the values are computed; equal recipes give equal values.
@@ -90,7 +90,7 @@ class Decoded:
     tensor: Variable
     scope: Graph
     codes: str
-    payload: Payload | None
+    tensor_data: TensorData | None
     rows: Rows | None
     obstacle: str
     recipe: tuple[object, ...]
@@ -120,7 +120,7 @@ class ConstantCones:
     def of(cls, graph: Graph) -> ConstantCones:
         """Find the decoders; nodes are in an order of execution."""
         cones = cls()
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             for node in scope.nodes:
                 if node.op in _DECODING and (not node.domain or node.op == "DequantizeLinear"):
                     cones._take(node, scope)
@@ -155,7 +155,7 @@ class ConstantCones:
                 self.rows[tensor] = next(iter(chosen))
 
     def _known(self, tensor: Tensor) -> bool:
-        return is_fixed(tensor) or tensor in self.makers
+        return is_constant(tensor) or tensor in self.makers
 
     def results(self, opset: int) -> list[Decoded]:
         """Return the float tensors computed from codes that the rest of the graph reads, in an order of execution.
@@ -170,14 +170,14 @@ class ConstantCones:
         left: set[Node] = set()
         for tensor, maker in reversed(self.makers.items()):
             outside = [consumer for consumer in tensor.outputs if consumer in left or consumer not in self.nodes]
-            if not (outside or tensor.returned_by):
+            if not (outside or tensor.graph_output_of):
                 continue
             coded = tensor in self.codes or any(consumer.op in _KERNELS for consumer in outside)
             is_float = onnx_dtype(tensor) in {*_FLOATS, 0}
             one = self._result(tensor, maker, opset) if coded and is_float else None
-            if one is not None and (one.payload is not None or not left.intersection(outside)):
+            if one is not None and (one.tensor_data is not None or not left.intersection(outside)):
                 found.append(one)
-            if one is not None and one.payload is not None:
+            if one is not None and one.tensor_data is not None:
                 continue
             left.add(maker)
         return found[::-1]
@@ -186,15 +186,15 @@ class ConstantCones:
         """Return a tensor with its values, or what is in their way; None where it turns out to be no float."""
         rows, steps = self.rows.get(tensor), self._steps(tensor)
         if rows is None:
-            payload, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
+            tensor_data, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
         else:
-            payload, obstacle = _table(tensor, steps, rows, opset), _MIXED
-        if payload is not None and payload.onnx_dtype not in _FLOATS:
+            tensor_data, obstacle = _table(tensor, steps, rows, opset), _MIXED
+        if tensor_data is not None and tensor_data.onnx_dtype not in _FLOATS:
             return None
         recipe = _recipe(tensor, steps, rows)
-        return Decoded(tensor, self.nodes[maker], self.codes.get(tensor, ""), payload, rows, obstacle, recipe)
+        return Decoded(tensor, self.nodes[maker], self.codes.get(tensor, ""), tensor_data, rows, obstacle, recipe)
 
-    def _whole(self, tensor: Variable, steps: Sequence[Step], opset: int) -> Payload | None:
+    def _whole(self, tensor: Variable, steps: Sequence[Step], opset: int) -> TensorData | None:
         sizes = [size for size in tensor.shape or () if isinstance(size, int)]
         if math.prod(sizes) > max(_ALWAYS_FINE, _MOST_GROWTH * self.elements[tensor]):
             return None
@@ -215,12 +215,12 @@ class ConstantCones:
         """Return the nodes whose results nothing reads any longer."""
         found: set[Node] = set()
         for node in reversed(self.nodes):
-            if not any(tensor.returned_by or set(tensor.outputs) - found for tensor in node.outputs if tensor.name):
+            if not any(tensor.graph_output_of or set(tensor.outputs) - found for tensor in node.outputs if tensor.name):
                 found.add(node)
         return found
 
 
-def _table(tensor: Variable, steps: Sequence[Step], rows: Rows, opset: int) -> Payload | None:
+def _table(tensor: Variable, steps: Sequence[Step], rows: Rows, opset: int) -> TensorData | None:
     """Return all rows, where each depends on nothing but its own index."""
     rank = len(rows.indices.shape or ())
     if not rank or not rows.count:
@@ -242,7 +242,7 @@ def _table(tensor: Variable, steps: Sequence[Step], rows: Rows, opset: int) -> P
     if not np.array_equal(sample.astype(np.float64), turned[::-1].astype(np.float64), equal_nan=True):
         return None
     shape = (rows.count, *sample.shape[1:])
-    return computed(lambda: rows_at(np.arange(rows.count).reshape(column)), ArrayPayload(sample).onnx_dtype, shape)
+    return computed(lambda: rows_at(np.arange(rows.count).reshape(column)), ArrayData(sample).onnx_dtype, shape)
 
 
 def _recipe(tensor: Variable, steps: Sequence[Step], rows: Rows | None) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxq.ir import Names, Payload
+from onnxq.ir import Names, TensorData
 from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 # What onnxq and onnxruntime.quantization append to the name of a weight.
@@ -20,11 +20,11 @@ def value_name(codes: str, names: Names, otherwise: str = "") -> str:
     """
     base = next((codes.removesuffix(suffix) for suffix in _SUFFIXES if codes.endswith(suffix)), "")
     if base and base not in names:
-        return names.fresh(base)
-    return otherwise or names.fresh(f"{codes}.values")
+        return names.unique(base)
+    return otherwise or names.unique(f"{codes}.values")
 
 
-def dequantized(codes: Payload, scale: Payload, zero_point: Payload | None, axis: int = 1) -> Payload:
+def dequantized(codes: TensorData, scale: TensorData, zero_point: TensorData | None, axis: int = 1) -> TensorData:
     """Return ``(codes - zero point) * scale`` in the type of the scale.
 
     Args:

@@ -40,20 +40,20 @@ class DequantizeWeights(Pass):
         made: dict[object, Constant] = {}
         chosen: dict[object, Variable] = {}
         for found in tuple(cones.results(graph.opset)):
-            if found.payload is None:
+            if found.tensor_data is None:
                 left.append((found.tensor.name, found.obstacle))
                 continue
             weight = made.get(found.recipe)
             place = found.scope, found.recipe, found.rows
-            if found.rows is not None and place in chosen and not found.tensor.returned_by:
+            if found.rows is not None and place in chosen and not found.tensor.graph_output_of:
                 replace_uses(found.tensor, chosen[place])
-            elif found.rows is not None or found.tensor.returned_by:
+            elif found.rows is not None or found.tensor.graph_output_of:
                 if weight is None:
-                    weight = Constant(value_name(found.codes or found.tensor.name, names), found.payload)
+                    weight = Constant(value_name(found.codes or found.tensor.name, names), found.tensor_data)
                 _make_by_node(found, weight, names)
                 chosen[place] = found.tensor
             elif weight is None:
-                weight = become_constant(found.tensor, found.payload)
+                weight = become_constant(found.tensor, found.tensor_data)
                 weight.name = value_name(found.codes, names, otherwise=weight.name)
                 found.scope.initializers.append(weight)
             else:
@@ -71,4 +71,4 @@ def _make_by_node(found: Decoded, values: Constant, names: Names) -> None:
     maker.outputs[maker.outputs.index(found.tensor)] = Variable("")
     op = "Identity" if found.rows is None else "Gather"
     inputs = [values] if found.rows is None else [values, found.rows.indices]
-    found.scope.nodes.append(Node(op, names.fresh(f"{maker.name}.decoded"), {}, inputs, [found.tensor]))
+    found.scope.nodes.append(Node(op, names.unique(f"{maker.name}.decoded"), {}, inputs, [found.tensor]))

@@ -19,13 +19,13 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_graphs,
     constant,
     insert_nodes,
     onnx_dtype,
-    optional,
+    optional_input,
     remove_nodes,
     replace_uses,
-    scopes,
 )
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.ops import OPERATORS, operator_of
@@ -64,7 +64,7 @@ class RemoveQuantizeDequantize(Pass):
                 it.
         """
         rewriting = _Rewriting(Names(graph), graph.opset)
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             for node in scope.nodes:
                 rewriting.visit(node, scope)
         return rewriting.finish(graph)
@@ -116,7 +116,7 @@ class _Rewriting:
             if node.op == "DynamicQuantizeLinear":
                 for tensor in node.outputs:
                     reader = next((reader for reader in tensor.outputs if reader not in gone), None)
-                    if reader is not None or tensor.returned_by:
+                    if reader is not None or tensor.graph_output_of:
                         what = f"node {reader.name} ({reader.op})" if reader is not None else "the graph's output list"
                         raise ModelError(
                             f"{what} reads {tensor.name} of node {node.name} (DynamicQuantizeLinear), and onnxq does "
@@ -142,7 +142,7 @@ class _Rewriting:
     def _code(self, codes: Variable, coded: Coded, maker: Node, scope: Graph) -> None:
         """Note what codes mean; those that a graph returns stay."""
         self.coded[codes], self.makers[codes] = coded, (maker, scope)
-        if codes.returned_by:
+        if codes.graph_output_of:
             self._keep(codes, None)
 
     def _keep(self, codes: Tensor, reader: Node | None) -> None:
@@ -171,7 +171,7 @@ class _Rewriting:
             return None
         shape = [-1 if place == axis % len(codes.shape) else 1 for place in range(len(codes.shape))]
         spread = parameter.values.reshape(shape if parameter.values.size > 1 else ())
-        return constant(self.names.fresh(f"{parameter.name}.spread"), spread)
+        return constant(self.names.unique(f"{parameter.name}.spread"), spread)
 
     def _clamp(self, node: Node, scope: Graph, coded: Coded, zero_point: Tensor) -> Tensor:
         if coded.layout or not isinstance(coded.scale, Constant) or not isinstance(zero_point, Constant):
@@ -185,7 +185,7 @@ class _Rewriting:
         low, high = (step * (code - int(zero_point.values.item())) for code in limits)
         key = coded.value, low, high
         if key not in self.clamped:
-            clamp = self.intervals.clamp(coded.value, low, high, step, self.opset, self.names.fresh)
+            clamp = self.intervals.clamp(coded.value, low, high, step, self.opset, self.names.unique)
             self.clamped[key] = coded.value
             if clamp is not None:
                 self.clamped[key] = clamp.outputs[0]
@@ -220,24 +220,24 @@ class _Rewriting:
 
     def _substitute(self, node: Node, values: Variable, value: Tensor, scope: Graph) -> None:
         """Let the consumers of ``values`` read ``value``; what a graph returns keeps its name and a producer there."""
-        makers = value.inputs if isinstance(value, Variable) and not value.returned_by else []
+        makers = value.inputs if isinstance(value, Variable) and not value.graph_output_of else []
         own = any(self.owner.get(maker) is scope for maker in makers)
         given, wanted = onnx_dtype(value), onnx_dtype(values)
         if given and wanted and given != wanted:
             op, attributes = "Cast", {"to": wanted}
-        elif values.returned_by and not own:
+        elif values.graph_output_of and not own:
             op, attributes = "Identity", {}
         else:
             replace_uses(values, value, graph_outputs=True)
             return
         node.outputs.clear()
-        self._put(scope, node, [Node(op, self.names.fresh(node.name), attributes, [value], [values])])
+        self._put(scope, node, [Node(op, self.names.unique(node.name), attributes, [value], [values])])
 
     def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64], scope: Graph) -> None:
         """Make ``values`` by a multiplication that codes had in their scale."""
         node.outputs.clear()
-        factors = constant(self.names.fresh(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
-        self._put(scope, node, [Node("Mul", self.names.fresh(node.name), {}, [value, factors], [values])])
+        factors = constant(self.names.unique(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
+        self._put(scope, node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
 
     def _moved(self, node: Node) -> Coded | None:
         """Return what the codes mean that a node moves; None where it moves none, or not all of them mean the same."""
@@ -257,11 +257,11 @@ class _Rewriting:
 
     def _carrier(self, node: Node, scope: Graph, coded: Coded) -> None:
         """Let a node that moves codes move the floats that they stand for."""
-        if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional(node, 2) is None:
+        if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
             # What is filled in is a code as well; left out it is code zero, which need not mean zero.
             dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8
             node.inputs.extend([Variable("")] * (3 - len(node.inputs)))
-            node.inputs[2] = constant(self.names.fresh(f"{node.name}.fill"), np.zeros((), dtype))
+            node.inputs[2] = constant(self.names.unique(f"{node.name}.fill"), np.zeros((), dtype))
         places = _moved_inputs(node)
         for index in places:
             tensor = node.inputs[index]
@@ -276,8 +276,8 @@ class _Rewriting:
     def _decoded(self, tensor: Constant, coded: Coded) -> Constant:
         """Return the floats that constant codes stand for."""
         zero_point = coded.zero_point
-        payload = dequantized(tensor.payload, coded.scale.payload, zero_point and zero_point.payload)
-        return Constant(value_name(tensor.name, self.names), payload)
+        tensor_data = dequantized(tensor.tensor_data, coded.scale.tensor_data, zero_point and zero_point.tensor_data)
+        return Constant(value_name(tensor.name, self.names), tensor_data)
 
     def _ahead(self, node: Node) -> Coded | None:
         """Return what the constant codes that a node moves mean: what the DequantizeLinear says that they reach."""
@@ -298,7 +298,7 @@ class _Rewriting:
     def _zero_point(self, coded: Coded, codes: Variable) -> Tensor:
         """Return the zero point, which carries the type of the codes; left out it is a zero of theirs."""
         zero = np.zeros((), codes.dtype or np.uint8)
-        return coded.zero_point or constant(self.names.fresh(f"{codes.name}.zero_point"), zero)
+        return coded.zero_point or constant(self.names.unique(f"{codes.name}.zero_point"), zero)
 
     def _put(self, scope: Graph, node: Node, nodes: Sequence[Node]) -> None:
         """Have nodes inserted behind ``node``."""
@@ -318,4 +318,4 @@ def _moved_inputs(node: Node) -> list[int]:
     if operator is not None and operator.data is None:
         return list(range(len(node.inputs)))
     filling = node.op == "Pad" and node.attrs.get("mode", "constant") == "constant"
-    return [0, 2] if filling and optional(node, 2) is not None else [0]
+    return [0, 2] if filling and optional_input(node, 2) is not None else [0]

@@ -15,12 +15,12 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
-    Payload,
     Tensor,
+    TensorData,
     Variable,
+    all_nodes,
     constant,
-    nodes,
-    optional,
+    optional_input,
     replace_nodes,
 )
 from onnxq.ops import INTEGER_OPERATORS, IntegerOperator, check_inputs, operator_of
@@ -49,7 +49,7 @@ class ReplaceIntegerOperators(Pass):
         """
         replacing = _Replacing(Names(graph), graph.opset)
         instead: dict[Node, Sequence[Node]] = {}
-        for _, node in nodes(graph):
+        for _, node in all_nodes(graph):
             row = INTEGER_OPERATORS.get(node.op)
             if row is not None:
                 instead[node] = replacing.float_nodes(node, row)
@@ -77,17 +77,17 @@ class _Replacing:
         bias = self._bias(node, row, triples)
         if bias is not None and row.float_op in _ADDS_A_BIAS:
             inputs.append(bias)
-        name = self.names.fresh(f"{node.name}.float")
+        name = self.names.unique(f"{node.name}.float")
         nodes.append(Node(row.float_op, name, attributes, inputs, domain=row.domain))
         output, shape = node.outputs[0].name, node.outputs[0].shape
         if bias is not None and row.float_op not in _ADDS_A_BIAS:
             self._then(
-                nodes, "Add", f"{node.name}.bias", Variable(self.names.fresh(f"{output}.product"), shape=shape), bias
+                nodes, "Add", f"{node.name}.bias", Variable(self.names.unique(f"{output}.product"), shape=shape), bias
             )
-        scale = optional(node, row.result[0]) if row.result is not None else None
+        scale = optional_input(node, row.result[0]) if row.result is not None else None
         if row.result is not None and scale is not None:
             parameters: list[Tensor] = [scale]
-            parameters += filter(None, [optional(node, row.result[1])])
+            parameters += filter(None, [optional_input(node, row.result[1])])
             values = Variable(value_name(output, self.names), shape=shape)
             self._then(nodes, "QuantizeLinear", f"{node.name}.quantize", values, *parameters)
         outputs = list(node.outputs)
@@ -99,7 +99,7 @@ class _Replacing:
         """Append a node that reads what the last one makes."""
         values.dtype = others[0].dtype
         nodes[-1].outputs.append(values)
-        nodes.append(Node(op, self.names.fresh(name), {}, [values, *others]))
+        nodes.append(Node(op, self.names.unique(name), {}, [values, *others]))
 
     def _inputs(
         self,
@@ -109,18 +109,18 @@ class _Replacing:
         attributes: dict[str, object],
         nodes: list[Node],
     ) -> list[Tensor]:
-        """Return what the float node reads, its bias aside; what decodes it is appended to ``nodes``."""
+        """Return what the float node reads, its bias aside; what decodes it is appended to ``all_nodes``."""
         probe = Node(row.float_op, attrs=attributes, domain=row.domain)
         inputs = [node.inputs[index] for index in row.first]
         inputs += [
             self._operand(node, probe, place, triple, nodes) for place, triple in enumerate(triples, len(inputs))
         ]
-        inputs += [optional(node, index) or Variable("") for index in row.last]
+        inputs += [optional_input(node, index) or Variable("") for index in row.last]
         while not inputs[-1].name:
             inputs.pop()
         if "axes" in attributes and self.opset >= _AXES_ARE_INPUTS.get(row.float_op, self.opset + 1):
             axes = np.array(attributes.pop("axes"), np.int64)
-            inputs.append(constant(self.names.fresh(f"{node.name}.axes"), axes))
+            inputs.append(constant(self.names.unique(f"{node.name}.axes"), axes))
         return inputs
 
     def _attributes(self, node: Node, row: IntegerOperator) -> dict[str, object]:
@@ -142,27 +142,27 @@ class _Replacing:
     def _operand(self, node: Node, probe: Node, place: int, triple: tuple[int, int, int], nodes: list[Node]) -> Tensor:
         """Return the floats of an operand: decoded where it is constant, else behind a DequantizeLinear."""
         codes, scale = node.inputs[triple[0]], node.inputs[triple[1]]
-        zero_point = optional(node, triple[2])
+        zero_point = optional_input(node, triple[2])
         if isinstance(codes, Constant):
             known = operator_of(probe)
             axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
             return self._weight(node, codes, scale, zero_point, axis)
-        values = Variable(self.names.fresh(f"{codes.name}.dequantized"))
+        values = Variable(self.names.unique(f"{codes.name}.dequantized"))
         inputs = [codes, scale, *filter(None, [zero_point])]
-        nodes.append(Node("DequantizeLinear", self.names.fresh(f"{node.name}.dequantize"), {}, inputs, [values]))
+        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, inputs, [values]))
         return values
 
     def _weight(self, node: Node, codes: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
         key = codes, scale, zero_point, axis
         if key not in self.weights:
             zero = zero_point and _payload(node, zero_point)
-            payload = dequantized(codes.payload, _payload(node, scale), zero, axis % max(1, len(codes.shape)))
-            self.weights[key] = self._constant(codes, payload)
+            tensor_data = dequantized(codes.tensor_data, _payload(node, scale), zero, axis % max(1, len(codes.shape)))
+            self.weights[key] = self._constant(codes, tensor_data)
         return self.weights[key]
 
     def _bias(self, node: Node, row: IntegerOperator, triples: Sequence[tuple[int, int, int]]) -> Tensor | None:
         """Return the bias as floats: its codes count in the product of the operands' scales."""
-        bias = optional(node, row.bias) if row.bias is not None else None
+        bias = optional_input(node, row.bias) if row.bias is not None else None
         if not isinstance(bias, Constant) or bias.dtype.kind != "i":
             return bias
         scales = [np.asarray(_payload(node, node.inputs[triple[1]]).load(), np.float32) for triple in triples]
@@ -175,7 +175,7 @@ class _Replacing:
                 )
             product = np.multiply(product, scale.reshape(-1))
         flat = constant("", product.reshape(-1))
-        return self._constant(bias, dequantized(bias.payload, flat.payload, None, len(bias.shape) - 1))
+        return self._constant(bias, dequantized(bias.tensor_data, flat.tensor_data, None, len(bias.shape) - 1))
 
     def recurrent(self, node: Node) -> Node:
         """Return the LSTM that a DynamicQuantizeLSTM stands for; its weights lie transposed."""
@@ -192,10 +192,10 @@ class _Replacing:
             inputs.pop()
         outputs = list(node.outputs)
         node.outputs.clear()
-        return Node("LSTM", self.names.fresh(f"{node.name}.float"), dict(node.attrs), inputs, outputs)
+        return Node("LSTM", self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs, outputs)
 
-    def _constant(self, codes: Tensor, payload: Payload) -> Constant:
-        return Constant(value_name(codes.name, self.names), payload)
+    def _constant(self, codes: Tensor, tensor_data: TensorData) -> Constant:
+        return Constant(value_name(codes.name, self.names), tensor_data)
 
 
 def _triples(node: Node, row: IntegerOperator) -> tuple[tuple[int, int, int], ...]:
@@ -205,7 +205,7 @@ def _triples(node: Node, row: IntegerOperator) -> tuple[tuple[int, int, int], ..
     return tuple((index, index + 1, index + 2) for index in range(row.operands[0][0], len(node.inputs), 3))
 
 
-def _transposed(codes: Payload, scale: Payload, zero_point: Payload) -> Array:
+def _transposed(codes: TensorData, scale: TensorData, zero_point: TensorData) -> Array:
     """Return [directions, gates, size] weights of an LSTM from [directions, size, gates] codes.
 
     There is one scale for each direction, or one for each direction and gate.
@@ -214,10 +214,10 @@ def _transposed(codes: Payload, scale: Payload, zero_point: Payload) -> Array:
     return np.ascontiguousarray(dequantize_linear(codes.load(), scales, zero_points).transpose(0, 2, 1))
 
 
-def _payload(node: Node, tensor: Tensor) -> Payload:
+def _payload(node: Node, tensor: Tensor) -> TensorData:
     if not isinstance(tensor, Constant):
         raise ModelError(
             f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
             "its codes have no float meaning that is known beforehand"
         )
-    return tensor.payload
+    return tensor.tensor_data

@@ -19,12 +19,12 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_graphs,
     constant,
     insert_nodes,
-    only_reader,
-    optional,
+    optional_input,
     remove_unused,
-    scopes,
+    sole_consumer,
 )
 from onnxq.ops import OPERATORS, operator_of
 from onnxq.passes.dequantize.coded import same_parameter
@@ -57,7 +57,7 @@ class ReplaceIntegerProducts(Pass):
         """
         products = _Products(Names(graph))
         changed = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             behind: dict[Node, Sequence[Node]] = {}
             for node in scope.nodes:
                 if node.op in _FLOAT_OP and not node.domain:
@@ -109,7 +109,7 @@ class _Products:
         scaled.last.outputs[0] = Variable("")
         if scaled.by_channel and not factors and scaled.bias is not None:
             inputs.append(scaled.bias)
-        nodes.append(Node(op, self.names.fresh(f"{node.name}.float"), dict(node.attrs), inputs))
+        nodes.append(Node(op, self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs))
         for factor in factors:
             self._then(nodes, "Mul", f"{node.name}.factor", output, factor)
         if scaled.bias is not None and scaled.bias not in inputs:
@@ -124,13 +124,13 @@ class _Products:
         self, nodes: list[Node], op: str, name: str, output: Variable, *others: Tensor, **attributes: int
     ) -> None:
         """Append a node that reads what the last one makes."""
-        made = Variable(self.names.fresh(f"{output.name}.product"), np.float32, output.shape)
+        made = Variable(self.names.unique(f"{output.name}.product"), np.float32, output.shape)
         nodes[-1].outputs.append(made)
-        nodes.append(Node(op, self.names.fresh(name), attributes, [made, *others]))
+        nodes.append(Node(op, self.names.unique(name), attributes, [made, *others]))
 
     def _operand(self, node: Node, index: int, factors: list[Tensor], nodes: list[Node]) -> Variable:
         """Return the floats of an operand, behind a DequantizeLinear; its scale is taken out of the factors."""
-        codes, zero_point = node.inputs[index], optional(node, index + 2)
+        codes, zero_point = node.inputs[index], optional_input(node, index + 2)
         scale = _measured_scale(codes) or _likely_scale(codes, factors) or self._number(node, np.ones(()))
         found = next((factor for factor in factors if same_parameter(factor, scale)), None)
         if found is not None:
@@ -144,18 +144,18 @@ class _Products:
         if isinstance(zero_point, Constant) and zero_point.shape:
             if zero_point.values.size != 1:
                 raise _not_read(node, f"{codes.name} has {zero_point.values.size} zero points, expected one")
-            zero_point = constant(self.names.fresh(f"{node.name}.zero"), zero_point.values.reshape(()))
-        values = Variable(self.names.fresh(f"{codes.name}.dequantized"), np.float32, codes.shape)
+            zero_point = constant(self.names.unique(f"{node.name}.zero"), zero_point.values.reshape(()))
+        values = Variable(self.names.unique(f"{codes.name}.dequantized"), np.float32, codes.shape)
         read = [codes, scale, *filter(None, [zero_point])]
-        nodes.append(Node("DequantizeLinear", self.names.fresh(f"{node.name}.dequantize"), {}, read, [values]))
+        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, read, [values]))
         return values
 
     def _number(self, node: Node, value: NDArray[Any]) -> Constant:
-        return constant(self.names.fresh(f"{node.name}.scale"), np.asarray(value, np.float32))
+        return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))
 
     def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
         """Return the float weight: constant codes times the factors that are its own."""
-        codes, zero_point = node.inputs[index], optional(node, index + 2)
+        codes, zero_point = node.inputs[index], optional_input(node, index + 2)
         if not isinstance(zero_point, Constant | None):
             raise _not_read(node, f"the zero point of {codes.name} is computed, expected a constant")
         axis = _channels(node, index) % max(1, len(codes.shape))
@@ -165,9 +165,9 @@ class _Products:
             for factor in factors:
                 scale = scale * factor.values.reshape(-1)
             flat = constant("", np.asarray(scale, np.float32).reshape(-1))
-            zero = zero_point and zero_point.payload
-            payload = dequantized(codes.payload, flat.payload, zero, axis)
-            self.weights[key] = Constant(value_name(codes.name, self.names), payload)
+            zero = zero_point and zero_point.tensor_data
+            tensor_data = dequantized(codes.tensor_data, flat.tensor_data, zero, axis)
+            self.weights[key] = Constant(value_name(codes.name, self.names), tensor_data)
         return self.weights[key]
 
 
@@ -191,17 +191,17 @@ def _is_of_channels(factor: Tensor, node: Node, index: int) -> bool:
 def _scaled(node: Node) -> _Scaled | None:
     """Follow a product to where it has the size of floats: [Add] -> Cast -> Mul [-> Mul]; None where it does not."""
     bias = None
-    current = only_reader(node.outputs[0])
+    current = sole_consumer(node.outputs[0])
     if current is not None and current.op == "Add":
         bias = next(tensor for tensor in current.inputs if tensor is not node.outputs[0])
-        current = only_reader(current.outputs[0])
+        current = sole_consumer(current.outputs[0])
     if current is None or current.op != "Cast" or current.attrs.get("to") != TensorProto.FLOAT:
         return None
     measured = [_measured_scale(tensor) for tensor in node.inputs[:2] if not isinstance(tensor, Constant)]
     factors: list[Tensor] = []
     last = current
     while len(factors) < _OPERANDS or not all(any(same_parameter(one, scale) for one in factors) for scale in measured):
-        reader = only_reader(last.outputs[0])
+        reader = sole_consumer(last.outputs[0])
         if reader is None or reader.op != "Mul":
             break
         factors.extend(_factors(next(tensor for tensor in reader.inputs if tensor is not last.outputs[0])))

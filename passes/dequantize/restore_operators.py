@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnxq.ir import Constant, Graph, Node, Variable, remove_nodes, replace_uses, scopes
+from onnxq.ir import Constant, Graph, Node, Variable, all_graphs, remove_nodes, replace_uses
 from onnxq.rewrite import Changes, Pass
 
 _CLIP_HAS_INPUTS = 11
@@ -23,7 +23,7 @@ class RestoreOperators(Pass):
         """Replace; ``changed`` holds the names of the nodes."""
         changed: list[str] = []
         gone: list[Node] = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             raised: dict[Variable, Node] = {}
             for node in scope.nodes:
                 if node.domain:
@@ -46,7 +46,7 @@ def _add(node: Node) -> list[Node]:
     """Make a Sum an Add of two tensors, or let its consumers read the only one; return it when it is not needed."""
     if len(node.inputs) == 2:
         node.op = "Add"
-    elif node.outputs[0].returned_by:
+    elif node.outputs[0].graph_output_of:
         node.op = "Identity"
     else:
         replace_uses(node.outputs[0], node.inputs[0])
@@ -63,7 +63,7 @@ def _clamp(node: Node, raised: dict[Variable, Node]) -> list[Node]:
         node.op, node.inputs = "Clip", [data, limit]
         return []
     lower = raised.get(data)
-    if lower is None or len(data.outputs) > 1 or data.returned_by:
+    if lower is None or len(data.outputs) > 1 or data.graph_output_of:
         node.op, node.inputs = "Clip", [data, Variable(""), limit]
         return []
     node.op, node.inputs = "Clip", [*lower.inputs, limit]

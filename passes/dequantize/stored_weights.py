@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Constant, Graph, Node, Tensor, Variable, constants, onnx_dtype, scopes
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_graphs, constants, onnx_dtype
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import INTEGER_OPERATORS, operator_of
 from onnxq.passes.dequantize.constant_cones import ConstantCones
@@ -55,7 +55,7 @@ def stored_weights(graph: Graph) -> list[StoredWeight]:
             scales are computed are not found.
     """
     cones = ConstantCones.of(graph)
-    positions = {node: index for index, node in enumerate(node for scope in scopes(graph) for node in scope.nodes)}
+    positions = {node: index for index, node in enumerate(node for scope in all_graphs(graph) for node in scope.nodes)}
     found = [weight for node in positions for weight in _weights_of(node, cones)]
     # Rows of one table may be decoded to several results.
     tables = {one.node: one for tensor in cones.rows if (one := _looked_up(tensor, cones)) is not None}
@@ -81,7 +81,7 @@ def _weights_of(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
 
 def _looked_up(tensor: Tensor, cones: ConstantCones) -> StoredWeight | None:
     """Return the table that rows are decoded from, where the rest of the graph reads them."""
-    outside = any(consumer not in cones.nodes for consumer in tensor.outputs) or tensor.returned_by
+    outside = any(consumer not in cones.nodes for consumer in tensor.outputs) or tensor.graph_output_of
     if not outside or tensor not in cones.codes:
         return None
     trace = _Trace.of(tensor, cones)

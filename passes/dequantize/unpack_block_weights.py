@@ -10,7 +10,17 @@ from typing import Any, Final
 import numpy as np
 
 from onnxq.errors import ModelError
-from onnxq.ir import Constant, Graph, Names, Node, Payload, Tensor, Variable, nodes, replace_nodes
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    TensorData,
+    Variable,
+    all_nodes,
+    replace_nodes,
+)
 from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.ort_packing import unpack_matmul_nbits
 from onnxq.numerics.packing import unpack_rows
@@ -37,7 +47,7 @@ class UnpackBlockWeights(Pass):
             ModelError: a node's weight is not constant, or is packed for one machine; the message names the node.
         """
         unpacking = _Unpacking(Names(graph))
-        packed = (node for _, node in nodes(graph) if node.op in _OPERATORS)
+        packed = (node for _, node in all_nodes(graph) if node.op in _OPERATORS)
         instead = {node: unpacking.float_nodes(node) for node in packed}
         replace_nodes(graph, instead)
         return Changes(tuple(node.name for node in instead))
@@ -57,7 +67,7 @@ class _Unpacking:
             weight = self._weight(node, codes, scales, others)
             inputs, attributes = [weight, node.inputs[1]], {"axis": int(node.attrs.get("gather_axis", 0))}
             node.outputs.clear()
-            return [Node("Gather", self.names.fresh(f"{node.name}.float"), attributes, inputs, outputs)]
+            return [Node("Gather", self.names.unique(f"{node.name}.float"), attributes, inputs, outputs)]
         codes, scales, others = node.inputs[1], node.inputs[2], node.inputs[3:4]
         unknown = [tensor for tensor in node.inputs[4:5] if tensor.name]
         if unknown or node.attrs.get("weight_prepacked", 0) or node.attrs.get("transB", 1) != 1:
@@ -67,11 +77,11 @@ class _Unpacking:
             )
         weight = self._weight(node, codes, scales, others)
         bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)
-        product = outputs[0] if bias is None else Variable(self.names.fresh(f"{outputs[0].name}.product"))
+        product = outputs[0] if bias is None else Variable(self.names.unique(f"{outputs[0].name}.product"))
         node.outputs.clear()
-        nodes = [Node("MatMul", self.names.fresh(f"{node.name}.float"), {}, [node.inputs[0], weight], [product])]
+        nodes = [Node("MatMul", self.names.unique(f"{node.name}.float"), {}, [node.inputs[0], weight], [product])]
         if bias is not None:
-            nodes.append(Node("Add", self.names.fresh(f"{node.name}.bias"), {}, [product, bias], outputs))
+            nodes.append(Node("Add", self.names.unique(f"{node.name}.bias"), {}, [product, bias], outputs))
         return nodes
 
     def _weight(self, node: Node, codes: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
@@ -85,15 +95,15 @@ class _Unpacking:
                         f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
                         "its codes have no float meaning that is known beforehand"
                     )
-                payloads.append(tensor.payload)
-            payload = computed(partial(_decoded, node.op, dict(node.attrs), *payloads))
-            self.weights[key] = Constant(value_name(codes.name, self.names), payload)
+                payloads.append(tensor.tensor_data)
+            tensor_data = computed(partial(_decoded, node.op, dict(node.attrs), *payloads))
+            self.weights[key] = Constant(value_name(codes.name, self.names), tensor_data)
         return self.weights[key]
 
 
-def _decoded(op: str, attributes: dict[str, Any], *payloads: Payload) -> Array:
-    """Return a weight in the type of the scales, which are the second payload."""
-    values = _OPERATORS[op](attributes, *(payload.load() for payload in payloads))
+def _decoded(op: str, attributes: dict[str, Any], *payloads: TensorData) -> Array:
+    """Return a weight in the type of the scales, which are the second tensor_data."""
+    values = _OPERATORS[op](attributes, *(tensor_data.load() for tensor_data in payloads))
     return values.astype(payloads[1].dtype, copy=False)
 
 

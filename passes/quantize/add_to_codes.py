@@ -16,7 +16,7 @@ from onnxq.ir import (
     Variable,
     constant,
     insert_nodes,
-    is_fixed,
+    is_constant,
     producer,
     replace_nodes,
 )
@@ -51,7 +51,7 @@ class AddToCodes(Pass):
         decoders: dict[Graph, list[Node]] = {}
         for scope, node, _ in planned_nodes(graph, self.plan, Mode.STATIC, ("HardSigmoid",)):
             source = producer(node.inputs[0])
-            if source is None or source.op != "DequantizeLinear" or not all(map(is_fixed, source.inputs[1:3])):
+            if source is None or source.op != "DequantizeLinear" or not all(map(is_constant, source.inputs[1:3])):
                 left.append((node.name, "its data is not decoded from codes"))
                 continue
             slope, middle = slope_and_middle(node)
@@ -72,25 +72,27 @@ def _decoded(value: float, dtype: np.dtype[np.generic], name: str, names: Names)
         np.asarray(value, np.float32), parameters_from_range(value, value, format, symmetric=False), format
     )
     inputs = [
-        constant(names.fresh(f"{name}.middle.codes"), codes.codes),
-        constant(names.fresh(f"{name}.middle.scale"), codes.parameters.scale),
-        constant(names.fresh(f"{name}.middle.zero_point"), np.asarray(codes.parameters.zero_point)),
+        constant(names.unique(f"{name}.middle.codes"), codes.codes),
+        constant(names.unique(f"{name}.middle.scale"), codes.parameters.scale),
+        constant(names.unique(f"{name}.middle.zero_point"), np.asarray(codes.parameters.zero_point)),
     ]
-    decoded = Variable(names.fresh(f"{name}.middle"), np.dtype(np.float32), [])
-    return Node("DequantizeLinear", names.fresh(f"{name}.middle.dequantize"), {}, inputs, [decoded]), decoded
+    decoded = Variable(names.unique(f"{name}.middle"), np.dtype(np.float32), [])
+    return Node("DequantizeLinear", names.unique(f"{name}.middle.dequantize"), {}, inputs, [decoded]), decoded
 
 
 def _added(node: Node, source: Node, slope: float, term: Tensor, names: Names) -> list[Node]:
     output = node.outputs[0]
     codes, scale, zero_point = source.inputs
-    steeper = constant(names.fresh(f"{node.name}.scale"), np.asarray(scale.values * np.float32(slope), np.float32))
+    steeper = constant(names.unique(f"{node.name}.scale"), np.asarray(scale.values * np.float32(slope), np.float32))
     data, total = (
-        Variable(names.fresh(f"{node.name}.{what}"), output.dtype, output.shape) for what in ("scaled", "sum")
+        Variable(names.unique(f"{node.name}.{what}"), output.dtype, output.shape) for what in ("scaled", "sum")
     )
-    ends = [constant(names.fresh(f"{node.name}.{end}"), np.float32(end == "maximum")) for end in ("minimum", "maximum")]
+    ends = [
+        constant(names.unique(f"{node.name}.{end}"), np.float32(end == "maximum")) for end in ("minimum", "maximum")
+    ]
     node.outputs.clear()
     return [
-        Node("DequantizeLinear", names.fresh(f"{node.name}.dequantize"), {}, [codes, steeper, zero_point], [data]),
+        Node("DequantizeLinear", names.unique(f"{node.name}.dequantize"), {}, [codes, steeper, zero_point], [data]),
         Node("Add", node.name, {}, [data, term], [total]),
-        Node("Clip", names.fresh(f"{node.name}.clip"), {}, [total, *ends], [output]),
+        Node("Clip", names.unique(f"{node.name}.clip"), {}, [total, *ends], [output]),
     ]

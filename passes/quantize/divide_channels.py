@@ -32,7 +32,7 @@ class DivideChannels(Pass):
                 values = self.codes.floats.get((node.name, index))
                 if values is not None and not np.array_equal(values, source.values):
                     names = names or Names(graph)
-                    made = constant(names.fresh(f"{source.name}.divided"), values)
+                    made = constant(names.unique(f"{source.name}.divided"), values)
                     node.inputs = [*node.inputs[:index], made, *node.inputs[index + 1 :]]
                     changed[node.name] = None
         return Changes(tuple(changed))

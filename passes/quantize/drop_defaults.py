@@ -9,7 +9,7 @@ from typing import Any, Final
 import onnx
 from onnx import defs
 
-from onnxq.ir import Graph, nodes
+from onnxq.ir import Graph, all_nodes
 from onnxq.rewrite import Changes, Pass
 
 # What the standard says in words, for every spatial axis.
@@ -27,7 +27,7 @@ class DropDefaults(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Drop; ``changed`` holds the names of the nodes."""
         changed = []
-        for _, node in nodes(graph):
+        for _, node in all_nodes(graph):
             if node.domain or not node.attrs:
                 continue
             defaults = _defaults(node.op, graph.opset)

@@ -15,12 +15,12 @@ from onnxq.ir import (
     Names,
     Node,
     insert_nodes,
-    is_fixed,
+    is_constant,
     onnx_dtype,
     place_constants,
     replace_uses,
 )
-from onnxq.lowering import Chain
+from onnxq.lowering import NodeBuilder
 from onnxq.ops import ALREADY_QUANTIZED, operator_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import without_repeats
@@ -52,7 +52,7 @@ class ExpandConstants(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Store; ``changed`` holds the names of the initializers that are no longer read."""
         changed: list[str] = []
-        chains: dict[Graph, list[Chain]] = defaultdict(list)
+        chains: dict[Graph, list[NodeBuilder]] = defaultdict(list)
         names = Names(graph)
         for scope, tensors in place_constants(graph).items() if graph.opset >= _EXPAND_SINCE else ():
             for tensor in tensors:
@@ -61,7 +61,7 @@ class ExpandConstants(Pass):
                 once = without_repeats(tensor.values)
                 if _LEAST_SAVED * once.nbytes > tensor.nbytes:
                     continue
-                chain = Chain(tensor.name, names)
+                chain = NodeBuilder(tensor.name, names)
                 replace_uses(tensor, chain.expand("repeated", chain.store("once", once), tensor.shape))
                 chains[scope].append(chain)
                 changed.append(tensor.name)
@@ -70,7 +70,7 @@ class ExpandConstants(Pass):
         return Changes(tuple(changed))
 
     def _is_candidate(self, tensor: Constant) -> bool:
-        stored = is_fixed(tensor) and bool(tensor.outputs) and not tensor.returned_by
+        stored = is_constant(tensor) and bool(tensor.outputs) and not tensor.graph_output_of
         large = tensor.nbytes >= self.smallest and math.prod(tensor.shape) > 1 and onnx_dtype(tensor) in _TYPES
         return stored and large and not any(_wants_initializer(node, tensor) for node in tensor.outputs)
 

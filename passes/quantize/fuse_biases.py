@@ -14,12 +14,12 @@ from onnxq.ir import (
     Names,
     Node,
     Variable,
+    all_graphs,
     constant,
     insert_nodes,
-    only_reader,
     producer,
     remove_nodes,
-    scopes,
+    sole_consumer,
 )
 from onnxq.numerics.affine import Parameters, QTensor, quantize_bias
 from onnxq.numerics.formats import FORMATS
@@ -42,7 +42,7 @@ class FuseBiases(Pass):
         """Fuse; ``changed`` holds the names of the products, ``left`` of those that an Add of a constant follows."""
         names = Names(graph)
         changed, left = [], []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             here = set(scope.nodes)
             shared = _Reshaped(names)
             before: dict[Node, Sequence[Node]] = {}
@@ -77,7 +77,7 @@ class _Product(NamedTuple):
 def _product(node: Node) -> _Product | None:
     if node.op != "MatMul" or node.domain or len(node.inputs) != _MATRIX:
         return None
-    add = only_reader(node.outputs[0])
+    add = sole_consumer(node.outputs[0])
     data, weight = (producer(tensor) for tensor in node.inputs)
     if add is None or add.op != "Add" or add.domain or data is None or weight is None:
         return None
@@ -92,7 +92,7 @@ def _product(node: Node) -> _Product | None:
 def _bias(product: _Product) -> QTensor | str:
     """Return the codes of the bias, or why the product cannot have them."""
     shape, codes = product.node.inputs[0].shape, product.weight.inputs[0]
-    if product.bias.input_source is not None:
+    if product.bias.overridable_input is not None:
         return "its bias can be overridden by an input"
     channels, scale = codes.shape[1], product.weight.inputs[1].values
     if product.bias.shape[-1:] != (channels,) or int(np.prod(product.bias.shape)) != channels:
@@ -122,18 +122,18 @@ class _Reshaped:
         channels = product.weight.inputs[0].shape[1]
         name = product.bias.name
         stored = [
-            constant(self.names.fresh(f"{name}.codes"), bias.codes),
-            constant(self.names.fresh(f"{name}.scale"), bias.parameters.scale),
+            constant(self.names.unique(f"{name}.codes"), bias.codes),
+            constant(self.names.unique(f"{name}.scale"), bias.parameters.scale),
         ]
-        decoded = Variable(self.names.fresh(f"{name}.dequantized"), np.dtype(np.float32), [channels])
+        decoded = Variable(self.names.unique(f"{name}.dequantized"), np.dtype(np.float32), [channels])
         axis = {"axis": 0} if bias.parameters.scale.ndim else {}
-        before = [Node("DequantizeLinear", self.names.fresh(f"{name}.dequantize"), axis, stored, [decoded])]
+        before = [Node("DequantizeLinear", self.names.unique(f"{name}.dequantize"), axis, stored, [decoded])]
         data, after, result = node.inputs[0], list[Node](), output
         if shape is None or len(shape) != _MATRIX:
             data = self._matrix(product.data, product.weight.inputs[0].shape[0], before)
-            result = Variable(self.names.fresh(f"{output.name}.matrix"), output.dtype, [None, channels])
+            result = Variable(self.names.unique(f"{output.name}.matrix"), output.dtype, [None, channels])
             target = self._shape(product, None if shape is None else shape[:-1], channels, before)
-            after.append(Node("Reshape", self.names.fresh(f"{node.name}.reshape"), {}, [result, target]))
+            after.append(Node("Reshape", self.names.unique(f"{node.name}.reshape"), {}, [result, target]))
         product.add.outputs.clear()
         (after[-1] if after else node).outputs = [output]
         if after:
@@ -145,11 +145,11 @@ class _Reshaped:
         """Return the data with all axes but the last in one."""
         if decoder not in self.matrices:
             codes, values = decoder.inputs[0], decoder.outputs[0]
-            rows = constant(self.names.fresh(f"{codes.name}.shape"), np.array([-1, extent], np.int64))
-            matrix = Variable(self.names.fresh(f"{codes.name}.matrix"), codes.dtype, [None, extent])
-            decoded = Variable(self.names.fresh(f"{values.name}.matrix"), values.dtype, [None, extent])
-            before.append(Node("Reshape", self.names.fresh(f"{codes.name}.reshape"), {}, [codes, rows], [matrix]))
-            name = self.names.fresh(f"{values.name}.dequantize")
+            rows = constant(self.names.unique(f"{codes.name}.shape"), np.array([-1, extent], np.int64))
+            matrix = Variable(self.names.unique(f"{codes.name}.matrix"), codes.dtype, [None, extent])
+            decoded = Variable(self.names.unique(f"{values.name}.matrix"), values.dtype, [None, extent])
+            before.append(Node("Reshape", self.names.unique(f"{codes.name}.reshape"), {}, [codes, rows], [matrix]))
+            name = self.names.unique(f"{values.name}.dequantize")
             before.append(Node("DequantizeLinear", name, {}, [matrix, *decoder.inputs[1:]], [decoded]))
             self.matrices[decoder] = decoded
         return self.matrices[decoder]
@@ -161,24 +161,24 @@ class _Reshaped:
         known = [extent if isinstance(extent, int) else -1 for extent in leading or ()]
         name = f"{product.node.name}.shape"
         if leading is not None and known.count(-1) <= 1 and 0 not in known:
-            return constant(self.names.fresh(name), np.array([*known, channels], np.int64))
-        whole = constant(self.names.fresh(name), np.array([channels], np.int64))
-        shape = Variable(self.names.fresh(name), np.dtype(np.int64))
+            return constant(self.names.unique(name), np.array([*known, channels], np.int64))
+        whole = constant(self.names.unique(name), np.array([channels], np.int64))
+        shape = Variable(self.names.unique(name), np.dtype(np.int64))
         parts = [self._leading(product.data, before), whole]
-        before.append(Node("Concat", self.names.fresh(f"{product.node.name}.concat"), {"axis": 0}, parts, [shape]))
+        before.append(Node("Concat", self.names.unique(f"{product.node.name}.concat"), {"axis": 0}, parts, [shape]))
         return shape
 
     def _leading(self, decoder: Node, before: list[Node]) -> Variable:
         """Return all extents of the data but the last."""
         if decoder not in self.leading:
             codes = decoder.inputs[0]
-            shape = Variable(self.names.fresh(f"{codes.name}.extents"), np.dtype(np.int64))
-            leading = Variable(self.names.fresh(f"{codes.name}.leading"), np.dtype(np.int64))
+            shape = Variable(self.names.unique(f"{codes.name}.extents"), np.dtype(np.int64))
+            leading = Variable(self.names.unique(f"{codes.name}.leading"), np.dtype(np.int64))
             ends = [
-                constant(self.names.fresh(f"{codes.name}.{end}"), np.array([number], np.int64))
+                constant(self.names.unique(f"{codes.name}.{end}"), np.array([number], np.int64))
                 for end, number in (("from", 0), ("to", -1))
             ]
-            before.append(Node("Shape", self.names.fresh(f"{codes.name}.measure"), {}, [codes], [shape]))
-            before.append(Node("Slice", self.names.fresh(f"{codes.name}.cut"), {}, [shape, *ends], [leading]))
+            before.append(Node("Shape", self.names.unique(f"{codes.name}.measure"), {}, [codes], [shape]))
+            before.append(Node("Slice", self.names.unique(f"{codes.name}.cut"), {}, [shape, *ends], [leading]))
             self.leading[decoder] = leading
         return self.leading[decoder]

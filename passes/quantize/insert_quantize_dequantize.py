@@ -16,12 +16,12 @@ from onnxq.ir import (
     Names,
     Node,
     Variable,
+    all_graphs,
     constant,
     insert_nodes,
     owner_graphs,
     producer,
     replace_uses,
-    scopes,
 )
 from onnxq.numerics.affine import SMALLEST_SCALE, Array, Parameters
 from onnxq.numerics.formats import Format, format_named
@@ -64,9 +64,9 @@ class InsertQuantizeDequantize(Pass):
                     tensors[tensor.name] = tensor
                 elif node.name in static and tensor in data_inputs(node):
                     stored[tensor.name] = tensor
-        homes = {tensor: scope for scope in scopes(graph) for tensor in scope.inputs}
-        outputs = {tensor for scope in scopes(graph) for tensor in scope.outputs}
-        behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in scopes(graph)}
+        homes = {tensor: scope for scope in all_graphs(graph) for tensor in scope.inputs}
+        outputs = {tensor for scope in all_graphs(graph) for tensor in scope.outputs}
+        behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         first: dict[Graph, list[Node]] = {scope: [] for scope in behind}
         changed, left = [], []
         for activation in self.plan.activations:
@@ -130,18 +130,18 @@ class InsertQuantizeDequantize(Pass):
         format = format_named(activation.spec.format)
         codes = self.codes.constants[activation.tensor]
         inputs = [
-            constant(names.fresh(f"{tensor.name}.codes"), codes.codes),
-            constant(names.fresh(f"{tensor.name}.scale"), np.asarray(codes.parameters.scale)),
-            constant(names.fresh(f"{tensor.name}.zero_point"), _zero_point(codes.parameters, format)),
+            constant(names.unique(f"{tensor.name}.codes"), codes.codes),
+            constant(names.unique(f"{tensor.name}.scale"), np.asarray(codes.parameters.scale)),
+            constant(names.unique(f"{tensor.name}.zero_point"), _zero_point(codes.parameters, format)),
         ]
         readers: dict[Graph, set[Node]] = {}
         for node in tensor.outputs:
             if node.name in static and tensor in data_inputs(node):
                 readers.setdefault(owners[node], set()).add(node)
         for scope, nodes in readers.items():
-            values = Variable(names.fresh(f"{tensor.name}.dequantized"), tensor.dtype, list(tensor.shape))
+            values = Variable(names.unique(f"{tensor.name}.dequantized"), tensor.dtype, list(tensor.shape))
             replace_uses(tensor, values, nodes)
-            yield scope, Node("DequantizeLinear", names.fresh(f"{tensor.name}.dequantize"), {}, inputs, [values])
+            yield scope, Node("DequantizeLinear", names.unique(f"{tensor.name}.dequantize"), {}, inputs, [values])
 
 
 def _copy(values: Variable, consumers: set[Node], activation: Activation, names: Names) -> Node:
@@ -170,7 +170,7 @@ class Pair:
         self.format = format_named(activation.spec.format)
         parameters = codes.activations[activation.tensor]
         self.scale, self.zero_point = np.asarray(parameters.scale), _zero_point(parameters, self.format)
-        self.codes = Variable(names.fresh(f"{self.name}.codes"), dtype=self.format.dtype, shape=tensor.shape)
+        self.codes = Variable(names.unique(f"{self.name}.codes"), dtype=self.format.dtype, shape=tensor.shape)
         self.one: list[Constant] = []
 
     def quantizer(self) -> list[Node]:
@@ -180,7 +180,7 @@ class Pair:
             new.append(self._scaled(data, 1 / self._along(factors), "divided"))
             factors, data = None, new[0].outputs[0]
         attributes, parameters = self._parameters(factors)
-        name = self.names.fresh(f"{self.name}.quantize")
+        name = self.names.unique(f"{self.name}.quantize")
         return [*new, Node("QuantizeLinear", name, attributes, [data, *parameters], [self.codes])]
 
     def decoder(self) -> Node:
@@ -196,9 +196,9 @@ class Pair:
         return [decoder, self._scaled(decoder.outputs[0], self._along(factors), "multiplied")]
 
     def _decoder(self, factors: Factors | None) -> Node:
-        values = Variable(self.names.fresh(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
+        values = Variable(self.names.unique(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
         attributes, parameters = self._parameters(factors)
-        name = self.names.fresh(f"{self.name}.dequantize")
+        name = self.names.unique(f"{self.name}.dequantize")
         return Node("DequantizeLinear", name, attributes, [self.codes, *parameters], [values])
 
     def _parameters(self, factors: Factors | None) -> tuple[dict[str, int], list[Constant]]:
@@ -207,12 +207,12 @@ class Pair:
             scales = np.maximum(factors.values * self.scale, SMALLEST_SCALE).astype(np.float32)
             zero_points = np.full(scales.shape, self.zero_point)
             return {"axis": factors.axis}, [
-                constant(self.names.fresh(f"{self.name}.scales"), scales),
-                constant(self.names.fresh(f"{self.name}.zero_points"), zero_points),
+                constant(self.names.unique(f"{self.name}.scales"), scales),
+                constant(self.names.unique(f"{self.name}.zero_points"), zero_points),
             ]
         self.one = self.one or [
-            constant(self.names.fresh(f"{self.name}.scale"), self.scale),
-            constant(self.names.fresh(f"{self.name}.zero_point"), self.zero_point),
+            constant(self.names.unique(f"{self.name}.scale"), self.scale),
+            constant(self.names.unique(f"{self.name}.zero_point"), self.zero_point),
         ]
         return {}, self.one
 
@@ -222,9 +222,9 @@ class Pair:
         return factors.values.reshape(-1, *behind)
 
     def _scaled(self, data: Variable, by: Array, what: str) -> Node:
-        scaled = Variable(self.names.fresh(f"{self.name}.{what}"), data.dtype, data.shape)
-        factors = constant(self.names.fresh(f"{self.name}.factors"), by.astype(np.float32))
-        return Node("Mul", self.names.fresh(f"{self.name}.{what}"), {}, [data, factors], [scaled])
+        scaled = Variable(self.names.unique(f"{self.name}.{what}"), data.dtype, data.shape)
+        factors = constant(self.names.unique(f"{self.name}.factors"), by.astype(np.float32))
+        return Node("Mul", self.names.unique(f"{self.name}.{what}"), {}, [data, factors], [scaled])
 
 
 def _zero_point(parameters: Parameters, format: Format) -> Array:

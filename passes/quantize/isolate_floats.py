@@ -11,10 +11,10 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_graphs,
     insert_nodes,
-    only_reader,
     producer,
-    scopes,
+    sole_consumer,
 )
 from onnxq.ops import Role, operator_of
 from onnxq.passes.quantize.planned import copy_of
@@ -44,7 +44,7 @@ class IsolateFloats(Pass):
         """Insert the copies; new tensors are called ``t.copy``."""
         names = Names(graph)
         changed = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             before: dict[Node, list[Node]] = {}
             for node in scope.nodes:
                 decision = self.plan.by_node.get(node.name)
@@ -60,14 +60,14 @@ class IsolateFloats(Pass):
 def _is_between_codes(node: Node) -> bool:
     """Return whether what a product reads was decoded, and what it makes becomes codes."""
     made: Tensor = node.inputs[0]
-    while isinstance(made, Variable) and (maker := producer(made)) is not None and _is_a(maker, Role.CARRIER):
+    while isinstance(made, Variable) and (maker := producer(made)) is not None and _is_a(maker, Role.PASS_THROUGH):
         made = maker.inputs[0]
     maker = producer(made) if isinstance(made, Variable) else None
     if maker is None or maker.op != "DequantizeLinear":
         return False
-    reader = only_reader(node.outputs[0])
-    while reader is not None and (_is_a(reader, Role.CARRIER) or _is_a(reader, Role.CLAMP)):
-        reader = only_reader(reader.outputs[0])
+    reader = sole_consumer(node.outputs[0])
+    while reader is not None and (_is_a(reader, Role.PASS_THROUGH) or _is_a(reader, Role.CLAMP)):
+        reader = sole_consumer(reader.outputs[0])
     return reader is not None and reader.op == "QuantizeLinear"
 
 

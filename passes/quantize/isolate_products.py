@@ -14,11 +14,11 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_graphs,
     constant,
     insert_nodes,
-    only_reader,
     replace_uses,
-    scopes,
+    sole_consumer,
 )
 from onnxq.ops import operator_of
 from onnxq.passes.quantize.planned import copy_of
@@ -49,7 +49,7 @@ class IsolateProducts(Pass):
         """Replace; a Clip between two limits becomes two nodes, and copies are called ``t.copy``."""
         names = Names(graph)
         changed = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             before: dict[Node, list[Node]] = {}
             after: dict[Node, list[Node]] = {}
             here = set(scope.nodes)
@@ -82,7 +82,7 @@ class IsolateProducts(Pass):
 
 def _reader_here(tensor: Variable, here: Set[Node]) -> Node | None:
     """Return the node that alone reads a tensor, where that is one of the same graph."""
-    reader = only_reader(tensor)
+    reader = sole_consumer(tensor)
     return reader if reader in here else None
 
 
@@ -121,7 +121,7 @@ def _ends(clamp: Node, names: Names) -> list[tuple[str, Tensor]]:
         return []
     if clamp.op == "Relu":
         zero = np.zeros((), clamp.inputs[0].dtype or np.float32)
-        return [("Max", constant(names.fresh(f"{clamp.name}.zero"), zero))]
+        return [("Max", constant(names.unique(f"{clamp.name}.zero"), zero))]
     limits = zip(("Max", "Min"), clamp.inputs[1:], strict=False)
     return [(op, limit) for op, limit in limits if limit.name]
 
@@ -131,8 +131,8 @@ def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[
     data, (last, limit) = clamp.inputs[0], ends[-1]
     before = []
     if len(ends) > 1:
-        raised = Variable(names.fresh(f"{clamp.outputs[0].name}.raised"), data.dtype, data.shape)
-        before.append(Node("Max", names.fresh(f"{clamp.name}.max"), {}, [data, ends[0][1]], [raised]))
+        raised = Variable(names.unique(f"{clamp.outputs[0].name}.raised"), data.dtype, data.shape)
+        before.append(Node("Max", names.unique(f"{clamp.name}.max"), {}, [data, ends[0][1]], [raised]))
         data = raised
     clamp.op, clamp.inputs = last, [data, limit]
     return before

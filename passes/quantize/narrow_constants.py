@@ -58,10 +58,10 @@ class NarrowConstants(Pass):
                     narrow = values.astype(dtype)
                 if not np.array_equal(narrow.astype(_FLOAT), values, equal_nan=True):
                     continue
-                wide = Variable(names.fresh(f"{tensor.name}.wide"), _FLOAT, list(tensor.shape))
+                wide = Variable(names.unique(f"{tensor.name}.wide"), _FLOAT, list(tensor.shape))
                 replace_uses(tensor, wide)
-                stored = constant(names.fresh(f"{tensor.name}.narrow"), narrow)
-                name = names.fresh(f"{tensor.name}.widen")
+                stored = constant(names.unique(f"{tensor.name}.narrow"), narrow)
+                name = names.unique(f"{tensor.name}.widen")
                 casts.append(Node("Cast", name, {"to": int(TensorProto.FLOAT)}, [stored], [wide]))
                 changed.append(tensor.name)
             insert_nodes(scope, first=casts)
@@ -73,7 +73,7 @@ def _may_be_cast(tensor: Constant) -> bool:
         onnx_dtype(tensor) == TensorProto.FLOAT
         and tensor.nbytes >= _FLOAT.itemsize * _SMALLEST
         and bool(tensor.outputs)
-        and tensor.input_source is None
-        and not tensor.returned_by
+        and tensor.overridable_input is None
+        and not tensor.graph_output_of
         and not any(node.op in _KEPT or node.domain for node in tensor.outputs)
     )

@@ -14,12 +14,12 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
+    all_graphs,
     constant,
     insert_nodes,
-    is_fixed,
-    optional,
+    is_constant,
+    optional_input,
     replace_nodes,
-    scopes,
 )
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.planner import bias_of
@@ -47,9 +47,9 @@ def copy_of(data: Tensor, name: str, names: Names) -> Node:
         name: what the copy is called after.
         names: of the graph.
     """
-    copy = Variable(names.fresh(f"{name}.copy"), data.dtype, data.shape)
+    copy = Variable(names.unique(f"{name}.copy"), data.dtype, data.shape)
     # The sum of one tensor is no no-op to a runtime, unlike Identity.
-    return Node("Sum", names.fresh(f"{name}.share"), {}, [data], [copy])
+    return Node("Sum", names.unique(f"{name}.share"), {}, [data], [copy])
 
 
 def planned_nodes(
@@ -63,7 +63,7 @@ def planned_nodes(
         mode: of the nodes that are meant.
         op_types: their operators; None means all.
     """
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         for node in scope.nodes:
             decision = plan.by_node.get(node.name)
             if decision is not None and decision.mode is mode and (op_types is None or node.op in op_types):
@@ -94,7 +94,7 @@ def rewrite_planned(
     for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
         weight = decision.weights[0]
         source = node.inputs[weight.index]
-        made = rewrite(scope, node, source, weight) if is_fixed(source) else "its weight is codes already"
+        made = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is codes already"
         if isinstance(made, str):
             left.append((node.name, made))
             continue
@@ -123,6 +123,6 @@ def correct_bias(node: Node, codes: Codes, names: Names) -> None:
     if bias is None or bias.values is None or place is None:
         return
     owner, index = place
-    found = optional(owner, index)
-    made = constant(names.fresh(f"{found.name if found is not None else node.name + '.bias'}.corrected"), bias.values)
+    found = optional_input(owner, index)
+    made = constant(names.unique(f"{found.name if found is not None else node.name + '.bias'}.corrected"), bias.values)
     owner.inputs = [*owner.inputs[:index], made, *owner.inputs[index + 1 :]]

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Granularity, Mode
-from onnxq.ir import Constant, Graph, Names, Node, Variable, constant, optional
+from onnxq.ir import Constant, Graph, Names, Node, Variable, constant, optional_input
 from onnxq.lowering import transposed
 from onnxq.numerics.affine import Array
 from onnxq.ops import OPERATORS
@@ -64,29 +64,29 @@ def _integer_product(
     """Take the output away from ``node`` and return the nodes that compute it with integers."""
     output = node.outputs[0]
     data_codes, data_scale, data_zero_point = quantizer.outputs
-    codes = constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(weight))
-    scale = constant(names.fresh(f"{source.name}.scale"), weight_scale)
-    accumulator = Variable(names.fresh(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
-    number = Variable(names.fresh(f"{output.name}.number"), _FLOAT, output.shape)
-    product_scale = Variable(names.fresh(f"{output.name}.scale"), _FLOAT, list(scale.shape))
-    bias = optional(node, 2)
-    product = output if bias is None else Variable(names.fresh(f"{output.name}.product"), _FLOAT, output.shape)
+    codes = constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(weight))
+    scale = constant(names.unique(f"{source.name}.scale"), weight_scale)
+    accumulator = Variable(names.unique(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
+    number = Variable(names.unique(f"{output.name}.number"), _FLOAT, output.shape)
+    product_scale = Variable(names.unique(f"{output.name}.scale"), _FLOAT, list(scale.shape))
+    bias = optional_input(node, 2)
+    product = output if bias is None else Variable(names.unique(f"{output.name}.product"), _FLOAT, output.shape)
     node.outputs.clear()
     nodes = [
         Node("MatMulInteger", node.name, {}, [data_codes, codes, data_zero_point], [accumulator]),
-        Node("Cast", names.fresh(f"{node.name}.cast"), {"to": int(TensorProto.FLOAT)}, [accumulator], [number]),
-        Node("Mul", names.fresh(f"{node.name}.scale"), {}, [data_scale, scale], [product_scale]),
-        Node("Mul", names.fresh(f"{node.name}.decode"), {}, [number, product_scale], [product]),
+        Node("Cast", names.unique(f"{node.name}.cast"), {"to": int(TensorProto.FLOAT)}, [accumulator], [number]),
+        Node("Mul", names.unique(f"{node.name}.scale"), {}, [data_scale, scale], [product_scale]),
+        Node("Mul", names.unique(f"{node.name}.decode"), {}, [number, product_scale], [product]),
     ]
     if bias is not None:
-        nodes.append(Node("Add", names.fresh(f"{node.name}.bias"), {}, [product, bias], [output]))
+        nodes.append(Node("Add", names.unique(f"{node.name}.bias"), {}, [product, bias], [output]))
     return nodes
 
 
 def _quantizer(data: Variable, names: Names) -> Node:
     outputs = [
-        Variable(names.fresh(f"{data.name}.codes"), np.dtype(np.uint8), data.shape),
-        Variable(names.fresh(f"{data.name}.scale"), _FLOAT, []),
-        Variable(names.fresh(f"{data.name}.zero_point"), np.dtype(np.uint8), []),
+        Variable(names.unique(f"{data.name}.codes"), np.dtype(np.uint8), data.shape),
+        Variable(names.unique(f"{data.name}.scale"), _FLOAT, []),
+        Variable(names.unique(f"{data.name}.zero_point"), np.dtype(np.uint8), []),
     ]
-    return Node("DynamicQuantizeLinear", names.fresh(f"{data.name}.quantize"), {}, [data], outputs)
+    return Node("DynamicQuantizeLinear", names.unique(f"{data.name}.quantize"), {}, [data], outputs)

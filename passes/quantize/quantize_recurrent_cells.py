@@ -9,8 +9,8 @@ import numpy as np
 
 from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Granularity, Mode
-from onnxq.ir import Constant, Graph, Names, Tensor, Variable, constant, is_fixed
-from onnxq.lowering.blobs import DOMAIN
+from onnxq.ir import Constant, Graph, Names, Tensor, Variable, constant, is_constant
+from onnxq.lowering.kernels import DOMAIN
 from onnxq.numerics.affine import QTensor
 from onnxq.passes.quantize.planned import planned_nodes
 from onnxq.planning.plan import Plan, Weight
@@ -49,7 +49,7 @@ class QuantizeRecurrentCells(Pass):
             # The parameters stand behind one another in the order of the weights among the inputs.
             weights = sorted(decision.weights, key=lambda weight: weight.index)
             sources = {weight: node.inputs[weight.index] for weight in weights}
-            if not all(is_fixed(source) for source in sources.values()):
+            if not all(is_constant(source) for source in sources.values()):
                 left.append((node.name, "its weight is computed at run time"))
                 continue
             inputs: list[Tensor] = [*node.inputs, *(Variable("") for _ in range(_INPUTS - len(node.inputs)))]
@@ -75,7 +75,7 @@ def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) 
     else:
         scale = np.full(directions, scale.reshape(()))
     return (
-        constant(names.fresh(f"{source.name}.codes"), np.ascontiguousarray(codes)),
-        constant(names.fresh(f"{source.name}.scale"), scale),
-        constant(names.fresh(f"{source.name}.zero_point"), np.zeros(scale.shape, codes.dtype)),
+        constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(codes)),
+        constant(names.unique(f"{source.name}.scale"), scale),
+        constant(names.unique(f"{source.name}.zero_point"), np.zeros(scale.shape, codes.dtype)),
     )

@@ -8,8 +8,8 @@ import numpy as np
 
 from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode
-from onnxq.ir import Graph, Names, Node, Variable, insert_nodes, is_fixed, operator_key
-from onnxq.lowering import Chain
+from onnxq.ir import Graph, Names, Node, Variable, insert_nodes, is_constant, operator_key
+from onnxq.lowering import NodeBuilder
 from onnxq.numerics.affine import QTensor
 from onnxq.ops import OPERATORS
 from onnxq.passes.quantize.planned import correct_bias, planned_nodes
@@ -43,7 +43,7 @@ class QuantizeWeights(Pass):
         for scope, node, decision in planned_nodes(graph, self.plan, Mode.STATIC):
             if not decision.weights:
                 continue
-            if not is_fixed(node.inputs[decision.weights[0].index]):
+            if not is_constant(node.inputs[decision.weights[0].index]):
                 left.append((node.name, "its weight is codes already"))
                 continue
             decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
@@ -70,12 +70,12 @@ def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names
     scale = quantized.parameters.scale
     attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
     flat = scale.reshape(-1) if attributes else scale.reshape(())
-    chain, codes = Chain(source.name, names), quantized.codes.reshape(source.shape)
+    chain, codes = NodeBuilder(source.name, names), quantized.codes.reshape(source.shape)
     inputs = [chain.store_codes("codes", codes, quantized.format), chain.store("scale", flat)]
     if quantized.format.bits == _BYTE:
         # Integer kernels are found by it, though it is 0.
         inputs.append(chain.store("zero_point", np.zeros(flat.shape, quantized.codes.dtype)))
-    values = Variable(names.fresh(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
-    decoder = Node("DequantizeLinear", names.fresh(f"{source.name}.dequantize"), attributes, inputs, [values])
+    values = Variable(names.unique(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
+    decoder = Node("DequantizeLinear", names.unique(f"{source.name}.dequantize"), attributes, inputs, [values])
     node.inputs[index] = values
     return decoder

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Mode
-from onnxq.ir import Constant, Graph, Names, Node, onnx_dtype, optional
+from onnxq.ir import Constant, Graph, Names, Node, onnx_dtype, optional_input
 from onnxq.lowering import (
-    Chain,
-    Emit,
-    fits_blob,
+    AllowedOps,
+    NodeBuilder,
     gather_block_quantized,
+    kernel_supports,
     matmul_nbits,
-    takes_blob,
+    should_use_kernel,
     transposed,
 )
 from onnxq.numerics.affine import QTensor
@@ -37,16 +37,16 @@ class ReplaceWithContrib(Pass):
 
     plan: Plan
     codes: Codes
-    emit: Emit = Emit.ORT
+    emit: AllowedOps = AllowedOps.ORT
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
         names = Names(graph)
 
         def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
-            if not fits_blob(weight.spec, node.op):
+            if not kernel_supports(weight.spec, node.op):
                 return f"no operator of onnxruntime reads {weight.spec.format} codes so"
-            if not takes_blob(weight.spec, node.op, self.emit, in_body=scope is not graph):
+            if not should_use_kernel(weight.spec, node.op, self.emit, in_body=scope is not graph):
                 return "standard ONNX is as fast"
             quantized = self.codes.weights[node.name, weight.index]
             correct_bias(node, self.codes, names)
@@ -58,13 +58,13 @@ class ReplaceWithContrib(Pass):
 def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
     """Take the output away from a node and return the nodes that compute it from packed codes."""
     output, spec, dtype = node.outputs[0], weight.spec, onnx_dtype(source)
-    chain = Chain(source.name, names)
+    chain = NodeBuilder(source.name, names)
     if node.op == "Gather":
         gather_block_quantized(chain, quantized, spec, node.inputs[1], dtype)
     else:
         if node.op == "Gemm" and node.attrs.get("transB", 0):
             quantized = transposed(quantized)
-        matmul_nbits(chain, quantized, spec, node.inputs[0], optional(node, 2), dtype)
+        matmul_nbits(chain, quantized, spec, node.inputs[0], optional_input(node, 2), dtype)
     node.outputs.clear()
     chain.nodes[-1].outputs[0] = output
     return chain.nodes

@@ -12,20 +12,20 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import (
-    ArrayPayload,
+    ArrayData,
     Constant,
     Graph,
     Names,
-    Payload,
     Tensor,
+    TensorData,
     Variable,
     insert_nodes,
-    is_fixed,
+    is_constant,
     onnx_dtype,
     place_constants,
     replace_uses,
 )
-from onnxq.lowering import Chain, numbers_in_words
+from onnxq.lowering import NodeBuilder, numbers_in_words
 from onnxq.numerics.formats import FORMATS
 from onnxq.rewrite import Changes, Pass
 
@@ -53,10 +53,10 @@ class StoreOnce(Pass):
         """Store; ``changed`` holds the names of the initializers that are no longer read."""
         names = Names(graph)
         changed: list[str] = []
-        nodes: dict[Graph, list[Chain]] = defaultdict(list)
+        nodes: dict[Graph, list[NodeBuilder]] = defaultdict(list)
         stored: dict[tuple[int, bytes], tuple[Constant, Graph]] = {}
         for tensor, home in self._candidates(graph):
-            own = _digest(tensor.payload)
+            own = _digest(tensor.tensor_data)
             found = _find(stored, onnx_dtype(tensor), own, home)
             turned = found is None and len(_squeezed(tensor)) == 2
             if turned:
@@ -64,7 +64,7 @@ class StoreOnce(Pass):
             if found is None:
                 stored.setdefault((onnx_dtype(tensor), own), (tensor, home))
                 continue
-            chain = Chain(tensor.name, names)
+            chain = NodeBuilder(tensor.name, names)
             replace_uses(tensor, _shown(chain, found, tensor, turned=turned))
             nodes[home].append(chain)
             changed.append(tensor.name)
@@ -82,19 +82,19 @@ class StoreOnce(Pass):
         for alike in groups.values():
             # Numbers that share bytes with others have no ends of their own.
             in_words = any(onnx_dtype(tensor) in _IN_WORDS for tensor, _ in alike)
-            for near in [alike] if in_words else _grouped(alike, lambda payload: payload.ends):
+            for near in [alike] if in_words else _grouped(alike, lambda tensor_data: tensor_data.fingerprint):
                 for group in _grouped(near, _bits_set):
                     # Rows are looked up where they lie; the sort keeps the order of the graphs otherwise.
                     yield from sorted(group, key=lambda pair: not _is_looked_up(pair[0]))
 
 
 def _grouped(
-    alike: list[tuple[Constant, Graph]], key: Callable[[Payload], Hashable]
+    alike: list[tuple[Constant, Graph]], key: Callable[[TensorData], Hashable]
 ) -> Iterator[list[tuple[Constant, Graph]]]:
     """Yield groups of two constants and more that have the same key; of one alone it is not asked."""
     groups: dict[Hashable, list[tuple[Constant, Graph]]] = defaultdict(list)
     for tensor, scope in alike if len(alike) > 1 else ():
-        groups[key(tensor.payload)].append((tensor, scope))
+        groups[key(tensor.tensor_data)].append((tensor, scope))
     return (group for group in groups.values() if len(group) > 1)
 
 
@@ -114,7 +114,7 @@ def _find(
     return None
 
 
-def _shown(chain: Chain, source: Constant, tensor: Constant, *, turned: bool) -> Tensor:
+def _shown(chain: NodeBuilder, source: Constant, tensor: Constant, *, turned: bool) -> Tensor:
     """Append what makes one constant of another and return it; nothing is made where they are equal."""
     shape = _squeezed(tensor)
     before = shape[::-1] if turned else tensor.shape
@@ -136,7 +136,7 @@ def _shown(chain: Chain, source: Constant, tensor: Constant, *, turned: bool) ->
 def _may_be_shown(tensor: Constant) -> bool:
     """Whether nodes may make a constant; shapes are left, which such nodes read themselves."""
     shapes = any(node.op == "Reshape" and node.inputs[0] is not tensor for node in tensor.outputs)
-    return is_fixed(tensor) and bool(tensor.outputs) and not tensor.returned_by and not shapes
+    return is_constant(tensor) and bool(tensor.outputs) and not tensor.graph_output_of and not shapes
 
 
 def _is_looked_up(tensor: Constant) -> bool:
@@ -147,17 +147,17 @@ def _squeezed(tensor: Constant) -> tuple[int, ...]:
     return tuple(extent for extent in tensor.shape if extent != 1)
 
 
-def _transposed(tensor: Constant) -> Payload:
-    return ArrayPayload(tensor.values.reshape(_squeezed(tensor)).T)
+def _transposed(tensor: Constant) -> TensorData:
+    return ArrayData(tensor.values.reshape(_squeezed(tensor)).T)
 
 
-def _digest(payload: Payload) -> bytes:
+def _digest(tensor_data: TensorData) -> bytes:
     digest = hashlib.blake2b(digest_size=20)
-    for chunk in payload.chunks():
+    for chunk in tensor_data.chunks():
         digest.update(chunk)
     return digest.digest()
 
 
-def _bits_set(payload: Payload) -> int:
+def _bits_set(tensor_data: TensorData) -> int:
     """Return how many bits are one, which is the same in whatever order the elements lie."""
-    return sum(int(_BITS_SET[np.frombuffer(chunk, np.uint8)].sum(dtype=np.int64)) for chunk in payload.chunks())
+    return sum(int(_BITS_SET[np.frombuffer(chunk, np.uint8)].sum(dtype=np.int64)) for chunk in tensor_data.chunks())

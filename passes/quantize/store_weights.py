@@ -12,12 +12,12 @@ from onnxq.ir import (
     Names,
     Node,
     insert_nodes,
-    is_fixed,
+    is_constant,
     onnx_dtype,
     place_constants,
     replace_uses,
 )
-from onnxq.lowering import Chain, Emit, decode_folded, decode_linear, is_linear
+from onnxq.lowering import AllowedOps, NodeBuilder, decode_folded, decode_linear, is_linear
 from onnxq.numerics.affine import QTensor
 from onnxq.passes.quantize.planned import correct_bias, planned_nodes
 from onnxq.planning.plan import Plan, Weight
@@ -40,7 +40,7 @@ class StoreWeights(Pass):
 
     plan: Plan
     codes: Codes
-    emit: Emit = Emit.QDQ
+    emit: AllowedOps = AllowedOps.QDQ
     constants: frozenset[str] = frozenset()
 
     def apply(self, graph: Graph) -> Changes:
@@ -50,7 +50,7 @@ class StoreWeights(Pass):
         for _, node, decision in planned_nodes(graph, self.plan, Mode.STORAGE):
             for weight in decision.weights:
                 source = node.inputs[weight.index]
-                if is_fixed(source):
+                if is_constant(source):
                     codes = self.codes.weights[node.name, weight.index]
                     wanted.setdefault((source, weight.of_rank(len(source.shape))), {})[node] = codes
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
@@ -69,7 +69,7 @@ class StoreWeights(Pass):
     def _decoder(
         self, source: Constant, weight: Weight, quantized: QTensor, names: Names, *, widened: bool
     ) -> list[Node]:
-        chain, strict, dtype = Chain(source.name, names), self.emit is Emit.STRICT, onnx_dtype(source)
+        chain, strict, dtype = NodeBuilder(source.name, names), self.emit is AllowedOps.STRICT, onnx_dtype(source)
         if strict and is_linear(quantized, weight.spec):
             decoded = decode_linear(chain, quantized, weight.spec, dtype, strict=strict)
         else:

@@ -17,15 +17,15 @@ from onnxq.ir import (
     Names,
     Node,
     Variable,
+    all_graphs,
     constant,
     insert_nodes,
-    is_fixed,
-    optional,
+    is_constant,
+    optional_input,
     owner_graphs,
     producer,
     replace_nodes,
     replace_uses,
-    scopes,
 )
 from onnxq.ops import operator_of
 from onnxq.passes.quantize.insert_quantize_dequantize import Pair
@@ -76,7 +76,9 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Swit
     nodes = [node for node in coded if only is None or node in only]
     places = count()
     return Switches(
-        Names(graph).fresh("switches"), dict(zip(tensors, places, strict=False)), dict(zip(nodes, places, strict=False))
+        Names(graph).unique("switches"),
+        dict(zip(tensors, places, strict=False)),
+        dict(zip(nodes, places, strict=False)),
     )
 
 
@@ -123,11 +125,11 @@ class _Edit:
         self.graph, self.plan, self.codes, self.switches = graph, step.plan, step.codes, step.switches
         self.names = Names(graph)
         self.owners: Mapping[Node, Graph] = owner_graphs(graph)
-        self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in scopes(graph)}
+        self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
         self.static = {one.node for one in self.plan.decisions if one.mode is Mode.STATIC}
         self.makers = makers_of_divided(graph, self.plan, Migration(self.codes.factors))
-        self.values = [Variable(self.names.fresh("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
+        self.values = [Variable(self.names.unique("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
 
     def run(self) -> None:
         """Edit the graph."""
@@ -152,7 +154,7 @@ class _Edit:
         given = Variable(self.switches.name, _BOOL, [len(self.values)])
         self.graph.inputs.append(given)
         attributes = {"axis": 0} | ({"num_outputs": len(self.values)} if self.graph.opset >= _COUNTED else {})
-        return Node("Split", self.names.fresh("split_switches"), attributes, [given], self.values)
+        return Node("Split", self.names.unique("split_switches"), attributes, [given], self.values)
 
     def _tensor(self, activation: Activation, tensor: Variable | Constant) -> Node:
         """Let the readers of a tensor that would get codes read what these stand for."""
@@ -161,7 +163,7 @@ class _Edit:
             factors = self.codes.factors.get(tensor.name)
             decoded = self.codes.constants[tensor.name].dequantize()
             values = decoded if factors is None else factors.multiply(decoded)
-            coded = [self._same(constant(self.names.fresh(f"{tensor.name}.coded"), values), "coded")]
+            coded = [self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")]
         else:
             readers = {node for node in tensor.outputs if activation.every_consumer or node.name in self.static}
             # In float nothing comes divided.
@@ -183,10 +185,10 @@ class _Edit:
             inputs[0] = coded[-1].outputs[0]
         for weight in decision.weights:
             source = node.inputs[weight.index]
-            if is_fixed(source) and (node.name, weight.index) in self.codes.weights:
+            if is_constant(source) and (node.name, weight.index) in self.codes.weights:
                 decoded = self.codes.weights[node.name, weight.index].dequantize().reshape(source.shape)
                 values = around.own_weight(node, weight.index, decoded) if around else decoded
-                inputs[weight.index] = constant(self.names.fresh(f"{source.name}.coded"), values.astype(source.dtype))
+                inputs[weight.index] = constant(self.names.unique(f"{source.name}.coded"), values.astype(source.dtype))
         moved = self._moved_bias(node, around)
         if moved is not None and moved[0] is not None:
             inputs = [*inputs[: moved[0]], moved[1], *inputs[moved[0] + 1 :]]
@@ -194,7 +196,7 @@ class _Edit:
         coded.append(self._twin(node, kept, "coded"))
         if moved is not None and moved[0] is None:
             product = coded[-1].outputs[0]
-            name = self.names.fresh(f"{product.name}.moved")
+            name = self.names.unique(f"{product.name}.moved")
             coded.append(Node("Add", name, {}, [product, moved[1]], [Variable(name, product.dtype, product.shape)]))
         outputs = [tensor for tensor in node.outputs if tensor.name]
         own = [tensor if isinstance(tensor, Variable) else self._own(tensor) for tensor in node.inputs]
@@ -209,10 +211,10 @@ class _Edit:
         if bias is None or bias.values is None or place is None:
             return None
         values = around.own_bias(bias.values) if around else bias.values
-        name = self.names.fresh(f"{node.name}.bias")
+        name = self.names.unique(f"{node.name}.bias")
         if place[0] is node:
             return place[1], constant(name, values)
-        found = optional(*place)
+        found = optional_input(*place)
         return None, constant(name, values if found is None else values - found.values)
 
     def _dynamic(self, data: Variable | Constant) -> list[Node]:
@@ -232,16 +234,16 @@ class _Edit:
             body = Graph(list(nodes), [], given, f"{switch.name}.{branch}")
             body.parent, body.opset_imports = self.graph, self.graph.opset_imports
             branches[branch] = body
-        return Node("If", self.names.fresh(f"{outputs[0].name}.switch"), branches, [switch], list(outputs))
+        return Node("If", self.names.unique(f"{outputs[0].name}.switch"), branches, [switch], list(outputs))
 
     def _twin(self, node: Node, inputs: Sequence[Variable | Constant], what: str) -> Node:
         outputs = [self._like(tensor, what) if tensor.name else Variable("") for tensor in node.outputs]
-        name = self.names.fresh(f"{node.name}.{what}")
+        name = self.names.unique(f"{node.name}.{what}")
         return Node(node.op, name, dict(node.attrs), list(inputs), outputs, domain=node.domain)
 
     def _own(self, tensor: Constant) -> Constant:
         # The runtime lays weights out for its kernels only where the graph that reads them declares them.
-        return Constant(self.names.fresh(f"{tensor.name}.float"), tensor.payload)
+        return Constant(self.names.unique(f"{tensor.name}.float"), tensor.tensor_data)
 
     def _same(self, tensor: Variable | Constant, what: str) -> Node:
         found = self._like(tensor, what)
@@ -249,4 +251,4 @@ class _Edit:
 
     def _like(self, tensor: Variable | Constant, what: str) -> Variable:
         shape = None if tensor.shape is None else list(tensor.shape)
-        return Variable(self.names.fresh(f"{tensor.name}.{what}"), tensor.dtype or _FLOAT, shape)
+        return Variable(self.names.unique(f"{tensor.name}.{what}"), tensor.dtype or _FLOAT, shape)

@@ -17,8 +17,8 @@ from onnxq.algorithms.encoders import encode_weight
 from onnxq.algorithms.encodings import CodesCache
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError
-from onnxq.ir import as_graph, constant, load, scopes, to_model
-from onnxq.ir.spill import spilling
+from onnxq.ir import all_graphs, as_graph, constant, load, to_model
+from onnxq.ir.tensor_data import spilling
 from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.formats import FORMATS
 from onnxq.planning.plan import Mean
@@ -51,7 +51,7 @@ def test_nodes_of_bodies_have_codes_too(build: Build) -> None:
         w=(4, 4), b=(4,),
     )  # fmt: skip
     graph = as_graph(made)
-    assert len(list(scopes(graph))) == 3
+    assert len(list(all_graphs(graph))) == 3
     assert set(encode_with(plan_of(Mode.STATIC), graph, SCALES, {}).weights) == {("a", 1)}
 
 

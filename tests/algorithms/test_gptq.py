@@ -23,7 +23,7 @@ from onnxq.algorithms.equalization import Around, Factors, Migration
 from onnxq.algorithms.gptq import Compensation, Matrices, Moments, compensated
 from onnxq.calibration.statistics import Evidence, observe
 from onnxq.config.scheme import Mode
-from onnxq.ir import Graph, as_graph, is_fixed
+from onnxq.ir import Graph, as_graph, is_constant
 from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.spec import Granularity, Method, Spec
@@ -298,7 +298,7 @@ def plan_for(graph: Graph, mode: Mode = Mode.STORAGE, spec: Spec = FOUR_BITS) ->
     weights = tuple(
         Weight(index, node.inputs[index].name, spec, axes.channels(node), 0, axes.reduction(node))
         for index, axes in operator.weights.items()
-        if is_fixed(node.inputs[index])
+        if is_constant(node.inputs[index])
     )
     bias = operator.bias if mode is Mode.STATIC else None
     return Plan((Decision(node.name, node.op, mode, "", weights, bias, "x"),), (), "s", "t")

@@ -38,7 +38,7 @@ from onnxq.commands.dequantization import dequantize
 from onnxq.config.presets import PRESETS
 from onnxq.errors import ModelError, OutputError
 from onnxq.ir import as_graph, constants, load, save
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import METADATA_KEY
 
 
@@ -162,7 +162,7 @@ def test_every_way_to_write_a_weight_gives_the_same_weight_back(
     samples = [{"x": np.random.default_rng(seed).integers(0, 20, (2, 3))} for seed in range(3)]
     found = set()
     # The type of 6-bit floats belongs to an opset that onnxruntime does not load.
-    for emit in [Emit.QDQ, Emit.ORT] if preset == "mxfp6" else Emit:
+    for emit in [AllowedOps.QDQ, AllowedOps.ORT] if preset == "mxfp6" else AllowedOps:
         quantize_to(model, tmp_path / "q.onnx", samples=samples, scheme=preset, emit=emit)
         graph = dequantize(tmp_path / "q.onnx")
         assert ops(graph) == ["Gather", "MatMul"]
@@ -180,7 +180,10 @@ def test_recurrent_cells_of_integers_give_the_weights_that_stored_ones_give(
     w, r = (np.abs(generator.normal(size=(1, 96, size))).astype(np.float32) * signs[:size] for size in (32, 24))
     model = build(text, w=w, r=r, b=(1, 192))
     found = []
-    for scheme, emit, written in (("int8", Emit.ORT, "DynamicQuantizeLSTM"), ("int8-storage", Emit.QDQ, "LSTM")):
+    for scheme, emit, written in (
+        ("int8", AllowedOps.ORT, "DynamicQuantizeLSTM"),
+        ("int8-storage", AllowedOps.QDQ, "LSTM"),
+    ):
         quantize_to(model, tmp_path / "q.onnx", scheme=scheme, emit=emit)
         assert ops(load(tmp_path / "q.onnx"))[-1] == written
         graph = dequantize(tmp_path / "q.onnx", tmp_path / "back.onnx")

@@ -15,7 +15,7 @@ from onnxq.commands.inspection import Inspection, Port, WeightNode, inspect_mode
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Granularity
 from onnxq.errors import ModelError
-from onnxq.lowering.native import stored_format
+from onnxq.lowering.decode import stored_format
 from onnxq.numerics.formats import FORMATS
 from onnxq.planning.plan import Weight
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import parser
 
-from onnxq.ir import Graph, Node, Variable, read_model, scopes
+from onnxq.ir import Graph, Node, Variable, all_graphs, read_model
 
 BRANCHES = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
 <float[4] w = {1, 2, 3, 4}, float[4] spare = {1, 2, 3, 4}, float[4] never = {1, 2, 3, 4}> {
@@ -27,7 +27,7 @@ def branches() -> Graph:
 
 
 def named(graph: Graph, name: str) -> Node:
-    return next(node for scope in scopes(graph) for node in scope.nodes if node.name == name)
+    return next(node for scope in all_graphs(graph) for node in scope.nodes if node.name == name)
 
 
 def names(graph: Graph) -> list[str]:

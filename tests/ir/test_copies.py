@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto
 from small_models import BRANCHING, branching, model
 
-from onnxq.ir import Constant, Graph, Variable, constants, read_model, scopes, to_model
+from onnxq.ir import Constant, Graph, Variable, all_graphs, constants, read_model, to_model
 
 
 def test_a_copy_is_written_as_the_same_model() -> None:
@@ -23,7 +23,7 @@ def test_nothing_but_values_is_shared(residual: ModelProto) -> None:
     assert not tensors & {tensor for node in twin.nodes for tensor in (*node.inputs, *node.outputs)}
     assert not set(graph.nodes) & set(twin.nodes)
     pairs = zip(constants(graph), constants(twin), strict=True)
-    assert all(before.payload is after.payload for before, after in pairs)
+    assert all(before.tensor_data is after.tensor_data for before, after in pairs)
 
 
 def test_nodes_of_a_copy_stand_for_the_same(residual: ModelProto) -> None:
@@ -38,7 +38,7 @@ def test_editing_a_copy_changes_neither_the_graph_nor_its_metadata() -> None:
     twin = graph.copy()
     twin.set_metadata("key", "value")
     twin.opset = 21
-    for scope in scopes(twin):
+    for scope in all_graphs(twin):
         for node in scope.nodes:
             node.op = "Gone"
             node.inputs.clear()
@@ -59,7 +59,7 @@ def test_a_body_that_is_copied_alone_reads_what_it_read(build) -> None:
         y = If (c) <then_branch = t () => (u) { i = Exp(h) u = Abs(i) }, else_branch = e () => (v) { v = Neg(h) }>
     }""")
     graph = read_model(whole)
-    body = graph.nodes[1].bodies()[0]
+    body = graph.nodes[1].subgraphs()[0]
     twin = body.copy()
     assert twin.nodes[0].inputs[0] is graph.nodes[0].outputs[0]
     assert twin.nodes[0].outputs[0] is not body.nodes[0].outputs[0]
@@ -72,7 +72,7 @@ def test_an_overridable_initializer_stays_one(build) -> None:
     twin = graph.copy()
     (stored,) = twin.initializers
     assert isinstance(stored, Constant)
-    assert stored.input_source is not None
+    assert stored.overridable_input is not None
     assert [type(tensor) for tensor in twin.inputs] == [Variable]
     assert to_model(twin).SerializeToString() == to_model(graph).SerializeToString()
 

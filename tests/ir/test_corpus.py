@@ -14,7 +14,7 @@ from onnx import ModelProto, checker, numpy_helper
 
 from onnxq.ir import load, read_model, remove_unused, save, to_model
 from onnxq.onnx_api import infer_shapes, upgrade_opset
-from onnxq.onnx_api.skeleton import Skeleton
+from onnxq.onnx_api.weightless import WeightlessModel
 
 FLOOR = 1500
 """How many operator cases must be found at least, so that an empty collection cannot pass."""
@@ -69,7 +69,7 @@ def test_every_operator_case_is_the_same_after_reading_and_writing() -> None:
 
 def test_every_operator_case_is_the_same_without_its_weights_and_with_them_put_back() -> None:
     for model, _ in operator_cases().values():
-        assert_same(model, to_model(Skeleton.of(read_model(model), threshold=0).restore()))
+        assert_same(model, to_model(WeightlessModel.of(read_model(model), threshold=0).restore()))
 
 
 def test_every_operator_case_stays_valid_with_inferred_shapes_and_without_unused_nodes() -> None:

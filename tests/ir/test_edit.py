@@ -9,6 +9,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import (
     Node,
     Variable,
+    all_graphs,
     become_constant,
     constant,
     insert_nodes,
@@ -17,10 +18,9 @@ from onnxq.ir import (
     remove_unused,
     replace_nodes,
     replace_uses,
-    scopes,
     to_model,
 )
-from onnxq.ir.payload import ArrayPayload
+from onnxq.ir.tensor_data import ArrayData
 
 
 def test_nodes_go_before_after_and_first_in_one_pass() -> None:
@@ -64,7 +64,7 @@ def test_nodes_of_bodies_are_removed_where_they_are() -> None:
 
     remove_nodes(graph, {then})
 
-    assert [scope.name for scope in scopes(graph) if not scope.nodes] == ["t", "e"]
+    assert [scope.name for scope in all_graphs(graph) if not scope.nodes] == ["t", "e"]
     assert (then.inputs, then.outputs) == ([], [])
     remove_nodes(graph, [])
 
@@ -83,7 +83,7 @@ def test_nodes_take_the_place_of_others_wherever_they_are() -> None:
     replace_nodes(graph, {first: new, then: [inner]})
 
     assert names(graph)[:3] == ["a", "b", "captured"]
-    assert next(scope for scope in scopes(graph) if scope.name == "t").nodes == [inner]
+    assert next(scope for scope in all_graphs(graph) if scope.name == "t").nodes == [inner]
     assert (hidden.inputs, chosen.inputs) == ([new[1]], [inner])
     assert (first.inputs, then.inputs) == ([], [])
     assert first not in graph.inputs[0].outputs
@@ -128,7 +128,7 @@ def test_the_node_that_makes_the_new_tensor_from_the_old_one_keeps_reading_it() 
 
 def test_a_body_returns_the_new_tensor_on_request() -> None:
     graph = branches()
-    otherwise = named(graph, "branch").bodies()[1]
+    otherwise = named(graph, "branch").subgraphs()[1]
     captured = named(graph, "captured").outputs[0]
     pair = wire("pair", captured)
     graph.nodes.insert(2, pair)
@@ -177,7 +177,7 @@ def test_constants_that_lost_their_last_use_go_and_those_never_used_stay() -> No
 
 def test_unused_nodes_inside_a_used_body_go() -> None:
     graph = branches()
-    then = named(graph, "branch").bodies()[0]
+    then = named(graph, "branch").subgraphs()[0]
     then.nodes.append(Node("Neg", "idle", inputs=[graph.inputs[0]], outputs=[Variable("idle")]))
 
     remove_unused(graph)
@@ -201,7 +201,7 @@ def test_a_variable_becomes_a_constant_for_all_its_consumers() -> None:
     first, then = named(graph, "first"), named(graph, "then")
     hidden = first.outputs[0]
 
-    made = become_constant(hidden, ArrayPayload(np.zeros(4, np.float32)))
+    made = become_constant(hidden, ArrayData(np.zeros(4, np.float32)))
     remove_unused(graph)
 
     assert made is hidden is then.inputs[0]
@@ -212,7 +212,7 @@ def test_a_variable_becomes_a_constant_for_all_its_consumers() -> None:
 def test_a_folded_output_is_declared_by_its_graph() -> None:
     graph = branches()
 
-    become_constant(graph.outputs[0], ArrayPayload(np.zeros(4, np.float32)))
+    become_constant(graph.outputs[0], ArrayData(np.zeros(4, np.float32)))
     remove_unused(graph)
     written = to_model(graph)
 
@@ -246,7 +246,7 @@ def test_equal_looking_nodes_of_two_branches_are_told_apart() -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
     {{ h = Relu(x) y = If (c) <then_branch = t {body}, else_branch = e {body}> }}"""
     graph = read_model(parser.parse_model(text))
-    then, otherwise = (body.nodes[0] for body in graph.nodes[1].bodies())
+    then, otherwise = (body.nodes[0] for body in graph.nodes[1].subgraphs())
 
     otherwise.inputs[0] = graph.inputs[0]
 

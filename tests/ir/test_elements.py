@@ -18,7 +18,7 @@ from onnxq.ir import (
     read_model,
     to_model,
 )
-from onnxq.ir.payload import ArrayPayload
+from onnxq.ir.tensor_data import ArrayData
 
 
 def test_objects_are_equal_only_to_themselves_and_can_be_keys() -> None:
@@ -47,10 +47,10 @@ def test_the_type_of_a_tensor_is_told_as_onnx_numbers_it(tensor: Variable | Cons
 
 def test_a_constant_tells_shape_type_and_size_without_loading(monkeypatch) -> None:
     held = branching().initializers[0]
-    monkeypatch.setattr(type(held.payload), "load", None)
+    monkeypatch.setattr(type(held.tensor_data), "load", None)
 
     assert (held.shape, held.dtype, held.nbytes) == ((4,), np.float32, 16)
-    assert repr(held) == "Constant('w', ProtoPayload(float, shape=(4,)))"
+    assert repr(held) == "Constant('w', ProtoTensor(float, shape=(4,)))"
 
 
 def test_a_variable_becomes_a_constant_and_back_as_in_graphsurgeon() -> None:
@@ -70,7 +70,7 @@ def test_copies_of_nodes_and_tensors_are_of_our_classes_and_detached() -> None:
     for tensor in node.inputs:
         assert type(tensor.copy()) is type(tensor)
         assert (tensor.copy().name, tensor.copy().outputs) == (tensor.name, [])
-    assert node.inputs[1].copy().payload is node.inputs[1].payload
+    assert node.inputs[1].copy().tensor_data is node.inputs[1].tensor_data
 
 
 def test_a_copy_of_a_node_stands_for_the_same() -> None:
@@ -81,17 +81,17 @@ def test_a_copy_of_a_node_stands_for_the_same() -> None:
 
 def test_a_node_lists_its_bodies_in_the_order_of_its_attributes() -> None:
     branch = branching().nodes[1]
-    assert [body.name for body in branch.bodies()] == ["t", "e"]
+    assert [body.name for body in branch.subgraphs()] == ["t", "e"]
     several = Node("Switch", attrs={"first": Graph(name="a"), "rest": [Graph(name="b"), Graph(name="c")], "axis": [1]})
-    assert [body.name for body in several.bodies()] == ["a", "b", "c"]
-    assert branching().nodes[0].bodies() == []
+    assert [body.name for body in several.subgraphs()] == ["a", "b", "c"]
+    assert branching().nodes[0].subgraphs() == []
 
 
 def test_a_folded_tensor_leaves_a_node_of_one_output_without_a_name_for_it() -> None:
     first = branching().nodes[0]
     tensor = first.outputs[0]
     readers = list(tensor.outputs)
-    assert become_constant(tensor, ArrayPayload(np.zeros(4, np.float32))) is tensor
+    assert become_constant(tensor, ArrayData(np.zeros(4, np.float32))) is tensor
     assert (type(tensor), tensor.inputs, tensor.outputs) == (Constant, [], readers)
     assert [output.name for output in first.outputs] == [""]
 
@@ -101,7 +101,7 @@ def test_the_other_outputs_of_a_folded_node_keep_their_positions() -> None:
     { a, b = Split(x) n = Neg(a) }"""
     graph = read_model(parser.parse_model(text))
 
-    become_constant(graph.nodes[0].outputs[0], ArrayPayload(np.zeros(2, np.float32)))
+    become_constant(graph.nodes[0].outputs[0], ArrayData(np.zeros(2, np.float32)))
 
     written = to_model(graph)
     assert list(written.graph.node[0].output) == ["a.unused", "b"]

@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.errors import OutputError
 from onnxq.ir import load
-from onnxq.ir.intake import refuse_overwriting, taken_in
+from onnxq.ir.reader import open_model, refuse_overwriting
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -22,14 +22,14 @@ def test_data_that_the_model_reads_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is the external data of the model itself"):
         refuse_overwriting(graph, tmp_path / "out.onnx.data")
     with pytest.raises(OutputError, match="is the external data of the model itself"):
-        taken_in(source, tmp_path / "out.onnx")
+        open_model(source, tmp_path / "out.onnx")
 
 
 def test_a_file_is_not_overwritten_and_a_model_in_memory_has_none(tmp_path: Path) -> None:
     source, output = MODELS / "gru.onnx", tmp_path / "out.onnx"
-    graph, file, wanted = taken_in(str(source), str(output))
+    graph, file, wanted = open_model(str(source), str(output))
     assert (file, wanted, len(graph.nodes)) == (source, output, 34)
-    assert taken_in(graph, None)[1:] == (None, None)
-    assert taken_in(onnx.load(source), output)[1:] == (None, output)
+    assert open_model(graph, None)[1:] == (None, None)
+    assert open_model(onnx.load(source), output)[1:] == (None, output)
     with pytest.raises(OutputError):
-        taken_in(source, source)
+        open_model(source, source)

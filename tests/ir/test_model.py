@@ -14,41 +14,41 @@ def test_a_copied_graph_is_independent_and_shares_values() -> None:
     twin = original.copy()
     twin.nodes[0].attrs["list"].append(3)
     twin.nodes[0].name = "changed"
-    twin.nodes[1].bodies()[0].nodes.clear()
+    twin.nodes[1].subgraphs()[0].nodes.clear()
     twin.opset = 21
 
     assert (original.nodes[0].name, original.nodes[0].attrs["list"], original.opset) == ("scale", [1, 2], 17)
-    assert len(original.nodes[1].bodies()[0].nodes) == 1
+    assert len(original.nodes[1].subgraphs()[0].nodes) == 1
     assert twin.initializers[0] is not original.initializers[0]
-    assert twin.initializers[0].payload is original.initializers[0].payload
+    assert twin.initializers[0].tensor_data is original.initializers[0].tensor_data
 
 
 def test_tensors_know_the_graphs_that_return_them() -> None:
     main = branching()
-    body = main.nodes[1].bodies()[1]
+    body = main.nodes[1].subgraphs()[1]
     hidden, output = main.nodes[0].outputs[0], main.outputs[0]
 
-    assert (hidden.returned_by, output.returned_by) == ([body], [main])
+    assert (hidden.graph_output_of, output.graph_output_of) == ([body], [main])
     main.outputs.append(hidden)
-    assert hidden.returned_by == [body, main]
+    assert hidden.graph_output_of == [body, main]
     main.outputs[0] = hidden
-    assert (hidden.returned_by, output.returned_by) == ([body, main, main], [])
+    assert (hidden.graph_output_of, output.graph_output_of) == ([body, main, main], [])
     del main.outputs[0]
     main.outputs[:] = [output]
-    assert (hidden.returned_by, output.returned_by) == ([body], [main])
+    assert (hidden.graph_output_of, output.graph_output_of) == ([body], [main])
     main.outputs = [hidden, output]
     main.outputs += [main.inputs[0]]
     assert [tensor.name for tensor in main.outputs] == ["h", "y", "x"]
     main.outputs.pop()
     main.outputs.remove(hidden)
-    assert (hidden.returned_by, output.returned_by) == ([body], [main])
+    assert (hidden.graph_output_of, output.graph_output_of) == ([body], [main])
 
 
 def test_changing_the_opset_of_the_model_changes_that_of_its_bodies() -> None:
     main = branching()
     main.opset = 21
 
-    assert main.nodes[1].bodies()[0].opset == 21
+    assert main.nodes[1].subgraphs()[0].opset == 21
     assert [(entry.domain, entry.version) for entry in main.import_domains] == [("", 21)]
 
 

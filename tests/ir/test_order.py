@@ -88,7 +88,7 @@ def test_a_node_follows_what_its_bodies_read() -> None:
     )
 
     assert names(graph) == ["producer2", "producer", "branch"]
-    assert names(graph.nodes[2].bodies()[1]) == ["first", "second"]
+    assert names(graph.nodes[2].subgraphs()[1]) == ["first", "second"]
 
 
 def test_a_cycle_is_named_and_long_ones_are_shortened() -> None:

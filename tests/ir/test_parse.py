@@ -5,32 +5,32 @@ from onnx import ModelProto, TensorProto
 from small_models import model, small
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, ProtoPayload, read_model
-from onnxq.ir.parse import parse_graph
+from onnxq.ir import Graph, ProtoTensor, read_model
+from onnxq.ir.deserialize import deserialize_graph
 
 
 def parsed(text: str) -> Graph:
-    return parse_graph(model(text).graph, {"": 17}, lambda proto: ProtoPayload(proto, None))
+    return deserialize_graph(model(text).graph, {"": 17}, lambda proto: ProtoTensor(proto, None))
 
 
 def test_every_stored_tensor_gets_its_payload_from_the_caller() -> None:
     made: list[str] = []
 
-    def payload(proto: TensorProto) -> ProtoPayload:
+    def tensor_data(proto: TensorProto) -> ProtoTensor:
         made.append(proto.name)
-        return ProtoPayload(proto, None)
+        return ProtoTensor(proto, None)
 
     text = """g (bool c) => (float[1] y) <float[1] w = {1}>
     { y = If (c) <then_branch = t () => (u) { k = Constant <value = float[1] v {3}> () u = Add(k, w) },
                   else_branch = e () => (w) { }> }"""
-    graph = parse_graph(model(text).graph, {"": 17}, payload)
+    graph = deserialize_graph(model(text).graph, {"": 17}, tensor_data)
     assert made == ["w", "v"]
-    assert graph.nodes[0].bodies()[1].outputs == graph.initializers
+    assert graph.nodes[0].subgraphs()[1].outputs == graph.initializers
 
 
 def test_what_was_unused_when_it_was_read_is_kept() -> None:
     graph = parsed("g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}, float[1] s = {1}> { y = Add(x, w) }")
-    assert {tensor.name: tensor.kept for tensor in graph.initializers} == {"w": False, "s": True}
+    assert {tensor.name: tensor.declared_unused for tensor in graph.initializers} == {"w": False, "s": True}
 
 
 def test_bodies_read_the_tensors_around_them() -> None:
@@ -40,7 +40,7 @@ def test_bodies_read_the_tensors_around_them() -> None:
             y = If (c) <then_branch = t () => (u) { u = Add(h, w) }, else_branch = e () => (v) { v = Neg(h) }>
             }"""
     )
-    then, otherwise = graph.nodes[1].bodies()
+    then, otherwise = graph.nodes[1].subgraphs()
 
     assert (then.parent, otherwise.parent) == (graph, graph)
     assert then.nodes[0].inputs == [graph.nodes[0].outputs[0], graph.initializers[0]]
@@ -55,7 +55,7 @@ def test_a_local_tensor_hides_an_outer_one_of_its_name() -> None:
             y = If (c) <then_branch = t () => (u) { h = Neg(x) u = Abs(h) }, else_branch = e () => (v) { v = Neg(h) }>
             }"""
     )
-    then, otherwise = graph.nodes[1].bodies()
+    then, otherwise = graph.nodes[1].subgraphs()
 
     assert then.nodes[1].inputs[0] is then.nodes[0].outputs[0]
     assert otherwise.nodes[0].inputs[0] is graph.nodes[0].outputs[0]

@@ -4,7 +4,7 @@ import numpy as np
 from onnx import parser
 
 from onnxq.ir import Graph, constant, place_constants, read_model, to_model
-from onnxq.ir.placement import attribute_constants, constants_read
+from onnxq.ir.serialize import attribute_constants, constants_read
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
 <float[4] w = {1, 2, 3, 4}, float[4] v = {5, 6, 7, 8}, float[4] spare = {0, 0, 0, 0}> {
@@ -18,7 +18,7 @@ def graph() -> Graph:
 
 
 def branches(graph: Graph) -> list[Graph]:
-    return graph.nodes[1].bodies()
+    return graph.nodes[1].subgraphs()
 
 
 def declared(graph: Graph) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ import pytest
 from onnx import helper
 
 from onnxq.errors import ModelError
-from onnxq.ir.schemas import check_node
+from onnxq.ir.deserialize import check_node
 
 
 @pytest.mark.parametrize(

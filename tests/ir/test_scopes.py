@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from onnx import parser
 
-from onnxq.ir import Graph, Names, Node, Variable, constant, owner_graphs, read_model, scopes
+from onnxq.ir import Graph, Names, Node, Variable, all_graphs, constant, owner_graphs, read_model
 
 NESTED = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
 <float[4] w = {1, 2, 3, 4}> {
@@ -23,7 +23,7 @@ def nested() -> Graph:
 
 
 def test_a_graph_comes_before_its_bodies_in_node_order() -> None:
-    assert [scope.name for scope in scopes(nested())] == ["g", "t", "tt", "te", "e"]
+    assert [scope.name for scope in all_graphs(nested())] == ["g", "t", "tt", "te", "e"]
 
 
 def test_bodies_nested_deeper_than_the_stack_are_walked() -> None:
@@ -33,13 +33,13 @@ def test_bodies_nested_deeper_than_the_stack_are_walked() -> None:
         graph.nodes.append(Node("If", f"if{depth}", {"then_branch": body}))
         graph = body
 
-    assert [scope.name for scope in scopes(root)] == [str(depth) for depth in range(3000)]
+    assert [scope.name for scope in all_graphs(root)] == [str(depth) for depth in range(3000)]
 
 
 def test_graphs_in_lists_are_bodies_too() -> None:
     graph = Graph(name="g", nodes=[Node("Custom", attrs={"bodies": [Graph(name="a"), Graph(name="b")]})])
 
-    assert [scope.name for scope in scopes(graph)] == ["g", "a", "b"]
+    assert [scope.name for scope in all_graphs(graph)] == ["g", "a", "b"]
 
 
 def test_every_node_belongs_to_the_graph_that_lists_it() -> None:
@@ -53,24 +53,24 @@ def test_fresh_names_are_new_to_tensors_and_nodes_of_all_scopes() -> None:
 
     for taken in ("x", "c", "y", "w", "h", "first", "u", "inner", "deep", "d", "k", "held"):
         assert taken in names
-        assert names.fresh(taken) == f"{taken}.1"
-    assert names.fresh("w") == "w.2"
-    assert names.fresh("w.codes") == "w.codes"
+        assert names.unique(taken) == f"{taken}.1"
+    assert names.unique("w") == "w.2"
+    assert names.unique("w.codes") == "w.codes"
 
 
 def test_a_fresh_name_skips_numbers_that_are_taken() -> None:
     graph = Graph(inputs=[Variable("a"), Variable("a.1")], outputs=[constant("a.3", 1)])
     names = Names(graph)
 
-    assert [names.fresh("a"), names.fresh("a")] == ["a.2", "a.4"]
+    assert [names.unique("a"), names.unique("a")] == ["a.2", "a.4"]
 
 
 def test_a_fresh_name_is_never_empty() -> None:
-    assert Names(Graph()).fresh("") == ".1"
+    assert Names(Graph()).unique("") == ".1"
 
 
 def test_names_of_a_body_include_those_around_it() -> None:
-    body = nested().nodes[1].bodies()[0].nodes[0].bodies()[0]
+    body = nested().nodes[1].subgraphs()[0].nodes[0].subgraphs()[0]
 
-    assert Names(body).fresh("w") == "w.1"
-    assert Names(body).fresh("v") == "v.1"
+    assert Names(body).unique("w") == "w.1"
+    assert Names(body).unique("v") == "v.1"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from onnxq.ir.shape_entries import (
-    Entry,
+from onnxq.ir.symbolic_dims import (
+    SymbolicDim,
     choose,
     equal,
     is_bounded,
@@ -70,7 +70,9 @@ from onnxq.ir.shape_entries import (
         (numbers_only(lambda one, other: one > other), ("a", 2), None),
     ],
 )
-def test_operations(compute: Callable[..., Entry], operands: tuple[Entry, ...], expected: Entry) -> None:
+def test_operations(
+    compute: Callable[..., SymbolicDim], operands: tuple[SymbolicDim, ...], expected: SymbolicDim
+) -> None:
     found = compute(*operands)
     assert found == expected
     assert type(found) is type(expected)

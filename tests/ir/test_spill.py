@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.ir import ArrayPayload, PackedPayload, constant, spilling
-from onnxq.ir.payload import KEEP
-from onnxq.ir.spill import SMALLEST, place_of
+from onnxq.ir import ArrayData, PackedTensor, constant, spilling
+from onnxq.ir.tensor_data import KEEP, SMALLEST, place_of
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float16, ml_dtypes.bfloat16, ml_dtypes.int4, np.bool_])
@@ -44,8 +43,8 @@ def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None
     codes = np.random.default_rng(0).integers(0, 256, SMALLEST, np.uint8)
     with spilling(tmp_path):
         plain = constant("w", codes)
-        packed = PackedPayload(TensorProto.INT4, (2 * SMALLEST,), codes.tobytes())
-        again = ArrayPayload(plain.values)
+        packed = PackedTensor(TensorProto.INT4, (2 * SMALLEST,), codes.tobytes())
+        again = ArrayData(plain.values)
     assert not np.shares_memory(plain.values, codes)
     assert again.array is plain.values
     np.testing.assert_array_equal(plain.values, codes)
@@ -56,7 +55,7 @@ def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
     codes = np.arange(2 * SMALLEST, dtype=np.uint32).view(np.uint8)
     with spilling(tmp_path, "codes.data"):
         kept = KEEP.get()(codes).reshape(8, -1)
-        again = PackedPayload(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1))
+        again = PackedTensor(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1))
         assert place_of(kept) == (tmp_path / "codes.data", 0)
         assert place_of(kept[1]) == (tmp_path / "codes.data", SMALLEST)
         assert place_of(kept[:, ::2]) is None

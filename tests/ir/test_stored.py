@@ -16,22 +16,22 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from stored_values import NUMBERS, same_bits
 
 from onnxq.errors import ModelError
-from onnxq.ir import ArrayPayload, Constant, ProtoPayload
+from onnxq.ir import ArrayData, Constant, ProtoTensor
 from onnxq.ir.data_types import numpy_dtype, stored_bytes
-from onnxq.ir.external import DataFolder
-from onnxq.ir.stored import as_payload
+from onnxq.ir.external_data import DataFolder
+from onnxq.ir.tensor_data import as_payload
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
-def beside(folder: Path, data_type: int, shape: tuple[int, ...], raw: bytes, offset: int = 4) -> ProtoPayload:
-    """Return a payload of a tensor ``w`` whose bytes lie in a file of that folder, behind others."""
+def beside(folder: Path, data_type: int, shape: tuple[int, ...], raw: bytes, offset: int = 4) -> ProtoTensor:
+    """Return a tensor_data of a tensor ``w`` whose bytes lie in a file of that folder, behind others."""
     (folder / "w.bin").write_bytes(b"\xee" * offset + raw + b"\xee")
     proto = TensorProto(name="w", data_type=data_type, dims=shape, data_location=TensorProto.EXTERNAL, doc_string="why")
     for key, value in {"location": "w.bin", "offset": str(offset), "length": str(len(raw))}.items():
         proto.external_data.add(key=key, value=value)
-    return ProtoPayload(proto, DataFolder(folder))
+    return ProtoTensor(proto, DataFolder(folder))
 
 
 @given(st.sampled_from(NUMBERS), shapes, st.integers(0, 2**32))
@@ -41,13 +41,13 @@ def test_raw_data_of_every_type_loads_and_streams_as_it_was_stored(data_type: in
     if data_type == TensorProto.BOOL:
         raw = bytes(byte & 1 for byte in raw)
     proto = TensorProto(name="t", data_type=data_type, dims=shape, raw_data=raw)
-    payload = ProtoPayload(proto)
+    tensor_data = ProtoTensor(proto)
 
-    assert payload.nbytes == size
-    assert payload.dtype == numpy_dtype(data_type)
-    assert same_bits(payload.load(), numpy_helper.to_array(proto))
-    assert b"".join(payload.chunks()) == raw
-    assert payload.to_proto("t") == proto
+    assert tensor_data.nbytes == size
+    assert tensor_data.dtype == numpy_dtype(data_type)
+    assert same_bits(tensor_data.load(), numpy_helper.to_array(proto))
+    assert b"".join(tensor_data.chunks()) == raw
+    assert tensor_data.to_proto("t") == proto
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_raw_data_of_every_type_loads_and_streams_as_it_was_stored(data_type: in
 )
 def test_values_outside_of_raw_data_stream_as_raw_data(data_type: int, values) -> None:
     proto = helper.make_tensor("t", data_type, [len(values)], values)
-    payload = ProtoPayload(proto)
+    tensor_data = ProtoTensor(proto)
 
-    raw = TensorProto(data_type=data_type, dims=[len(values)], raw_data=b"".join(payload.chunks()))
+    raw = TensorProto(data_type=data_type, dims=[len(values)], raw_data=b"".join(tensor_data.chunks()))
 
-    assert same_bits(numpy_helper.to_array(raw), payload.load())
+    assert same_bits(numpy_helper.to_array(raw), tensor_data.load())
 
 
 def test_text_loads_as_str_and_other_strings_as_bytes() -> None:
-    text = ProtoPayload(helper.make_tensor("t", TensorProto.STRING, [2], [b"a", b"b"])).load()
-    other = ProtoPayload(helper.make_tensor("t", TensorProto.STRING, [1, 1], [b"\xff"])).load()
+    text = ProtoTensor(helper.make_tensor("t", TensorProto.STRING, [2], [b"a", b"b"])).load()
+    other = ProtoTensor(helper.make_tensor("t", TensorProto.STRING, [1, 1], [b"\xff"])).load()
 
     assert text.tolist() == ["a", "b"]
     assert other.tolist() == [[b"\xff"]]
@@ -84,9 +84,9 @@ def test_typed_fields_hold_what_raw_data_holds(data_type: int) -> None:
     raw = numpy_helper.from_array(array, "t")
 
     assert not typed.HasField("raw_data")
-    assert same_bits(ProtoPayload(typed).load(), ProtoPayload(raw).load())
-    assert b"".join(ProtoPayload(typed).chunks()) == raw.raw_data
-    assert ProtoPayload(typed).to_proto("u") == TensorProto.FromString(
+    assert same_bits(ProtoTensor(typed).load(), ProtoTensor(raw).load())
+    assert b"".join(ProtoTensor(typed).chunks()) == raw.raw_data
+    assert ProtoTensor(typed).to_proto("u") == TensorProto.FromString(
         helper.make_tensor("u", data_type, array.shape, array.reshape(-1).tolist()).SerializeToString()
     )
 
@@ -94,71 +94,76 @@ def test_typed_fields_hold_what_raw_data_holds(data_type: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, ml_dtypes.bfloat16, ml_dtypes.int4, np.bool_])
 def test_values_beside_a_model_load_as_those_in_it(tmp_path: Path, dtype: type) -> None:
     inline = numpy_helper.from_array((VALUES % 2).astype(dtype), "w")
-    payload = beside(tmp_path, inline.data_type, VALUES.shape, inline.raw_data)
+    tensor_data = beside(tmp_path, inline.data_type, VALUES.shape, inline.raw_data)
 
-    assert payload.external
-    assert same_bits(payload.load(), ProtoPayload(inline).load())
-    assert b"".join(payload.chunks()) == inline.raw_data
+    assert tensor_data.external
+    assert same_bits(tensor_data.load(), ProtoTensor(inline).load())
+    assert b"".join(tensor_data.chunks()) == inline.raw_data
     with pytest.raises(ValueError, match="read-only"):
-        payload.load()[...] = 0
+        tensor_data.load()[...] = 0
 
 
 def test_values_beside_a_model_are_read_in_or_referred_to(tmp_path: Path) -> None:
-    payload = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
-    alone, bare, reference = payload.to_proto("v"), TensorProto(), TensorProto()
-    payload.fill_without_values(bare, "v")
-    payload.fill_reference(reference, "v")
+    tensor_data = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
+    alone, bare, reference = tensor_data.to_proto("v"), TensorProto(), TensorProto()
+    tensor_data.fill_without_values(bare, "v")
+    tensor_data.fill_reference(reference, "v")
 
     assert alone == TensorProto(
         name="v", data_type=TensorProto.FLOAT, dims=VALUES.shape, doc_string="why", raw_data=VALUES.tobytes()
     )
     assert bare == TensorProto(name="v", data_type=TensorProto.FLOAT, dims=VALUES.shape, doc_string="why")
-    assert (reference.name, reference.external_data) == ("v", payload.proto.external_data)
+    assert (reference.name, reference.external_data) == ("v", tensor_data.proto.external_data)
     assert reference.data_location == TensorProto.EXTERNAL
-    assert payload.proto.name == "w"
+    assert tensor_data.proto.name == "w"
 
 
 def test_large_values_beside_a_model_are_streamed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.ir.stored.CHUNK_BYTES", 10)
-    payload = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
+    monkeypatch.setattr("onnxq.ir.tensor_data.CHUNK_BYTES", 10)
+    tensor_data = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
 
-    assert [len(chunk) for chunk in payload.chunks()] == [10, 10, 4]
+    assert [len(chunk) for chunk in tensor_data.chunks()] == [10, 10, 4]
 
 
 def test_a_payload_knows_the_folder_that_it_lies_in(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "link").symlink_to(tmp_path)
-    payload = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
-    linked = ProtoPayload(payload.proto, DataFolder(tmp_path / "link"))
+    tensor_data = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
+    linked = ProtoTensor(tensor_data.proto, DataFolder(tmp_path / "link"))
 
-    assert payload.lies_in(tmp_path.resolve())
+    assert tensor_data.lies_in(tmp_path.resolve())
     assert linked.lies_in(tmp_path.resolve())
-    assert not payload.lies_in((tmp_path / "other").resolve())
-    assert not ProtoPayload(numpy_helper.from_array(VALUES), DataFolder(tmp_path)).lies_in(tmp_path.resolve())
+    assert not tensor_data.lies_in((tmp_path / "other").resolve())
+    assert not ProtoTensor(numpy_helper.from_array(VALUES), DataFolder(tmp_path)).lies_in(tmp_path.resolve())
 
 
 def test_what_lies_beside_a_model_has_to_stay_as_it_was_read(tmp_path: Path) -> None:
-    payload = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
-    ends = payload.ends
+    tensor_data = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
+    ends = tensor_data.fingerprint
     (tmp_path / "w.bin").write_bytes(bytes(100))
 
-    assert ends == payload.ends == "0.0 5.0"
-    for read in (payload.load, payload.data_range().view, lambda: list(payload.chunks()), lambda: payload.to_proto("")):
+    assert ends == tensor_data.fingerprint == "0.0 5.0"
+    for read in (
+        tensor_data.load,
+        tensor_data.data_range().view,
+        lambda: list(tensor_data.chunks()),
+        lambda: tensor_data.to_proto(""),
+    ):
         with pytest.raises(ModelError, match="tensor 'w', changed after the model was read"):
             read()
 
 
 def test_values_beside_a_model_are_checked_when_it_is_read(tmp_path: Path) -> None:
-    payload = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
+    tensor_data = beside(tmp_path, TensorProto.FLOAT, VALUES.shape, VALUES.tobytes())
     text = TensorProto(name="w", data_type=TensorProto.STRING, dims=[1], data_location=TensorProto.EXTERNAL)
     (tmp_path / "w.bin").write_bytes(bytes(10))
 
     with pytest.raises(ModelError, match="needs bytes 4 to 28"):
-        ProtoPayload(payload.proto, DataFolder(tmp_path))
+        ProtoTensor(tensor_data.proto, DataFolder(tmp_path))
     with pytest.raises(ModelError, match="holds strings, which external data cannot store"):
-        ProtoPayload(text, DataFolder(tmp_path))
+        ProtoTensor(text, DataFolder(tmp_path))
     with pytest.raises(ModelError, match="the model has no folder"):
-        ProtoPayload(payload.proto).load()
+        ProtoTensor(tensor_data.proto).load()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_a_tensor_that_does_not_fit_its_description_is_refused_by_name(change, m
     change(proto)
 
     with pytest.raises(ModelError, match=message):
-        ProtoPayload(proto)
+        ProtoTensor(proto)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +208,7 @@ def test_typed_fields_have_to_hold_as_many_entries_as_the_shape_says(
     getattr(proto, field).extend(values)
 
     with pytest.raises(ModelError, match=f"tensor 'w' .* {message}; the model is damaged"):
-        ProtoPayload(proto)
+        ProtoTensor(proto)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +228,15 @@ def test_an_export_dtype_converts_the_values_at_once() -> None:
     made = Constant("t", np.ones(2, np.float32), export_dtype=TensorProto.BFLOAT16)
 
     assert made.dtype == np.dtype(ml_dtypes.bfloat16)
-    assert made.payload.to_proto("t").raw_data == b"\x80\x3f\x80\x3f"
+    assert made.tensor_data.to_proto("t").raw_data == b"\x80\x3f\x80\x3f"
 
 
 def test_what_is_stored_already_stays_as_it_is() -> None:
-    payload, proto = ArrayPayload(VALUES), numpy_helper.from_array(VALUES, "w")
+    tensor_data, proto = ArrayData(VALUES), numpy_helper.from_array(VALUES, "w")
     lazy = as_payload(LazyValues(proto))
 
-    assert as_payload(payload) is payload
-    assert isinstance(lazy, ProtoPayload)
+    assert as_payload(tensor_data) is tensor_data
+    assert isinstance(lazy, ProtoTensor)
     assert lazy.proto is proto
     assert as_payload(VALUES, np.float32).load() is VALUES
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper
 
-from onnxq.ir.stored_tensors import external_files, stored_tensors
+from onnxq.ir.protos import external_files, stored_tensors
 
 
 def tensor(name: str, location: str = "") -> TensorProto:

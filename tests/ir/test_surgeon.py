@@ -45,7 +45,7 @@ def test_stock_objects_take_our_classes_in_place() -> None:
     assert [type(item) for item in (node, detached, node.outputs[0])] == [Node, Node, Variable]
     constants = (node.attrs["t"], graph.outputs[1], graph.nodes[0].inputs[1])
     assert [type(item) for item in constants] == [Constant] * 3
-    assert [item.payload.shape for item in constants] == [(1,), (1,), (4,)]
+    assert [item.tensor_data.shape for item in constants] == [(1,), (1,), (4,)]
     remove_unused(graph)
     assert [node.name for node in graph.nodes] == ["scale", "branch"]
 

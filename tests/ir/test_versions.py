@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
+from onnxq.ir.protos import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
 
 
 @pytest.mark.parametrize(

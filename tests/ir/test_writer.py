@@ -15,7 +15,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import (
     Graph,
     Node,
-    PackedPayload,
+    PackedTensor,
     Variable,
     constant,
     load,
@@ -23,8 +23,8 @@ from onnxq.ir import (
     save,
     to_model,
 )
-from onnxq.ir.model import Constant
-from onnxq.ir.sidecar import ALIGNMENT
+from onnxq.ir.external_data import ALIGNMENT
+from onnxq.ir.graph import Constant
 
 
 def test_a_small_model_is_one_file(tmp_path) -> None:
@@ -118,7 +118,7 @@ def test_data_is_copied_with_and_without_the_help_of_the_kernel(tmp_path, monkey
         return real(source, target, min(count, 1000), *offsets)
 
     monkeypatch.setattr(os, "copy_file_range", copy_a_little)
-    monkeypatch.setattr("onnxq.ir.sidecar.CHUNK_BYTES", 999)
+    monkeypatch.setattr("onnxq.ir.writer.CHUNK_BYTES", 999)
     save(load(path), tmp_path / "n.onnx")
 
     assert calls
@@ -136,7 +136,7 @@ def test_data_is_copied_where_the_system_has_no_such_call(tmp_path, monkeypatch)
 
 def test_a_weight_used_under_two_names_is_stored_once(tmp_path) -> None:
     graph = read_model(model())
-    twin = Constant("twin", graph.initializers[0].payload)
+    twin = Constant("twin", graph.initializers[0].tensor_data)
     graph.nodes[1].inputs[1] = twin
 
     save(graph, tmp_path / "m.onnx", external_data=True)
@@ -164,7 +164,7 @@ def test_packed_weights_are_streamed_and_run_in_onnxruntime(tmp_path) -> None:
         ]
     )
     graph = read_model(source)
-    graph.initializers[0].values = PackedPayload(TensorProto.INT4, (64, 64), b"\x11" * 2048)
+    graph.initializers[0].values = PackedTensor(TensorProto.INT4, (64, 64), b"\x11" * 2048)
 
     save(graph, tmp_path / "m.onnx", external_data=True)
 

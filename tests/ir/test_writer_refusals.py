@@ -15,7 +15,7 @@ def test_two_tensors_of_one_name_are_refused() -> None:
     graph = read_model(model())
     graph.nodes[0].inputs[1] = constant("v", np.ones((40, 40), np.float32))
 
-    with pytest.raises(ModelError, match=r"graph 'g' has two tensors named 'v'; take new names from Names\.fresh"):
+    with pytest.raises(ModelError, match=r"graph 'g' has two tensors named 'v'; take new names from Names\.unique"):
         to_model(graph)
 
 
@@ -38,7 +38,7 @@ def test_a_tensor_that_nothing_produces_is_refused() -> None:
 
 def test_a_tensor_of_another_branch_is_out_of_sight() -> None:
     graph = read_model(model())
-    then, otherwise = graph.nodes[2].bodies()
+    then, otherwise = graph.nodes[2].subgraphs()
     otherwise.nodes[0].inputs[1] = then.nodes[0].outputs[0]
 
     with pytest.raises(ModelError, match="reads the tensor 'p', which nothing produces where it could see it"):
@@ -47,7 +47,7 @@ def test_a_tensor_of_another_branch_is_out_of_sight() -> None:
 
 def test_a_hidden_tensor_is_refused() -> None:
     graph = read_model(model())
-    then, _ = graph.nodes[2].bodies()
+    then, _ = graph.nodes[2].subgraphs()
     then.nodes.insert(0, Node("Neg", "hides", inputs=[graph.inputs[0]], outputs=[Variable("b")]))
 
     with pytest.raises(ModelError, match="reads a tensor 'b', but another tensor of that name hides it"):

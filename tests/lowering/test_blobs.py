@@ -9,7 +9,7 @@ from onnx import TensorProto
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Spec, Storage
 from onnxq.ir import Graph, Names, Tensor, Variable, constant, to_model
-from onnxq.lowering import Chain, fits_blob, gather_block_quantized, is_kernel_block, matmul_nbits
+from onnxq.lowering import NodeBuilder, gather_block_quantized, is_kernel_block, kernel_supports, matmul_nbits
 from onnxq.numerics.affine import QTensor
 from onnxq.runtime.sessions import open_session, run
 
@@ -31,7 +31,7 @@ def quantized(spec: Spec, shape: tuple[int, int], axis: int) -> QTensor:
     return encode_array(weight, spec, channel_axis=1 - axis, reduction_axis=axis)
 
 
-def outputs_of(chain: Chain, given: Variable, made: Variable) -> Graph:
+def outputs_of(chain: NodeBuilder, given: Variable, made: Variable) -> Graph:
     made.dtype = FLOAT
     return Graph(chain.nodes, [given], [made], "blobs", opset=24)
 
@@ -40,7 +40,7 @@ def outputs_of(chain: Chain, given: Variable, made: Variable) -> Graph:
 @pytest.mark.parametrize("bias", [None, np.linspace(-1, 1, 24, dtype=np.float32)], ids=["plain", "bias"])
 def test_matmulnbits_multiplies_what_numpy_decodes(spec: Spec, bias: np.ndarray | None) -> None:
     weight = quantized(spec, (70, 24), 0)
-    chain, data = Chain("w", Names(Graph())), Variable("x", FLOAT, ["n", 70])
+    chain, data = NodeBuilder("w", Names(Graph())), Variable("x", FLOAT, ["n", 70])
     added: Tensor | None = None if bias is None else constant("b", bias)
     product = matmul_nbits(chain, weight, spec, data, added, TensorProto.FLOAT)
     # One of each row has an exact 8-bit code, whatever the runtime makes of data.
@@ -52,7 +52,7 @@ def test_matmulnbits_multiplies_what_numpy_decodes(spec: Spec, bias: np.ndarray 
 @every_spec
 def test_gatherblockquantized_looks_up_what_numpy_decodes(spec: Spec) -> None:
     table = quantized(spec, (30, 64), 1)
-    chain, indices = Chain("w", Names(Graph())), Variable("i", np.dtype(np.int64), ["a", "b"])
+    chain, indices = NodeBuilder("w", Names(Graph())), Variable("i", np.dtype(np.int64), ["a", "b"])
     found = gather_block_quantized(chain, table, spec, indices, TensorProto.FLOAT)
     given = np.array([[0, 29], [7, -1]])
     (rows,) = run(open_session(to_model(outputs_of(chain, indices, found))), {"i": given})
@@ -74,6 +74,6 @@ def test_gatherblockquantized_looks_up_what_numpy_decodes(spec: Spec) -> None:
     ids=str,
 )
 def test_they_take_small_integers_in_blocks_of_a_power_of_two(spec: Spec, fits: bool) -> None:
-    assert fits_blob(spec, "MatMul") is fits_blob(spec, "Gather") is fits
-    assert not fits_blob(spec, "Conv")
+    assert kernel_supports(spec, "MatMul") is kernel_supports(spec, "Gather") is fits
+    assert not kernel_supports(spec, "Conv")
     assert is_kernel_block(spec.per) or not fits

@@ -14,7 +14,7 @@ from lowering.combinations import OPERATORS, STORED, calls, expected, matrix, ru
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
 from onnxq.ir import Graph, Names, to_model
-from onnxq.lowering import Chain, decode_folded, decode_linear, is_linear
+from onnxq.lowering import NodeBuilder, decode_folded, decode_linear, is_linear
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import format_named
 from onnxq.planning.weights import decide_weights
@@ -31,12 +31,12 @@ def matrix_of(spec: Spec, rows: int = 24, columns: int = 20) -> QTensor:
     return encode_array(weight, spec, channel_axis=1, reduction_axis=0)
 
 
-def ops(chain: Chain) -> list[str]:
+def ops(chain: NodeBuilder) -> list[str]:
     return [node.op for node in chain.nodes]
 
 
-def new_chain() -> Chain:
-    return Chain("w", Names(Graph()))
+def new_chain() -> NodeBuilder:
+    return NodeBuilder("w", Names(Graph()))
 
 
 # --- the matrix -----------------------------------------------------------------------------------------------------

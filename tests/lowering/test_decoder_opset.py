@@ -13,7 +13,7 @@ from lowering.combinations import OPERATORS, specs
 from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
 from onnxq.ir import as_graph, remove_unused, to_model
-from onnxq.lowering import Emit, decoder_opset
+from onnxq.lowering import AllowedOps, minimum_opset
 from onnxq.passes import DecodeWeights, ReplaceWithContrib, StoreWeights
 from onnxq.planning.plan import Plan
 from onnxq.planning.weights import decide_weights, weight_opset
@@ -29,9 +29,9 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("emit", Emit)
+@pytest.mark.parametrize("emit", AllowedOps)
 @pytest.mark.parametrize("op", TEXTS)
-def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: Emit) -> None:
+def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: AllowedOps) -> None:
     shape = OPERATORS[op][1]
     weight = np.linspace(-1, 1, math.prod(shape), dtype=np.float32).reshape(shape)
     made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> main {TEXTS[op]}')
@@ -55,27 +55,27 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: Emit) ->
 @pytest.mark.parametrize(
     ("spec", "op", "emit", "folded", "opset"),
     [
-        (Spec("int8", Granularity.CHANNEL), "Conv", Emit.QDQ, True, 7),
-        (Spec("int8", Granularity.CHANNEL), "MatMul", Emit.QDQ, False, 13),
-        (Spec("int8", (32,)), "Conv", Emit.QDQ, True, 11),
-        (Spec("int8", (32,)), "MatMul", Emit.QDQ, False, 21),
-        (Spec("int8", (32,)), "MatMul", Emit.ORT, False, 7),
-        (Spec("int4", (32,)), "Conv", Emit.QDQ, True, 21),
-        (Spec("int4", (32,)), "Gather", Emit.QDQ, False, 18),
-        (Spec("int4", (32,), storage=Storage.WORDS), "Conv", Emit.QDQ, True, 18),
-        (Spec("int2", (32,)), "MatMul", Emit.QDQ, False, 25),
-        (Spec("float8e4m3fn"), "Conv", Emit.QDQ, True, 19),
-        (Spec("float8e4m3fn"), "Gather", Emit.QDQ, False, 7),
-        (Spec("float4e2m1", (32,)), "Conv", Emit.QDQ, True, 21),
-        (Spec("float4e2m1", (32,)), "Conv", Emit.STRICT, True, 23),
-        (Spec("float6e2m3", (32,)), "Conv", Emit.QDQ, True, 19),
-        (Spec("float6e2m3", (32,)), "Conv", Emit.STRICT, True, 28),
-        (Spec("int8", (32,), scale="bfloat16"), "Conv", Emit.QDQ, True, 13),
-        (Spec("int8", (32,), scale="float16"), "Conv", Emit.QDQ, True, 11),
-        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", Emit.ORT, False, 7),
-        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", Emit.STRICT, False, 24),
+        (Spec("int8", Granularity.CHANNEL), "Conv", AllowedOps.QDQ, True, 7),
+        (Spec("int8", Granularity.CHANNEL), "MatMul", AllowedOps.QDQ, False, 13),
+        (Spec("int8", (32,)), "Conv", AllowedOps.QDQ, True, 11),
+        (Spec("int8", (32,)), "MatMul", AllowedOps.QDQ, False, 21),
+        (Spec("int8", (32,)), "MatMul", AllowedOps.ORT, False, 7),
+        (Spec("int4", (32,)), "Conv", AllowedOps.QDQ, True, 21),
+        (Spec("int4", (32,)), "Gather", AllowedOps.QDQ, False, 18),
+        (Spec("int4", (32,), storage=Storage.WORDS), "Conv", AllowedOps.QDQ, True, 18),
+        (Spec("int2", (32,)), "MatMul", AllowedOps.QDQ, False, 25),
+        (Spec("float8e4m3fn"), "Conv", AllowedOps.QDQ, True, 19),
+        (Spec("float8e4m3fn"), "Gather", AllowedOps.QDQ, False, 7),
+        (Spec("float4e2m1", (32,)), "Conv", AllowedOps.QDQ, True, 21),
+        (Spec("float4e2m1", (32,)), "Conv", AllowedOps.STRICT, True, 23),
+        (Spec("float6e2m3", (32,)), "Conv", AllowedOps.QDQ, True, 19),
+        (Spec("float6e2m3", (32,)), "Conv", AllowedOps.STRICT, True, 28),
+        (Spec("int8", (32,), scale="bfloat16"), "Conv", AllowedOps.QDQ, True, 13),
+        (Spec("int8", (32,), scale="float16"), "Conv", AllowedOps.QDQ, True, 11),
+        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", AllowedOps.ORT, False, 7),
+        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", AllowedOps.STRICT, False, 24),
     ],
     ids=str,
 )
-def test_the_opset_is_that_of_the_newest_part(spec: Spec, op: str, emit: Emit, folded: bool, opset: int) -> None:
-    assert decoder_opset(spec, op, emit, folded=folded) == opset
+def test_the_opset_is_that_of_the_newest_part(spec: Spec, op: str, emit: AllowedOps, folded: bool, opset: int) -> None:
+    assert minimum_opset(spec, op, emit, folded=folded) == opset

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from onnxq.ir import Graph, Names
-from onnxq.lowering import Chain
-from onnxq.lowering.native import numbers, stored_format
+from onnxq.lowering import NodeBuilder
+from onnxq.lowering.decode import native_numbers, stored_format
 from onnxq.numerics.formats import FORMATS, Format
 
 SMALL = [format for format in FORMATS.values() if format.bits <= 8]
@@ -36,8 +36,8 @@ def test_the_stored_format_has_every_value(format: Format) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_types_without_kernels_are_stored_in_others(name: str, stored: str, nbytes: int, strict: bool) -> None:
     format = FORMATS[name]
-    chain = Chain("w", Names(Graph()))
-    numbers(chain, format.round(np.linspace(-2, 2, 8)), format, strict=strict)
+    chain = NodeBuilder("w", Names(Graph()))
+    native_numbers(chain, format.round(np.linspace(-2, 2, 8)), format, strict=strict)
     codes = chain.nodes[0].inputs[0]
-    assert codes.payload.onnx_dtype == (format if strict else FORMATS[stored]).onnx_type
+    assert codes.tensor_data.onnx_dtype == (format if strict else FORMATS[stored]).onnx_type
     assert codes.nbytes == (format.bits if strict else nbytes)

@@ -6,13 +6,13 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
-from onnxq.lowering import Chain
+from onnxq.lowering import NodeBuilder
 from onnxq.numerics.formats import FORMATS
 
 
 def test_names_come_from_the_weight_and_are_new() -> None:
     taken = Graph([Node("Neg", "w.cast", {}, [Variable("x")], [Variable("w.codes")])], name="taken")
-    chain = Chain("w", Names(taken))
+    chain = NodeBuilder("w", Names(taken))
     codes = chain.store("codes", np.zeros(3, np.int8))
     first, second = chain.cast("numbers", codes), chain.cast("numbers", codes)
     assert [codes.name, first.name, second.name] == ["w.codes.1", "w.numbers", "w.numbers.1"]
@@ -20,14 +20,14 @@ def test_names_come_from_the_weight_and_are_new() -> None:
 
 
 def test_codes_of_few_bits_share_bytes() -> None:
-    codes = Chain("w", Names(Graph())).store_codes("codes", np.array([[-8, 7, 1]], np.int8), FORMATS["int4"])
+    codes = NodeBuilder("w", Names(Graph())).store_codes("codes", np.array([[-8, 7, 1]], np.int8), FORMATS["int4"])
     assert isinstance(codes, Constant)
-    assert (codes.shape, codes.nbytes, codes.payload.onnx_dtype) == ((1, 3), 2, TensorProto.INT4)
+    assert (codes.shape, codes.nbytes, codes.tensor_data.onnx_dtype) == ((1, 3), 2, TensorProto.INT4)
     assert codes.values.astype(np.int8).tolist() == [[-8, 7, 1]]
 
 
 def test_each_node_reads_what_stands_before_it() -> None:
-    chain = Chain("w", Names(Graph()))
+    chain = NodeBuilder("w", Names(Graph()))
     padded = chain.pad("padded", chain.cast("numbers", chain.store("codes", np.ones((2, 3), np.int8))), [0, 1])
     split = chain.reshape("split", padded, [2, 2, 2])
     cut = chain.cut("cut", split, 1, 1)
@@ -37,7 +37,7 @@ def test_each_node_reads_what_stands_before_it() -> None:
 
 
 def test_each_node_stands_for_what_the_chain_takes_the_place_of() -> None:
-    chain = Chain("cell", Names(Graph()), (("cell", "GRU"),))
+    chain = NodeBuilder("cell", Names(Graph()), (("cell", "GRU"),))
     shape = chain.variable("shape", np.int64)
     chain.append(Node("Shape", chain.named("shape"), {}, [Variable("x")], [shape]))
     chain.cast("numbers", shape)

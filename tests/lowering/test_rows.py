@@ -13,8 +13,8 @@ from lowering.combinations import STORED
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Spec, Storage
 from onnxq.ir import Graph, Names, Node, Variable, to_model
-from onnxq.lowering import Chain, decode_rows
-from onnxq.lowering.rows import is_packed
+from onnxq.lowering import NodeBuilder, decode_rows
+from onnxq.lowering.decode import is_packed
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import format_named
 from onnxq.runtime.sessions import open_session, run
@@ -29,7 +29,7 @@ def table(spec: Spec) -> QTensor:
 
 def rows(spec: Spec, indices: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[Node]]:
     """What onnxruntime looks up when the extents of the indices are only known at run time, and the nodes."""
-    chain = Chain("w", Names(Graph()))
+    chain = NodeBuilder("w", Names(Graph()))
     given = Variable("i", indices.dtype, [None] * indices.ndim)
     found = decode_rows(chain, table(spec), spec, given, indices.ndim, TensorProto.FLOAT)
     found.dtype = np.dtype(np.float32)

@@ -9,8 +9,8 @@ from onnx import TensorProto
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Spec
 from onnxq.ir import Constant, Graph, Names
-from onnxq.lowering import Chain
-from onnxq.lowering.scale_tensors import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
+from onnxq.lowering import NodeBuilder
+from onnxq.lowering.decode import scale_tensor, strict_scale, zero_point_codes, zero_point_numbers
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import SCALE_FORMATS
 
@@ -19,8 +19,8 @@ def quantized(spec: Spec) -> QTensor:
     return encode_array(np.linspace(-3, 5, 64, dtype=np.float32).reshape(8, 8), spec, channel_axis=0, reduction_axis=1)
 
 
-def new_chain() -> Chain:
-    return Chain("w", Names(Graph()))
+def new_chain() -> NodeBuilder:
+    return NodeBuilder("w", Names(Graph()))
 
 
 @pytest.mark.parametrize("name", SCALE_FORMATS)
@@ -28,7 +28,7 @@ def test_a_scale_is_stored_in_its_format_and_cast(name: str) -> None:
     chain, spec = new_chain(), Spec("int8", (4,), scale=name)
     scale = scale_tensor(chain, quantized(spec), spec, (8, 2), TensorProto.FLOAT)
     stored = scale if isinstance(scale, Constant) else chain.nodes[0].inputs[0]
-    assert stored.payload.onnx_dtype == (TensorProto.UINT8 if name == "e8m0" else SCALE_FORMATS[name].onnx_type)
+    assert stored.tensor_data.onnx_dtype == (TensorProto.UINT8 if name == "e8m0" else SCALE_FORMATS[name].onnx_type)
     assert stored.shape == (8, 2)
     assert [node.op for node in chain.nodes] == {"float32": [], "e8m0": ["Cast", "Gather"]}.get(name, ["Cast"])
     values = stored.values.view(SCALE_FORMATS[name].dtype).astype(np.float32)
@@ -84,4 +84,4 @@ def test_a_symmetric_weight_has_no_zero_point() -> None:
 def test_a_zero_point_takes_the_type_of_the_codes_or_bytes(in_bytes: bool, dtype: int) -> None:
     chain, spec = new_chain(), Spec("uint4", (4,), symmetric=False)
     zero_point_numbers(chain, quantized(spec), (8, 2), in_bytes=in_bytes)
-    assert chain.nodes[0].inputs[0].payload.onnx_dtype == dtype
+    assert chain.nodes[0].inputs[0].tensor_data.onnx_dtype == dtype

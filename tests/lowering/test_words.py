@@ -7,8 +7,15 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.ir import Graph, Names, Variable, to_model
-from onnxq.lowering import Chain
-from onnxq.lowering.words import numbers, numbers_in, numbers_in_bytes, store_bytes, store_words, typed_codes
+from onnxq.lowering import NodeBuilder
+from onnxq.lowering.decode import (
+    codes_from_words,
+    numbers_from_words,
+    numbers_in,
+    numbers_in_bytes,
+    store_bytes,
+    store_words,
+)
 from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.packing import pack
 from onnxq.runtime.sessions import open_session, run
@@ -16,8 +23,8 @@ from onnxq.runtime.sessions import open_session, run
 FILLING = [format for format in FORMATS.values() if format.bits in (2, 4, 8)]
 
 
-def new_chain() -> Chain:
-    return Chain("w", Names(Graph()))
+def new_chain() -> NodeBuilder:
+    return NodeBuilder("w", Names(Graph()))
 
 
 def all_codes(name: str) -> np.ndarray:
@@ -33,7 +40,7 @@ def all_codes(name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", [format.name for format in FILLING])
 def test_every_pattern_leaves_its_word_as_the_number_it_is(name: str) -> None:
     chain = new_chain()
-    found = numbers(chain, all_codes(name), FORMATS[name])
+    found = numbers_from_words(chain, all_codes(name), FORMATS[name])
     found.dtype = np.dtype(np.float32)
     model = to_model(Graph(chain.nodes, outputs=[found], name="words", opset=18))
     (values,) = run(open_session(model), {})
@@ -81,5 +88,5 @@ def test_nothing_is_shifted_out_that_a_division_would_round() -> None:
 
 def test_typed_codes_have_the_type_of_the_format() -> None:
     chain = new_chain()
-    typed_codes(chain, all_codes("int4"), FORMATS["int4"])
+    codes_from_words(chain, all_codes("int4"), FORMATS["int4"])
     assert chain.nodes[-1].attrs == {"to": TensorProto.INT4}

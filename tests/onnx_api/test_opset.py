@@ -6,7 +6,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, constant, load, minimum_ir_version, read_model, save, scopes, to_model
+from onnxq.ir import (
+    Graph,
+    all_graphs,
+    constant,
+    load,
+    minimum_ir_version,
+    read_model,
+    save,
+    to_model,
+)
 from onnxq.onnx_api import inline_functions, upgrade_opset
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as outputs_of
@@ -29,7 +38,7 @@ def old_model() -> onnx.ModelProto:
 
 
 def node(graph: Graph, name: str) -> object:
-    return next(node for scope in scopes(graph) for node in scope.nodes if node.name == name)
+    return next(node for scope in all_graphs(graph) for node in scope.nodes if node.name == name)
 
 
 def run(model: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
@@ -56,7 +65,7 @@ def test_an_upgrade_shares_the_weights_and_leaves_the_given_graph() -> None:
 
     upgraded = upgrade_opset(graph, 21)
 
-    assert upgraded.initializers[0].payload is graph.initializers[0].payload
+    assert upgraded.initializers[0].tensor_data is graph.initializers[0].tensor_data
     assert graph.opset == 11
     assert to_model(graph) == model
 
@@ -211,8 +220,14 @@ def test_calls_of_functions_are_inlined_in_bodies_and_in_functions() -> None:
     inlined = inline_functions(graph)
 
     assert inlined.functions == []
-    assert {node.op for scope in scopes(inlined) for node in scope.nodes} == {"Softmax", "Add", "MatMul", "If", "Neg"}
-    assert inlined.initializers[0].payload is graph.initializers[0].payload
+    assert {node.op for scope in all_graphs(inlined) for node in scope.nodes} == {
+        "Softmax",
+        "Add",
+        "MatMul",
+        "If",
+        "Neg",
+    }
+    assert inlined.initializers[0].tensor_data is graph.initializers[0].tensor_data
     assert node(inlined, "matmul").source.metadata_props[0].value == "v"
     assert to_model(graph) == model, "the given graph is not changed"
     np.testing.assert_allclose(run(to_model(inlined), **feeds), run(model, **feeds), rtol=1e-6)
@@ -241,8 +256,8 @@ def test_a_graph_can_become_its_upgrade_in_place() -> None:
     graph.nodes[0].inputs[1] = constant("other", WEIGHT)
 
     assert graph.opset == 21
-    assert [body.parent for body in node(graph, "branch").bodies()] == [graph, graph]
-    assert graph.outputs[0].returned_by == [graph]
+    assert [body.parent for body in node(graph, "branch").subgraphs()] == [graph, graph]
+    assert graph.outputs[0].graph_output_of == [graph]
     assert [tensor.name for tensor in to_model(graph).graph.initializer] == ["other"]
 
 

@@ -5,7 +5,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, read_model, scopes, to_model
+from onnxq.ir import Graph, all_graphs, read_model, to_model
 from onnxq.onnx_api import infer_shapes
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>
@@ -32,7 +32,7 @@ def graph_of(text: str = MODEL) -> Graph:
 def shapes(graph: Graph) -> dict[str, tuple[object, object]]:
     return {
         tensor.name: (tensor.dtype and np.dtype(tensor.dtype).name, tensor.shape)
-        for scope in scopes(graph)
+        for scope in all_graphs(graph)
         for node in scope.nodes
         for tensor in node.outputs
     }
@@ -119,7 +119,7 @@ def test_weights_are_not_read(monkeypatch) -> None:
     weight = next(tensor for tensor in graph.initializers if tensor.name == "w")
     assert weight.nbytes < 1024
     weight.values = np.zeros((64, 3, 3, 3), np.float32)
-    monkeypatch.setattr(type(weight.payload), "chunks", None)
+    monkeypatch.setattr(type(weight.tensor_data), "chunks", None)
 
     infer_shapes(graph)
 

@@ -4,8 +4,8 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.ir import Graph, load, read_model, save, to_model
-from onnxq.onnx_api import skeleton
-from onnxq.onnx_api.skeleton import Skeleton
+from onnxq.onnx_api import weightless_model
+from onnxq.onnx_api.weightless import WeightlessModel
 
 LARGE = np.arange(1024, dtype=np.float32)
 
@@ -20,7 +20,7 @@ def graph() -> Graph:
 
 
 def test_large_weights_are_references_and_small_ones_stay() -> None:
-    large, small, names = skeleton(graph()).graph.initializer
+    large, small, names = weightless_model(graph()).graph.initializer
 
     assert large.data_location == TensorProto.EXTERNAL
     assert (list(large.dims), large.doc_string, large.raw_data) == ([1024], "doc", b"")
@@ -30,7 +30,7 @@ def test_large_weights_are_references_and_small_ones_stay() -> None:
 
 def test_the_threshold_is_in_bytes() -> None:
     def count(threshold: int) -> int:
-        stored = skeleton(graph(), threshold).graph.initializer
+        stored = weightless_model(graph(), threshold).graph.initializer
         return sum(tensor.data_location == TensorProto.EXTERNAL for tensor in stored)
 
     assert (count(4097), count(4096), count(5), count(4), count(0)) == (0, 1, 1, 2, 2)
@@ -41,11 +41,11 @@ def test_a_skeleton_of_external_weights_does_not_read_them(tmp_path, monkeypatch
     read = load(tmp_path / "m.onnx")
     monkeypatch.setattr(np, "memmap", None)
 
-    assert len(skeleton(read).SerializeToString()) < 5000
+    assert len(weightless_model(read).SerializeToString()) < 5000
 
 
 def test_restoring_puts_every_weight_back() -> None:
     original = graph()
 
     for threshold in (0, 1024, 10**6):
-        assert to_model(Skeleton.of(original, threshold).restore()) == to_model(original)
+        assert to_model(WeightlessModel.of(original, threshold).restore()) == to_model(original)

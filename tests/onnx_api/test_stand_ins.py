@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from onnxq.ir import Variable, nodes, read_model
+from onnxq.ir import Variable, all_nodes, read_model
 from onnxq.ir.types import infer_types
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import OPERATORS
@@ -20,7 +20,7 @@ def found(body: str) -> dict[str, tuple[str, object]]:
     infer_shapes(graph)
     return {
         tensor.name: (np.dtype(tensor.dtype).name if tensor.dtype is not None else "", tensor.shape)
-        for _, node in nodes(graph)
+        for _, node in all_nodes(graph)
         for tensor in node.outputs
     }
 
@@ -130,10 +130,10 @@ def test_what_onnx_infers_wrongly_is_not_believed(opset: int, body: str, shape: 
         )
     )
     infer_shapes(graph)
-    found = {tensor.name: tensor.shape for _, node in nodes(graph) for tensor in node.outputs}
+    found = {tensor.name: tensor.shape for _, node in all_nodes(graph) for tensor in node.outputs}
     assert found["y"] == shape
     assert found.get("k", [None])[0] is None
-    for _, node in nodes(graph):
+    for _, node in all_nodes(graph):
         if node.outputs[0].name == "y":
             alone = node.copy(node.inputs, [Variable(tensor.name) for tensor in node.outputs])
             infer_types(alone, graph.opset_imports)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxq.ir import Node, Variable
-from onnxq.ops.channels import PassageRule, aligned, concatenated, picked, reshaped, scaled, split, transposed
+from onnxq.ops.channel_maps import ChannelMapRule, aligned, concatenated, picked, reshaped, scaled, split, transposed
 
 
 def node(op: str, inputs: list[list[int | None]], outputs: list[list[int | None]], **attributes: object) -> Node:
@@ -69,6 +69,6 @@ def test_transposed_picked_and_broadcast() -> None:
     ("op", "rule"),
     [("Reshape", reshaped), ("Unsqueeze", reshaped), ("Transpose", transposed), ("Concat", concatenated)],
 )
-def test_channels_of_unknown_shapes_are_not_followed(op: str, rule: PassageRule) -> None:
+def test_channels_of_unknown_shapes_are_not_followed(op: str, rule: ChannelMapRule) -> None:
     unknown = Node(op, "n", {"axis": 1}, [Variable("x", np.float32)], [Variable("y", np.float32)])
     assert isinstance(rule(unknown, 0, 1), str)

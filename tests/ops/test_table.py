@@ -62,7 +62,7 @@ def test_weights_are_what_some_roles_have(key: OperatorKey, row: Operator) -> No
     assert bool(row.weights) == (row.role in (Role.COMPUTE, Role.WEIGHTED) or row.looks_up)
     assert not (row.product or row.recurrent or row.transposed) or row.weights
     assert row.role is not Role.FLOAT or row.bias is None
-    assert row.moves == (row.role is Role.CARRIER)
+    assert row.moves == (row.role is Role.PASS_THROUGH)
 
 
 @rows

@@ -19,7 +19,7 @@ from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encodings import Codes
 from onnxq.config.presets import preset_named
 from onnxq.ir import Graph, as_graph, load, save, to_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
     CANONICAL,
@@ -94,7 +94,7 @@ def prepared(name: str, scheme: str, folder: Path) -> Prepared:
     (folder / f"{name}-{scheme}").mkdir()
     path = folder / f"{name}-{scheme}" / "prepared.onnx"
     save(graph, path)
-    emit = Emit.ORT if scheme == "int8-dynamic" else Emit.QDQ
+    emit = AllowedOps.ORT if scheme == "int8-dynamic" else AllowedOps.QDQ
     bench = Workbench(path, preset_named(scheme), target_named("onnxruntime-cpu"), emit=emit)
     plan = bench.plan({})
     statistics = bench.calibrate(plan, [sample(model, seed) for seed in SEEDS], silent)

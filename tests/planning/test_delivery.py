@@ -9,7 +9,7 @@ import pytest
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.ir import read_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard, missing
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
@@ -82,15 +82,15 @@ def test_reasons_account_for_all_weights_also_where_not_all_are_told() -> None:
 @pytest.mark.parametrize(
     ("emit", "preset", "target", "left"),
     [
-        (Emit.QDQ, "int8", "onnxruntime-cpu", 1),
-        (Emit.QDQ, "int8-dynamic", "onnxruntime-cpu", 1),
-        (Emit.ORT, "int8", "onnxruntime-cpu", 0),
-        (Emit.QDQ, "int8-storage", "onnxruntime-cpu", 0),
-        (Emit.QDQ, "int8", "tensorrt", 0),
+        (AllowedOps.QDQ, "int8", "onnxruntime-cpu", 1),
+        (AllowedOps.QDQ, "int8-dynamic", "onnxruntime-cpu", 1),
+        (AllowedOps.ORT, "int8", "onnxruntime-cpu", 0),
+        (AllowedOps.QDQ, "int8-storage", "onnxruntime-cpu", 0),
+        (AllowedOps.QDQ, "int8", "tensorrt", 0),
     ],
 )
 def test_cells_that_standard_onnx_leaves_in_float_are_counted(
-    emit: Emit, preset: str, target: str, left: int, build
+    emit: AllowedOps, preset: str, target: str, left: int, build
 ) -> None:
     cell = "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = LSTM <hidden_size = 16> (x, w, r) }"
     graph, scheme = prepare(read_model(build(cell, w=(1, 64, 8), r=(1, 64, 16)))), PRESETS[preset]

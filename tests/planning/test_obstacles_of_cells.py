@@ -9,7 +9,7 @@ from onnx import ModelProto
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.ir import read_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Decision
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
@@ -23,7 +23,7 @@ SIXTEEN_BITS = {name: np.ones((1, 64, size), np.float16) for name, size in (("w"
 
 def cell_decision(model: ModelProto, target: str = "onnxruntime-cpu") -> Decision:
     graph = prepare(read_model(model))
-    return make_plan(graph, PRESETS["int8"], TARGETS[target], emit=Emit.ORT).by_node["n"]
+    return make_plan(graph, PRESETS["int8"], TARGETS[target], emit=AllowedOps.ORT).by_node["n"]
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "openvino", "qnn"])

@@ -12,7 +12,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Spec, Storage
 from onnxq.errors import OutputError, SchemeError
 from onnxq.ir import read_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import FORMATS
 from onnxq.planning.plan import NOTED_METHODS, Activation, Decision, Plan, Weight
 from onnxq.planning.plan_file import load_plan, save_plan
@@ -119,7 +119,7 @@ def test_a_cell_with_two_weights_comes_back_and_fits(build, tmp_path: Path) -> N
         r=(1, 64, 16),
     )
     graph = prepare(read_model(model))
-    plan = make_plan(graph, PRESETS["int8"], CPU, emit=Emit.ORT)
+    plan = make_plan(graph, PRESETS["int8"], CPU, emit=AllowedOps.ORT)
     assert plan.by_node["n"].mode is Mode.DYNAMIC
     save_plan(plan, tmp_path / "plan.toml")
     found = load_plan(tmp_path / "plan.toml")

@@ -10,7 +10,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import SchemeError
 from onnxq.ir import read_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
 from onnxq.planning.plan import Activation, Decision, Mean, Plan, Scaling, Weight
 from onnxq.planning.plan_fit import check_fits
@@ -50,7 +50,7 @@ def test_a_cell_becomes_integers_as_a_whole(edit, sentence: str, build) -> None:
         r=(1, 64, 16),
     )
     graph = prepare(read_model(model))
-    plan = make_plan(graph, PRESETS["int8"], CPU, emit=Emit.ORT)
+    plan = make_plan(graph, PRESETS["int8"], CPU, emit=AllowedOps.ORT)
     check_fits(edited(plan, "n", weights=cell(plan).weights[::-1]), graph)
     with pytest.raises(SchemeError, match=f"^the plan does not fit the model: .*{sentence}"):
         check_fits(edit(plan), graph)

@@ -7,7 +7,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.ir import read_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
 from onnxq.planning import planner
 from onnxq.planning.plan import Decision, Demotion, Weight
@@ -24,7 +24,7 @@ def cell_decision(
     model: ModelProto,
     mode: Mode = STATIC,
     *,
-    emit: Emit = Emit.ORT,
+    emit: AllowedOps = AllowedOps.ORT,
     demotion: Demotion | None = None,
 ) -> Decision:
     graph = prepare(read_model(model))
@@ -53,9 +53,9 @@ def test_an_lstm_that_is_wanted_otherwise_is_not_dynamic(build, mode: Mode) -> N
     assert decision.mode is (FLOAT if mode is FLOAT else STORAGE)
 
 
-@pytest.mark.parametrize("emit", [Emit.QDQ, Emit.STRICT])
+@pytest.mark.parametrize("emit", [AllowedOps.QDQ, AllowedOps.STRICT])
 @pytest.mark.parametrize("mode", [STATIC, Mode.DYNAMIC])
-def test_an_lstm_is_stored_where_only_standard_operators_may_be_written(build, mode: Mode, emit: Emit) -> None:
+def test_an_lstm_is_stored_where_only_standard_operators_may_be_written(build, mode: Mode, emit: AllowedOps) -> None:
     decision = cell_decision(build(CELL, w=(1, 64, 8), r=(1, 64, 16)), mode, emit=emit)
     assert decision.mode is STORAGE
     assert decision.reason.endswith("with --emit ort it has an integer kernel on onnxruntime-cpu")

@@ -11,7 +11,7 @@ import pytest
 from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage
 from onnxq.errors import SchemeError
 from onnxq.ir import Node, Variable, constant
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.weights import check_weight_spec, decide_weights, weight_at, weight_opset, weight_spec
 from onnxq.runtime.targets import TARGETS
@@ -236,23 +236,38 @@ def test_codes_as_wide_as_floats_save_nothing() -> None:
 def test_a_plan_asks_for_the_opset_of_its_newest_decoder() -> None:
     stored = decide(call("Conv", (16, 8, 3, 3)), Spec("int8", Granularity.CHANNEL))
     multiplied = decide(call("MatMul", (32, 16)))
-    assert weight_opset(Plan((stored,), (), "", ""), Emit.QDQ) == 7
-    assert weight_opset(Plan((stored, multiplied), (), "", ""), Emit.QDQ) == 21
-    assert weight_opset(Plan((stored, multiplied), (), "", ""), Emit.ORT) == 7
-    assert weight_opset(Plan((), (), "", ""), Emit.QDQ) == 0
+    assert weight_opset(Plan((stored,), (), "", ""), AllowedOps.QDQ) == 7
+    assert weight_opset(Plan((stored, multiplied), (), "", ""), AllowedOps.QDQ) == 21
+    assert weight_opset(Plan((stored, multiplied), (), "", ""), AllowedOps.ORT) == 7
+    assert weight_opset(Plan((), (), "", ""), AllowedOps.QDQ) == 0
 
 
 @pytest.mark.parametrize(
     ("op", "target", "emit", "sentence"),
     [
-        ("LSTM", "onnxruntime-cpu", Emit.QDQ, "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort"),
-        ("LSTM", "onnxruntime-cpu", Emit.STRICT, "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort"),
-        ("LSTM", "tensorrt", Emit.ORT, "LSTM has no dynamic integer kernel in tensorrt; give it another mode"),
-        ("GRU", "onnxruntime-cpu", Emit.ORT, "GRU has no dynamic integer kernel in onnxruntime-cpu; give it another"),
+        (
+            "LSTM",
+            "onnxruntime-cpu",
+            AllowedOps.QDQ,
+            "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort",
+        ),
+        (
+            "LSTM",
+            "onnxruntime-cpu",
+            AllowedOps.STRICT,
+            "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort",
+        ),
+        ("LSTM", "tensorrt", AllowedOps.ORT, "LSTM has no dynamic integer kernel in tensorrt; give it another mode"),
+        (
+            "GRU",
+            "onnxruntime-cpu",
+            AllowedOps.ORT,
+            "GRU has no dynamic integer kernel in onnxruntime-cpu; give it another",
+        ),
     ],
 )
 def test_a_plan_whose_dynamic_nodes_cannot_be_written_is_refused(
-    op: str, target: str, emit: Emit, sentence: str
+    op: str, target: str, emit: AllowedOps, sentence: str
 ) -> None:
     plan = Plan((Decision("cell", op, Mode.DYNAMIC, ""),), (), "", target)
     with pytest.raises(SchemeError, match=f"node cell is dynamic, and {sentence}"):
@@ -261,7 +276,7 @@ def test_a_plan_whose_dynamic_nodes_cannot_be_written_is_refused(
 
 def test_dynamic_nodes_need_no_decoder() -> None:
     nodes = tuple(Decision(op, op, Mode.DYNAMIC, "") for op in ("Gemm", "LSTM", "MatMul"))
-    assert weight_opset(Plan(nodes, (), "", "onnxruntime-cpu"), Emit.ORT) == 0
+    assert weight_opset(Plan(nodes, (), "", "onnxruntime-cpu"), AllowedOps.ORT) == 0
 
 
 @pytest.mark.parametrize("columns", [1, 6, 7])

@@ -7,14 +7,14 @@ import pytest
 
 from onnxq.config.scheme import Mode, Spec, Storage
 from onnxq.ir import Node, Variable, constant
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Decision
 from onnxq.planning.weights import decide_weights
 
 FLOAT = np.dtype(np.float32)
 
 
-def decide(op: str, shape: tuple[int, int], spec: Spec, emit: Emit = Emit.QDQ) -> Decision:
+def decide(op: str, shape: tuple[int, int], spec: Spec, emit: AllowedOps = AllowedOps.QDQ) -> Decision:
     weight, data = constant("w", np.zeros(shape, FLOAT)), Variable("x", FLOAT, [3, 4])
     inputs = [weight, data] if op == "Gather" else [data, weight]
     node = Node(op, "node", {}, inputs, [Variable("y", FLOAT)])
@@ -24,15 +24,15 @@ def decide(op: str, shape: tuple[int, int], spec: Spec, emit: Emit = Emit.QDQ) -
 @pytest.mark.parametrize(
     ("columns", "format", "emit", "mode"),
     [
-        (96, "uint4", Emit.ORT, Mode.STORAGE),
-        (96, "uint4", Emit.QDQ, Mode.WEIGHT_ONLY),
-        (96, "int4", Emit.ORT, Mode.WEIGHT_ONLY),
-        (128, "uint4", Emit.ORT, Mode.WEIGHT_ONLY),
-        (75, "int4", Emit.ORT, Mode.STORAGE),
+        (96, "uint4", AllowedOps.ORT, Mode.STORAGE),
+        (96, "uint4", AllowedOps.QDQ, Mode.WEIGHT_ONLY),
+        (96, "int4", AllowedOps.ORT, Mode.WEIGHT_ONLY),
+        (128, "uint4", AllowedOps.ORT, Mode.WEIGHT_ONLY),
+        (75, "int4", AllowedOps.ORT, Mode.STORAGE),
     ],
 )
 def test_rows_that_end_within_a_byte_are_looked_up_by_standard_operators_alone(
-    columns: int, format: str, emit: Emit, mode: Mode
+    columns: int, format: str, emit: AllowedOps, mode: Mode
 ) -> None:
     found = decide("Gather", (512, columns), Spec(format, (32,), symmetric=format == "int4"), emit)
     assert found.mode is mode

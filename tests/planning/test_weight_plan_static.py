@@ -9,7 +9,7 @@ from packaged_encoders import installed_package
 
 from onnxq.config.scheme import Granularity, Method, Mode, Spec
 from onnxq.errors import SchemeError
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.weights import check_weight_spec, needed_opset
 from onnxq.runtime.targets import TARGETS
@@ -25,8 +25,8 @@ def test_weights_of_four_bits_stand_between_data_where_the_target_reads_them() -
     check_weight_spec(NARROW, Mode.STATIC, TARGET)
 
 
-@pytest.mark.parametrize("emit", [Emit.QDQ, Emit.ORT, Emit.STRICT])
-def test_static_weights_of_four_bits_ask_for_the_opset_of_their_type(emit: Emit) -> None:
+@pytest.mark.parametrize("emit", [AllowedOps.QDQ, AllowedOps.ORT, AllowedOps.STRICT])
+def test_static_weights_of_four_bits_ask_for_the_opset_of_their_type(emit: AllowedOps) -> None:
     decisions = [
         Decision("n", "MatMul", Mode.STATIC, "", (Weight(1, "w", spec, 0, 8),)) for spec in (Spec("int8"), NARROW)
     ]

@@ -14,7 +14,7 @@ from onnxq.algorithms.encodings import Codes
 from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.preparing.placing import Placing, coded_tensors
 from onnxq.runtime.targets import target_named
 from onnxq.search.workbench import open_workbench
@@ -38,7 +38,7 @@ def test_a_plan_gets_the_passes_of_its_modes_and_those_that_finish(perceptron: M
 
 def test_operators_of_the_runtime_are_written_only_where_they_may_be(perceptron: ModelProto, plan_of) -> None:
     plan = plan_of(perceptron, scheme="int8-block32")
-    assert "ReplaceWithContrib" in names(Placing(TARGET, Emit.ORT), plan)
+    assert "ReplaceWithContrib" in names(Placing(TARGET, AllowedOps.ORT), plan)
     assert "ReplaceWithContrib" not in names(Placing(TARGET), plan)
     assert "NarrowConstants" in names(Placing(TARGET, half=10), plan)
 

@@ -17,7 +17,7 @@ from onnx import ModelProto, helper
 
 import onnxq
 from onnxq.errors import DataError, ModelError, PassError, SchemeError
-from onnxq.ir import Graph, load, remove_nodes, replace_uses, scopes
+from onnxq.ir import Graph, all_graphs, load, remove_nodes, replace_uses
 from onnxq.preparing.rewriting import Verify, apply_to_float, run_passes
 from onnxq.rewrite import Changes, Pass
 
@@ -27,8 +27,8 @@ class RemoveIdentity(Pass):
     """A stranger's pass, as the page on passes shows one."""
 
     def apply(self, graph: Graph) -> Changes:
-        nodes = [node for scope in scopes(graph) for node in scope.nodes]
-        gone = [node for node in nodes if node.op == "Identity" and not node.outputs[0].returned_by]
+        nodes = [node for scope in all_graphs(graph) for node in scope.nodes]
+        gone = [node for node in nodes if node.op == "Identity" and not node.outputs[0].graph_output_of]
         for node in gone:
             replace_uses(node.outputs[0], node.inputs[0])
         remove_nodes(graph, gone)
@@ -41,7 +41,7 @@ class SoftenRelu(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         changed = []
-        for scope in scopes(graph):
+        for scope in all_graphs(graph):
             for node in [node for node in scope.nodes if node.op == "Relu"]:
                 zero = gs.Constant(f"{node.name}.zero", np.zeros((), np.float32))
                 scope.nodes.append(
@@ -61,7 +61,7 @@ class Rename(Pass):
     new: str = "Tanh"
 
     def apply(self, graph: Graph) -> Changes:
-        found = [node for scope in scopes(graph) for node in scope.nodes if node.op == self.old]
+        found = [node for scope in all_graphs(graph) for node in scope.nodes if node.op == self.old]
         for node in found:
             node.op = self.new
         return Changes(tuple(node.name for node in found))
@@ -102,7 +102,7 @@ def test_strangers_passes_and_ours_make_one_pipeline_on_a_model_with_bodies(
     assert [len(one.changes.changed) for one in done.applied] == [0, 2, 0, 1, 0, 0]
     assert done.made_up
     assert max(done.differences) <= 1e-6
-    assert {node.op for scope in scopes(load(tmp_path / "out.onnx")) for node in scope.nodes} == {
+    assert {node.op for scope in all_graphs(load(tmp_path / "out.onnx")) for node in scope.nodes} == {
         "MatMul",
         "If",
         "Max",

@@ -12,8 +12,8 @@ from onnx_graphsurgeon.ir import tensor as gs_tensor
 from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
-from onnxq.ir import ArrayPayload, Constant, Graph, Node, Variable, constant
-from onnxq.ir.model import Graph as OurGraph
+from onnxq.ir import ArrayData, Constant, Graph, Node, Variable, constant
+from onnxq.ir.graph import Graph as OurGraph
 
 
 def test_nodes_and_tensors_keep_each_other_in_lists_that_synchronize() -> None:
@@ -70,11 +70,11 @@ def test_a_constant_keeps_its_values_where_we_put_them() -> None:
 
 def test_a_payload_passes_for_graphsurgeons_lazy_values() -> None:
     held = constant("c", np.ones(2, np.float32))
-    plain = gs.Constant("c", held.payload)
+    plain = gs.Constant("c", held.tensor_data)
 
-    assert isinstance(held.payload, gs_tensor.LazyValues)
+    assert isinstance(held.tensor_data, gs_tensor.LazyValues)
     assert (plain.shape, plain.dtype, plain.values.tolist()) == ((2,), np.float32, [1, 1])
-    assert held.payload.tensor == numpy_helper.from_array(np.ones(2, np.float32), "")
+    assert held.tensor_data.tensor == numpy_helper.from_array(np.ones(2, np.float32), "")
 
 
 def test_lazy_values_hold_the_tensor_they_were_read_from() -> None:
@@ -86,12 +86,12 @@ def test_lazy_values_hold_the_tensor_they_were_read_from() -> None:
 
 def test_the_class_of_an_object_can_be_exchanged_for_ours() -> None:
     node, variable, held = gs.Node("Relu"), gs.Variable("v"), gs.Constant("c", np.zeros(1))
-    held._values = ArrayPayload(held._values)
+    held._values = ArrayData(held._values)
 
     node.__class__, variable.__class__, held.__class__ = Node, Variable, Constant
 
     assert len({node, variable, held}) == 3
-    assert (node.source, variable.source, held.input_source, held.kept) == (None, None, None, False)
+    assert (node.source, variable.source, held.overridable_input, held.declared_unused) == (None, None, None, False)
 
 
 def test_graph_takes_the_arguments_that_ours_hands_on_in_order() -> None:

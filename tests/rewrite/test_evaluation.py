@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto
 
 import onnxq.rewrite.constant_folding as constant_folding
-from onnxq.ir import ArrayPayload, Payload, Variable
+from onnxq.ir import ArrayData, TensorData, Variable
 from onnxq.rewrite.constant_folding import DerivedPayload, Step, evaluate_all
 
 SMALL = np.float32([1, 4, 9])
@@ -25,7 +25,7 @@ class Chain:
 
     def then(self, op: str, *inputs: Variable | np.ndarray, **attributes: Any) -> Variable:
         made = Variable(f"t{len(self.steps)}")
-        sources = [tensor if isinstance(tensor, Variable) else ArrayPayload(tensor) for tensor in inputs]
+        sources = [tensor if isinstance(tensor, Variable) else ArrayData(tensor) for tensor in inputs]
         self.steps.append(Step(f"n{len(self.steps)}", op, attributes, tuple(sources), (made,)))
         return made
 
@@ -120,7 +120,7 @@ def test_types_that_onnxruntime_hands_out_wrongly_are_computed_alone() -> None:
 def test_given_values_are_read() -> None:
     chain, fed = Chain(), Variable("x")
     made = chain.then("Sqrt", fed)
-    values: dict[Variable, Payload] = dict(evaluate_all(chain.steps, [made], 17, {fed: SMALL}).values)
+    values: dict[Variable, TensorData] = dict(evaluate_all(chain.steps, [made], 17, {fed: SMALL}).values)
     assert values[made].load().tolist() == [1, 2, 3]
 
 

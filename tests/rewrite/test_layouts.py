@@ -82,13 +82,13 @@ def in_another_layout(graph: Graph, node: Node, order: tuple[int, ...], *, drops
     names = Names(graph)
     made = []
     for tensor in laid_out(node):
-        new = Variable(names.fresh("turned"), tensor.dtype, [tensor.shape[axis] for axis in inverse(order)])
-        made.append(Node("Transpose", names.fresh("before"), {"perm": list(inverse(order))}, [tensor], [new]))
+        new = Variable(names.unique("turned"), tensor.dtype, [tensor.shape[axis] for axis in inverse(order)])
+        made.append(Node("Transpose", names.unique("before"), {"perm": list(inverse(order))}, [tensor], [new]))
         node.inputs[next(index for index, read in enumerate(node.inputs) if read is tensor)] = new
     for index, tensor in enumerate([] if drops else list(node.outputs)):
-        new = Variable(names.fresh("result"), tensor.dtype)
+        new = Variable(names.unique("result"), tensor.dtype)
         node.outputs[index] = new
-        made.append(Node("Transpose", names.fresh("behind"), {"perm": list(order)}, [new], [tensor]))
+        made.append(Node("Transpose", names.unique("behind"), {"perm": list(order)}, [new], [tensor]))
     graph.nodes.extend(made)
     toposort(graph)
 

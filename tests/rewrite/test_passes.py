@@ -11,7 +11,7 @@ from model_texts import difference, model, ops, outputs, sample, values
 from model_zoo import batch_norm_chain, if_bodies_that_share_a_captured_weight
 
 from onnxq.errors import ModelError, OnnxqError, PassError
-from onnxq.ir import Graph, Node, Variable, as_graph, scopes
+from onnxq.ir import Graph, Node, Variable, all_graphs, as_graph
 from onnxq.passes import DropNoOps, FoldConstants, FuseBatchNorm, NameNodes, RemoveUnused
 from onnxq.rewrite import Changes, Pass, Pipeline
 
@@ -56,7 +56,7 @@ class AppendPlainNode(Pass):
         import onnx_graphsurgeon as gs
 
         changed = []
-        for scope in list(scopes(graph)):
+        for scope in list(all_graphs(graph)):
             output = scope.outputs[0]
             made = gs.Variable(f"{output.name}.before", output.dtype, output.shape)
             output.inputs[0].outputs = [made]
@@ -137,7 +137,7 @@ def test_every_pass_of_ours_works_behind_one_that_appends_plain_nodes_to_bodies(
     steps = (FuseBatchNorm(), FoldConstants(), DropNoOps(), RemoveUnused(), NameNodes())
     done = Pipeline((AppendPlainNode(), *steps)).apply(graph)
     assert len(done[0].changes.changed) == 3
-    assert all(type(node) is Node for scope in scopes(graph) for node in scope.nodes)
+    assert all(type(node) is Node for scope in all_graphs(graph) for node in scope.nodes)
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
 
 

@@ -11,13 +11,13 @@ from bits import Array, assert_same_bits, by_onnxruntime, dtype_named, random_co
 from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.ir import ArrayPayload, Node, Variable, constant
+from onnxq.ir import ArrayData, Node, Variable, constant
 from onnxq.rewrite.constant_folding import Step, evaluate, is_small
 
 
 def step(op: str, arrays: list[Array | None], outputs: int = 1, **attributes: Any) -> tuple[Step, list[Variable]]:
     made = [Variable(f"y{index}") for index in range(outputs)]
-    inputs = tuple(None if array is None else ArrayPayload(array) for array in arrays)
+    inputs = tuple(None if array is None else ArrayData(array) for array in arrays)
     return Step("decoder", op, attributes, inputs, tuple(made)), made
 
 
@@ -89,7 +89,7 @@ def test_a_step_is_what_its_node_was() -> None:
     found = Step.of(node)
     node.inputs.clear()
     assert (found.node, found.op, found.attributes) == ("n", "DequantizeLinear", {"axis": 0})
-    assert found.inputs == (codes.payload, scale.payload, None)
+    assert found.inputs == (codes.tensor_data, scale.tensor_data, None)
     assert found.outputs == (output,)
 
 

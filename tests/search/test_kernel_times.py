@@ -11,7 +11,7 @@ import pytest
 from convolutions import KERNEL, between_convolutions
 from onnx import ModelProto
 
-from onnxq.ir import as_graph, load, nodes, save
+from onnxq.ir import all_nodes, as_graph, load, save
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.kernels import Kernel, profile_kernels
 from onnxq.search.kernel_times import kernels_by_node, trace_kernels
@@ -169,7 +169,7 @@ def test_nodes_of_bodies_that_name_their_tensors_alike_are_told_apart(build: Cal
         }"""
     )
     graph = prepare(as_graph(model))
-    made = {node.name: node.outputs[0].name for _, node in nodes(graph) if node.name in "abcd"}
+    made = {node.name: node.outputs[0].name for _, node in all_nodes(graph) if node.name in "abcd"}
     kernels = [kernel(name, "", "x", made[name], float(index)) for index, name in enumerate("abcd", start=1)]
     assert trace_kernels(kernels, graph).nodes == {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
 

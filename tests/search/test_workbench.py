@@ -28,7 +28,7 @@ from onnxq.errors import (
     collect_failures,
 )
 from onnxq.ir import constants, load, read_model, save
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
@@ -85,12 +85,14 @@ def test_a_plan_without_activations_and_corrections_needs_no_calibration(bench: 
 @pytest.mark.parametrize(
     ("emit", "found", "decoded"),
     [
-        (Emit.QDQ, "DequantizeLinear", {Mode.WEIGHT_ONLY}),
-        (Emit.ORT, "MatMulNBits", {Mode.WEIGHT_ONLY}),
-        (Emit.STRICT, "DequantizeLinear", {Mode.WEIGHT_ONLY, Mode.STORAGE}),
+        (AllowedOps.QDQ, "DequantizeLinear", {Mode.WEIGHT_ONLY}),
+        (AllowedOps.ORT, "MatMulNBits", {Mode.WEIGHT_ONLY}),
+        (AllowedOps.STRICT, "DequantizeLinear", {Mode.WEIGHT_ONLY, Mode.STORAGE}),
     ],
 )
-def test_weights_are_decoded_as_the_bench_is_told(emit: Emit, found: str, decoded: set[Mode], tmp_path: Path) -> None:
+def test_weights_are_decoded_as_the_bench_is_told(
+    emit: AllowedOps, found: str, decoded: set[Mode], tmp_path: Path
+) -> None:
     path = tmp_path / "prepared.onnx"
     save(prepare(load(MODELS / "vit.onnx"), opset=21), path, external_data=True)
     bench = Workbench(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
@@ -170,7 +172,7 @@ def test_a_plan_that_a_later_opset_has_other_nodes_for_cannot_be_built(
 def test_runtime_operators_of_codes_need_no_later_opset(perceptron: ModelProto, tmp_path: Path) -> None:
     path = tmp_path / "prepared.onnx"
     save(prepare(read_model(perceptron)), path)
-    bench = Workbench(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"], emit=Emit.ORT)
+    bench = Workbench(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"], emit=AllowedOps.ORT)
     assert bench.expresses(bench.plan({"first": CODES}))
     assert [found.name for found in tmp_path.iterdir()] == ["prepared.onnx"]
 
@@ -283,7 +285,7 @@ def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
     assert bench.prepared.with_name("codes.data").stat().st_size == 1 << 20
     assert bench.prepared.with_name("again.onnx").stat().st_size < 1 << 16
     found = [load(path) for path in (tmp_path / "first.onnx", bench.prepared.with_name("again.onnx"))]
-    one, other = ({tensor.name: tensor.payload.load() for tensor in constants(graph)} for graph in found)
+    one, other = ({tensor.name: tensor.tensor_data.load() for tensor in constants(graph)} for graph in found)
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -292,16 +294,16 @@ def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
 @pytest.mark.parametrize(
     ("scheme", "emit"),
     [
-        ("int8", Emit.QDQ),
-        ("int8-storage", Emit.QDQ),
-        ("int8-storage", Emit.STRICT),
-        ("int8-dynamic", Emit.QDQ),
-        ("int4-block32", Emit.QDQ),
-        ("int4-block32", Emit.ORT),
+        ("int8", AllowedOps.QDQ),
+        ("int8-storage", AllowedOps.QDQ),
+        ("int8-storage", AllowedOps.STRICT),
+        ("int8-dynamic", AllowedOps.QDQ),
+        ("int4-block32", AllowedOps.QDQ),
+        ("int4-block32", AllowedOps.ORT),
     ],
 )
 def test_built_models_have_corrected_biases_whatever_reads_them(
-    scheme: str, emit: Emit, bias: tuple[int, ...], build: Callable[..., ModelProto], tmp_path: Path
+    scheme: str, emit: AllowedOps, bias: tuple[int, ...], build: Callable[..., ModelProto], tmp_path: Path
 ) -> None:
     text = "(float[64,64] x) => (float[64,64] y) { p = MatMul(x, w) y = Add(p, b) }"
     bench = replace(bench_of(build(text, w=(64, 64), b=np.ones(bias, np.float32)), scheme, tmp_path), emit=emit)

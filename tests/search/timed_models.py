@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.ir import Graph, read_model, scopes
+from onnxq.ir import Graph, all_graphs, read_model
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
@@ -30,7 +30,7 @@ def let_integers_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def known(laboratory: Laboratory, plan: Plan | None) -> NodeTimes:
         static = {one.node for one in plan.decisions if one.mode is Mode.STATIC} if plan is not None else set()
-        nodes = [node.name for scope in scopes(laboratory.trials.bench.graph) for node in scope.nodes]
+        nodes = [node.name for scope in all_graphs(laboratory.trials.bench.graph) for node in scope.nodes]
         return times({node: 1e3 if node in static else 1e4 for node in nodes})
 
     monkeypatch.setattr(Laboratory, "times", known)

@@ -86,7 +86,7 @@ def test_heads_are_merged_without_a_computed_target() -> None:
     made = model(HEADS, rows=np.array([-1, 8]), w=values(8, 4), b=values(4), last=np.array([4]))
     graph = named_graph(made)
     apply_once(BOTH, graph)
-    assert [node.op for node in graph.nodes if node.outputs[0].outputs or node.outputs[0].returned_by] == [
+    assert [node.op for node in graph.nodes if node.outputs[0].outputs or node.outputs[0].graph_output_of] == [
         "Shape", "Reshape", "MatMul", "Add",
     ]  # fmt: skip
     assert graph.nodes[-3].inputs[1].values.tolist() == [0, 0, 8]

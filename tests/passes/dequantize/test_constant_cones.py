@@ -35,8 +35,8 @@ def found(body: str) -> dict[str, Decoded]:
 
 
 def loaded(one: Decoded) -> NDArray[np.generic]:
-    assert one.payload is not None
-    return one.payload.load()
+    assert one.tensor_data is not None
+    return one.tensor_data.load()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from bits import Array, assert_same_bits, by_onnxruntime, dtype_named, random_co
 from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.ir import ArrayPayload, Constant, Graph, Names, PackedPayload, constant
+from onnxq.ir import ArrayData, Constant, Graph, Names, PackedTensor, constant
 from onnxq.passes.dequantize.decoding import dequantized, value_name
 from onnxq.rewrite.constant_folding import computed, dequantize_linear
 
@@ -85,26 +85,26 @@ def test_large_values_are_computed_when_they_are_asked_for_and_small_ones_at_onc
 
 
 def test_values_of_another_shape_than_declared_are_refused() -> None:
-    payload = computed(lambda: np.zeros(50_000, np.float32), TensorProto.FLOAT, (60_000,))
+    tensor_data = computed(lambda: np.zeros(50_000, np.float32), TensorProto.FLOAT, (60_000,))
     with pytest.raises(ModelError, match=r"decoding a weight gave .*50000.* but the model says .*60000"):
-        payload.load()
+        tensor_data.load()
 
 
 def test_parts_that_do_not_fit_together_are_a_fault_of_the_model() -> None:
-    codes, scale = ArrayPayload(np.zeros((4, 3), np.int8)), ArrayPayload(np.ones(7, np.float32))
+    codes, scale = ArrayData(np.zeros((4, 3), np.int8)), ArrayData(np.ones(7, np.float32))
     with pytest.raises(ModelError, match="codes, scale and zero point of a weight do not fit together"):
         dequantized(codes, scale, None)
-    large = dequantized(ArrayPayload(np.zeros((400, 300), np.int8)), scale, None)
+    large = dequantized(ArrayData(np.zeros((400, 300), np.int8)), scale, None)
     with pytest.raises(ModelError, match="codes, scale and zero point of a weight do not fit together"):
         large.load()
 
 
 def test_dequantized_payloads_are_lazy_and_keep_the_type_of_the_scale() -> None:
     codes = np.random.default_rng(0).integers(-8, 8, (300, 400)).astype(ml_dtypes.int4)
-    packed = constant("c", codes).payload.to_proto("").raw_data
-    stored = PackedPayload(TensorProto.INT4, codes.shape, packed)
+    packed = constant("c", codes).tensor_data.to_proto("").raw_data
+    stored = PackedTensor(TensorProto.INT4, codes.shape, packed)
     scale = np.random.default_rng(1).uniform(size=400).astype(np.float16)
-    found = dequantized(stored, ArrayPayload(scale), None)
+    found = dequantized(stored, ArrayData(scale), None)
     assert type(found).__name__ == "ComputedPayload"
     assert found.dtype == np.float16
     assert_same_bits(found.load(), by_onnxruntime("DequantizeLinear", [codes, scale], {"axis": 1}))

@@ -312,6 +312,6 @@ def test_large_weights_are_not_kept_in_memory() -> None:
     )  # fmt: skip
     graph, _ = dequantized(made)
     (weight,) = (tensor for tensor in constants(graph) if tensor.outputs)
-    assert type(weight.payload).__name__ == "ComputedPayload"
+    assert type(weight.tensor_data).__name__ == "ComputedPayload"
     stored = {tensor.name: tensor for tensor in to_model(graph).graph.initializer}["w"]
     np.testing.assert_array_equal(numpy_helper.to_array(stored), codes.astype(np.float32) / 2)

@@ -30,9 +30,9 @@ def test_denormal_weights_become_zero(small: np.float32) -> None:
 def test_normal_weights_stay_as_they_are() -> None:
     graph = named_graph(model("g (float[2, 3] x) => (float[2, 4] y) { y = MatMul(x, w) }", w=values(3, 4)))
     [before] = constants(graph)
-    payload = before.payload
+    tensor_data = before.tensor_data
     assert FlushDenormals().apply(graph) == Changes()
-    assert before.payload is payload
+    assert before.tensor_data is tensor_data
 
 
 def test_what_keeps_a_divisor_from_zero_stays() -> None:

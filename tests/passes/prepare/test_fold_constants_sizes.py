@@ -11,7 +11,7 @@ from onnxq.algorithms.encode import encode
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.ir import as_graph, constants
-from onnxq.lowering import Emit, decoder_opset
+from onnxq.lowering import AllowedOps, minimum_opset
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import FoldConstants, RemoveUnused, StoreWeights
 from onnxq.planning.planner import make_plan
@@ -103,7 +103,7 @@ def test_stored_weights_are_not_inflated() -> None:
 def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
     weight = PRESETS[preset].rules[0].weight
     assert weight is not None
-    opset = decoder_opset(weight, "MatMul", Emit.QDQ, folded=True)
+    opset = minimum_opset(weight, "MatMul", AllowedOps.QDQ, folded=True)
     if opset > onnx.defs.onnx_opset_version():
         pytest.skip(f"the installed onnx has no {weight.format}")
     text = "g (float[N, 64] x) => (float[N, 96] y) { [dot] y = MatMul(x, w) }"
@@ -114,10 +114,10 @@ def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
     StoreWeights(plan, encode(plan, graph)).apply(graph)
     RemoveUnused().apply(graph)
     infer_shapes(graph)
-    before = sum(tensor.payload.nbytes for tensor in constants(graph))
+    before = sum(tensor.tensor_data.nbytes for tensor in constants(graph))
     FoldConstants().apply(graph)
     RemoveUnused().apply(graph)
-    assert sum(tensor.payload.nbytes for tensor in constants(graph)) <= before < 64 * 96 * 2
+    assert sum(tensor.tensor_data.nbytes for tensor in constants(graph)) <= before < 64 * 96 * 2
     assert not FoldConstants().apply(graph)
 
 
@@ -133,7 +133,7 @@ def test_a_table_that_is_also_looked_up_is_transposed_whatever_its_size(infer: b
     assert FoldConstants(largest=1000).apply(graph).changed == ("t",)
     assert ops(graph) == ["Gather", "MatMul"]
     (turned,) = (tensor for tensor in constants(graph) if tensor.name == "t")
-    assert isinstance(turned.payload, DerivedPayload)
+    assert isinstance(turned.tensor_data, DerivedPayload)
     np.testing.assert_array_equal(turned.values, values(600, 64).T)
 
 

@@ -40,7 +40,7 @@ def loop(
 def test_what_each_iteration_hands_on_is_read_from_around(handed_on: str) -> None:
     graph = lifted(loop(handed_on))
     (node,) = nodes(graph, "Loop")
-    (body,) = node.bodies()
+    (body,) = node.subgraphs()
     assert (len(node.inputs), len(node.outputs), len(body.inputs), len(body.outputs)) == (3, 2, 3, 3)
     (product,) = (inner for inner in body.nodes if inner.op == "MatMul")
     assert product.inputs[1].name == "w"

@@ -6,7 +6,7 @@ import numpy as np
 from model_texts import apply_once, difference, model, nodes, outputs, sample, values
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxq.ir import Graph, as_graph, scopes, to_model
+from onnxq.ir import Graph, all_graphs, as_graph, to_model
 from onnxq.passes import NameTensors
 from onnxq.rewrite import Changes
 
@@ -22,7 +22,7 @@ def tensor_names(graph: Graph) -> list[str]:
     """The names of what all graphs are given, store and make, each tensor once."""
     found = {
         tensor: tensor.name
-        for scope in scopes(graph)
+        for scope in all_graphs(graph)
         for tensor in (*scope.inputs, *scope.initializers, *(one for node in scope.nodes for one in node.outputs))
     }
     return [name for name in found.values() if name]

@@ -83,7 +83,7 @@ def test_bodies_are_converted_and_still_know_the_graph_around_them() -> None:
     )  # fmt: skip
     graph = as_graph(made)
     UpgradeOpset(13).apply(graph)
-    assert all(body.parent is graph for body in graph.nodes[-1].bodies())
+    assert all(body.parent is graph for body in graph.nodes[-1].subgraphs())
     assert all("axes" not in node.attrs for node in nodes(graph, "Squeeze"))
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) <= 1e-6

@@ -7,7 +7,7 @@ import pytest
 from model_texts import apply_once, difference, model, nodes, ops, outputs, sample, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.ir import Graph, as_graph, constants, onnx_dtype, scopes, to_model
+from onnxq.ir import Graph, all_graphs, as_graph, constants, onnx_dtype, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import WidenFloats
 from onnxq.passes.casts import half_type
@@ -114,7 +114,7 @@ def test_bodies_are_widened_with_what_they_are_given_and_give() -> None:
         seeds=(),
     )
     assert halves(graph) == {"x", "y", "z"}
-    bodies = [scope for scope in scopes(graph) if scope.parent is not None]
+    bodies = [scope for scope in all_graphs(graph) if scope.parent is not None]
     floats = (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64)
     assert all(onnx_dtype(tensor) in floats for body in bodies for tensor in (*body.inputs, *body.outputs))
     inputs = {"x": values(4, 8, dtype=HALF), "c": np.array(True), "n": np.array(3)}

@@ -15,7 +15,7 @@ from onnx import ModelProto
 from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
 from onnxq.ir import Graph
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.passes import QuantizeDynamically, QuantizeRecurrentCells, RemoveUnused
 from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes
@@ -56,7 +56,7 @@ def quantized(made: ModelProto, weight: Spec | None = None, target: str = "onnxr
     """Replace every cell that a plan makes dynamic; a second time there is nothing left to do."""
     graph = named_graph(made)
     scheme = Scheme((Rule(Mode.DYNAMIC, weight=weight),))
-    plan = make_plan(graph, scheme, target_named(target), emit=Emit.ORT)
+    plan = make_plan(graph, scheme, target_named(target), emit=AllowedOps.ORT)
     codes = encode(plan, graph)
     changes = apply_once(QuantizeRecurrentCells(plan, codes), graph)
     assert not QuantizeDynamically(plan, codes).apply(graph)

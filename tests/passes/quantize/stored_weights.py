@@ -44,7 +44,7 @@ def decoded_by(graph: Graph, node: str, index: int = 1) -> list[Any]:
 
 def largest_float(graph: Graph) -> int:
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    return max(tensor.nbytes for tensor in constants(graph) if tensor.payload.onnx_dtype in floats)
+    return max(tensor.nbytes for tensor in constants(graph) if tensor.tensor_data.onnx_dtype in floats)
 
 
 def decisions(*weights: tuple[str, Weight]) -> Plan:

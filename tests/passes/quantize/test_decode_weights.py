@@ -28,7 +28,7 @@ from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.errors import ModelError
 from onnxq.ir import Graph, as_graph, constants, to_model
-from onnxq.lowering import Emit, decoder_opset
+from onnxq.lowering import AllowedOps, minimum_opset
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import DecodeWeights, RemoveUnused, ShareInitializers
 from onnxq.planning.plan import Plan
@@ -49,7 +49,7 @@ def plan_for(graph: Graph, spec: Spec) -> Plan:
     return make_plan(graph, scheme, target_named("onnxruntime-cpu"))
 
 
-def decode(made: ModelProto | Graph, spec: Spec = BLOCKS, emit: Emit = Emit.QDQ) -> tuple[Graph, Changes]:
+def decode(made: ModelProto | Graph, spec: Spec = BLOCKS, emit: AllowedOps = AllowedOps.QDQ) -> tuple[Graph, Changes]:
     """Decode the weights of all nodes that use codes."""
     graph = named_graph(made)
     plan = plan_for(graph, spec)
@@ -101,7 +101,7 @@ def decoded(weight: Array, spec: Spec, channel_axis: int = 1, reduction_axis: in
 )
 def test_onnxruntime_multiplies_the_codes(text: str, transposed: bool, spec: Spec, tmp_path: Path) -> None:
     weight, bias = values(40, 24), values(24)
-    opset = decoder_opset(spec, "MatMul", Emit.QDQ, folded=False)
+    opset = minimum_opset(spec, "MatMul", AllowedOps.QDQ, folded=False)
     if opset > 23 and not NEW_RUNTIME:
         pytest.skip("no 2-bit integers in this onnxruntime")
     made = model(text, opset=opset, w=weight.T.copy() if transposed else weight, b=bias)
@@ -164,7 +164,9 @@ def test_products_in_bodies_are_left_to_storage() -> None:
 @pytest.mark.parametrize("spec", [BLOCKS, Spec("int8", Granularity.CHANNEL), Spec("float4e2m1", (16,), scale="ue4m3")])
 def test_only_the_rows_asked_for_are_decoded(spec: Spec) -> None:
     table = values(50, 32)
-    graph, changes = decode(model(LOOKUP, opset=decoder_opset(spec, "Gather", Emit.QDQ, folded=False), w=table), spec)
+    graph, changes = decode(
+        model(LOOKUP, opset=minimum_opset(spec, "Gather", AllowedOps.QDQ, folded=False), w=table), spec
+    )
     assert changes.changed == ("look",)
     assert "DequantizeLinear" not in ops(graph)
     assert max(tensor.nbytes for tensor in constants(graph)) <= table.nbytes // 4
@@ -195,7 +197,7 @@ def test_rows_are_looked_up_in_bodies_too() -> None:
 
 def test_strict_decodes_a_whole_table_by_dequantizelinear() -> None:
     table = values(50, 32)
-    graph, _ = decode(model(LOOKUP, opset=21, ir_version=10, w=table), emit=Emit.STRICT)
+    graph, _ = decode(model(LOOKUP, opset=21, ir_version=10, w=table), emit=AllowedOps.STRICT)
     assert ops(graph) == ["DequantizeLinear", "Gather"]
     indices = np.array([[0, 49], [1, 7], [7, 0]])
     np.testing.assert_array_equal(outputs(graph, {"i": indices})["y"], decoded(table, BLOCKS, 0, 1)[indices])
@@ -203,7 +205,7 @@ def test_strict_decodes_a_whole_table_by_dequantizelinear() -> None:
 
 def test_strict_types_are_valid_onnx_that_onnxruntime_cannot_load() -> None:
     spec = Spec("float4e2m1", (16,), scale="e8m0")
-    graph, _ = decode(model(LOOKUP, opset=24, ir_version=12, w=values(50, 32)), spec, Emit.STRICT)
+    graph, _ = decode(model(LOOKUP, opset=24, ir_version=12, w=values(50, 32)), spec, AllowedOps.STRICT)
     proto = to_model(graph)
     onnx.checker.check_model(proto, full_check=True)
     types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

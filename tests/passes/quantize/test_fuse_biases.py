@@ -99,7 +99,7 @@ def test_float_products_and_overridable_biases_stay() -> None:
     assert not apply_once(FuseBiases(), graph)
     graph = graph_of("[sum] y = Add(p, b)")
     bias = next(tensor for tensor in graph.initializers if tensor.name == "b")
-    bias.input_source = to_model(graph).graph.input[0]
+    bias.overridable_input = to_model(graph).graph.input[0]
     assert FuseBiases().apply(graph).left == (("product", "its bias can be overridden by an input"),)
 
 

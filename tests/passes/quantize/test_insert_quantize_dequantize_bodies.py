@@ -12,7 +12,7 @@ from model_texts import difference, model, outputs, sample
 from onnx import ModelProto
 
 from onnxq.algorithms.encodings import Codes
-from onnxq.ir import Graph, as_graph, scopes, to_model
+from onnxq.ir import Graph, all_graphs, as_graph, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import InsertQuantizeDequantize
 from onnxq.planning.plan import Activation
@@ -40,7 +40,7 @@ def test_a_body_reads_the_float_tensor_otherwise() -> None:
 
 def scope_ops(graph: Graph) -> list[list[str]]:
     """Op types of each graph, the main graph first, those of control flow aside."""
-    return [[node.op for node in scope.nodes if not node.bodies()] for scope in scopes(graph)]
+    return [[node.op for node in scope.nodes if not node.subgraphs()] for scope in all_graphs(graph)]
 
 
 @pytest.mark.parametrize("every_consumer", [True, False])
@@ -72,7 +72,7 @@ def test_tensors_of_bodies_are_quantized_where_they_are_made() -> None:
     assert changes.changed == ("s", "r", "t")
     pair = ["QuantizeLinear", "DequantizeLinear"]
     assert scope_ops(graph) == [[], [*pair, "Identity", "Neg", *pair, "Abs", *pair]]
-    body = next(scope for scope in scopes(graph) if scope.parent is not None)
+    body = next(scope for scope in all_graphs(graph) if scope.parent is not None)
     assert [tensor.name for tensor in body.inputs] == ["i", "g", "s"]
     assert body.outputs[1].inputs[0].name == "t.dequantize"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from model_texts import model, ops, values
 
 from onnxq.config.scheme import Mode, Spec
-from onnxq.ir import Constant, Graph, Node, as_graph, scopes
+from onnxq.ir import Constant, Graph, Node, all_graphs, as_graph
 from onnxq.passes.quantize.planned import Rewrite, planned_nodes, rewrite_planned
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.rewrite import Changes
@@ -48,7 +48,7 @@ def test_new_nodes_stand_first_or_in_the_place_of_their_node_in_its_graph() -> N
         return Rewrite(instead=[product], first=[half])
 
     assert rewrite_planned(graph, plan, Mode.STORAGE, rewrite) == Changes(("outer", "inner"))
-    assert [node.name for scope in scopes(graph) for node in scope.nodes] == [
+    assert [node.name for scope in all_graphs(graph) for node in scope.nodes] == [
         *("outer.weight", "outer.new", "neg", "branch"),
         *("inner.weight", "inner.new"),
     ]

@@ -25,7 +25,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Mode, Rule, Scheme, Spec
 from onnxq.ir import Graph, constants, to_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.passes import QuantizeRecurrentCells, ReplaceIntegerOperators
 from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes
@@ -235,7 +235,9 @@ def test_a_hidden_state_of_each_step_of_a_loop_is_quantized_anew() -> None:
 
 
 def test_the_order_of_weights_in_a_plan_does_not_matter() -> None:
-    plan = make_plan(named_graph(cell()), Scheme((Rule(Mode.DYNAMIC),)), target_named("onnxruntime-cpu"), emit=Emit.ORT)
+    plan = make_plan(
+        named_graph(cell()), Scheme((Rule(Mode.DYNAMIC),)), target_named("onnxruntime-cpu"), emit=AllowedOps.ORT
+    )
     turned = replace(plan, decisions=tuple(replace(one, weights=one.weights[::-1]) for one in plan.decisions))
     names = []
     for found in (plan, turned):
@@ -252,7 +254,7 @@ def test_the_order_of_weights_in_a_plan_does_not_matter() -> None:
 def test_a_cell_whose_weight_has_become_codes_is_left() -> None:
     graph = named_graph(cell())
     scheme = Scheme((Rule(Mode.DYNAMIC),))
-    plan = make_plan(graph, scheme, target_named("onnxruntime-cpu"), emit=Emit.ORT)
+    plan = make_plan(graph, scheme, target_named("onnxruntime-cpu"), emit=AllowedOps.ORT)
     computed = to_model(graph)
     computed.graph.initializer.remove(next(one for one in computed.graph.initializer if one.name == "w"))
     shape = [1, 4 * HIDDEN, SIZE]

@@ -14,7 +14,7 @@ from onnx import ModelProto
 from onnxq.algorithms.encode import encode_with
 from onnxq.algorithms.encodings import Codes
 from onnxq.config.scheme import Granularity, Mode, Spec
-from onnxq.ir import Graph, as_graph, constant, scopes, to_model
+from onnxq.ir import Graph, all_graphs, as_graph, constant, to_model
 from onnxq.numerics.affine import Parameters
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
@@ -293,7 +293,7 @@ def test_nodes_of_bodies_read_decoders_beside_them() -> None:
     )
     graph, changes = quantize(made, static("inner", "MatMul", -1), static("other", "MatMul", -1))
     assert changes.changed == ("inner", "other")
-    assert [[node.op for node in scope.nodes] for scope in scopes(graph)] == [
+    assert [[node.op for node in scope.nodes] for scope in all_graphs(graph)] == [
         ["If"], ["DequantizeLinear", "MatMul"], ["DequantizeLinear", "MatMul", "Neg"]
     ]  # fmt: skip
     ShareInitializers().apply(graph)

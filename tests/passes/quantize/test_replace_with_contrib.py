@@ -13,7 +13,7 @@ from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
 from onnxq.ir import Graph, as_graph, constants
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import DecodeWeights, RemoveUnused, ReplaceWithContrib
 from onnxq.planning.planner import make_plan
@@ -30,7 +30,7 @@ TWO_BITS = pytest.param(
 LOOKUP = "g (int64[2, 3] i) => (float[2, 3, 64] y) { [look] y = Gather(w, i) }"
 
 
-def replace(made: ModelProto, spec: Spec, emit: Emit = Emit.ORT) -> tuple[Graph, Changes]:
+def replace(made: ModelProto, spec: Spec, emit: AllowedOps = AllowedOps.ORT) -> tuple[Graph, Changes]:
     """Replace what fits; a second time there is nothing left to do."""
     graph = as_graph(made)
     infer_shapes(graph)
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
 )
 def test_the_fastest_form_is_standard_onnx_where_that_is_as_fast(text: str, spec: Spec, left: bool) -> None:
     weight = values(40, 24) if text is MATMUL else values(40, 64)
-    _, changes = replace(model(text, opset=21, ir_version=10, w=weight), spec, Emit.FASTEST)
+    _, changes = replace(model(text, opset=21, ir_version=10, w=weight), spec, AllowedOps.FASTEST)
     assert (changes.left == ((ANY, "standard ONNX is as fast"),)) is left
     assert bool(changes.changed) is not left
 
@@ -115,7 +115,7 @@ LOOP = """g (int64 n, float[3, 40] x) => (float[3, 40] y) {
 
 def test_the_fastest_form_of_a_product_in_a_body_is_an_operator_of_the_runtimes_own() -> None:
     weight, spec = values(40, 40), Spec("int8", (32,))
-    graph, changes = replace(model(LOOP, opset=21, ir_version=10, w=weight), spec, Emit.FASTEST)
+    graph, changes = replace(model(LOOP, opset=21, ir_version=10, w=weight), spec, AllowedOps.FASTEST)
     assert changes.changed == ("dot",)
     decoded = encode_array(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
     inputs = {"n": np.array(2), "x": np.eye(3, 40, dtype=np.float32)}

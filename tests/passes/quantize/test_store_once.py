@@ -129,7 +129,7 @@ def test_a_body_reads_what_the_graph_around_it_holds() -> None:
 def test_bodies_do_not_read_what_another_body_holds() -> None:
     """As LiftConstants leaves them, each in its own body."""
     graph = as_graph(model(IF, w=np.ascontiguousarray(TABLE.T)[None], v=TABLE.T[None, None].copy()))
-    bodies = graph.nodes[0].bodies()
+    bodies = graph.nodes[0].subgraphs()
     for body in bodies:
         weight = body.nodes[0].inputs[1]
         graph.initializers.remove(weight)

@@ -31,7 +31,7 @@ from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Mode, Rule, Scheme, Spec, Storage
 from onnxq.ir import Constant, as_graph, constants, to_model
-from onnxq.lowering import Emit
+from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import infer_shapes, upgrade_opset
 from onnxq.passes import RemoveUnused, StoreWeights
 from onnxq.planning.plan import Weight
@@ -262,6 +262,6 @@ def test_strict_decodes_by_dequantizelinear_where_one_axis_has_blocks(spec: Spec
     )  # fmt: skip
     graph = as_graph(made)
     plan = decisions(("conv", Weight(1, "w", spec, 0, reduction_axis=1)))
-    StoreWeights(plan, encode(plan, graph), Emit.STRICT).apply(graph)
+    StoreWeights(plan, encode(plan, graph), AllowedOps.STRICT).apply(graph)
     assert ops(graph) == [*found, "Conv"]
     onnx.checker.check_model(to_model(graph))

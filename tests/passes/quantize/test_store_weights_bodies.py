@@ -66,5 +66,5 @@ def test_a_weight_that_a_body_declares_is_decoded_there() -> None:
     graph, changes = store(made)
     assert changes.changed == ("w",)
     assert [node.op for node in graph.nodes] == ["If"]
-    assert [node.op for node in graph.nodes[0].bodies()[0].nodes] == ["Cast", "Mul", "MatMul"]
+    assert [node.op for node in graph.nodes[0].subgraphs()[0].nodes] == ["Cast", "Mul", "MatMul"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.03

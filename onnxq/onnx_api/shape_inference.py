@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
-from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto, defs, shape_inference
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    defs,
+    helper,
+    shape_inference,
+)
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import data_type_name, data_type_of
-from onnxq.ir.declarations import forget_claims, read_tensor_type
-from onnxq.ir.elements import Shape, Variable, domain_named
-from onnxq.ir.model import Graph
+from onnxq.ir.elements import Shape, Variable, canonical_domain
+from onnxq.ir.graph import Graph
 from onnxq.ir.order import toposort
-from onnxq.ir.scopes import scopes
-from onnxq.ir.shape_entries import is_symbol
-from onnxq.onnx_api.skeleton import skeleton
-from onnxq.onnx_api.stand_ins import put_stand_ins
+from onnxq.ir.queries import all_graphs
+from onnxq.ir.symbolic_dims import is_symbol
+from onnxq.ir.types import believed_outputs, einsum_terms, forget_claims, inferred_at, read_tensor_type
+from onnxq.onnx_api.weightless import weightless_model
+from onnxq.ops import OPERATORS, Operator
 
 _MOST_PROPAGATED = 1 << 20
 
@@ -35,21 +45,21 @@ def infer_shapes(graph: Graph) -> None:
     _check_overridable(graph)
     toposort(graph)
     forget_claims(graph)
-    model = skeleton(graph)
+    model = weightless_model(graph)
     _sanitise(model, graph)
     inferred = _infer(model)
     if inferred is None:
         return
-    for scope, proto in zip(scopes(graph), _graphs(inferred.graph), strict=True):
+    for scope, proto in zip(all_graphs(graph), _graphs(inferred.graph), strict=True):
         _write_back(scope, proto)
 
 
 def _check_overridable(graph: Graph) -> None:
     for initializer in graph.initializers:
-        if initializer.input_source is None:
+        if initializer.overridable_input is None:
             continue
-        dtype, shape = read_tensor_type(initializer.input_source)
-        declared, stored = data_type_of(dtype), initializer.payload.onnx_dtype
+        dtype, shape = read_tensor_type(initializer.overridable_input)
+        declared, stored = data_type_of(dtype), initializer.tensor_data.onnx_dtype
         if (declared and declared != stored) or (shape is not None and len(shape) != len(initializer.shape)):
             raise ModelError(
                 f"input {initializer.name!r} is declared as {data_type_name(declared)} {shape}, but its initializer is "
@@ -94,7 +104,7 @@ def _propagated(graph: GraphProto) -> int:
                 sizes[info.name] = dims[0].dim_value
         sizes.update({tensor.name: tensor.dims[0] for tensor in scope.initializer if len(tensor.dims) == 1})
         for node in scope.node:
-            if not domain_named(node.domain) and node.op_type in _propagating():
+            if not canonical_domain(node.domain) and node.op_type in _propagating():
                 read = [sizes.get(name, 1) for name in node.input]
                 made = sum(read) if node.op_type == "Concat" else max(read, default=0)
                 sizes.update(dict.fromkeys(node.output, made))
@@ -116,7 +126,7 @@ def _sanitise(model: ModelProto, graph: Graph) -> None:
         model.graph.initializer.extend(fixed)
     # Bodies first: stand-ins replace the nodes that hold them by copies.
     for scope in reversed(list(_graphs(model.graph))):
-        foreign = put_stand_ins(scope, model, graph.opset)
+        foreign = substitute_unknown_operators(scope, model, graph.opset)
         kept = [info for info in scope.value_info if info.name in foreign]
         del scope.value_info[:]
         scope.value_info.extend(kept)
@@ -132,7 +142,7 @@ def _sanitise(model: ModelProto, graph: Graph) -> None:
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield a graph and its bodies in the order of `scopes`."""
+    """Yield a graph and its bodies in the order of `all_graphs`."""
     pending = [graph]
     while pending:
         scope = pending.pop()
@@ -197,3 +207,151 @@ def _complete(declared: Shape | None, inferred: Shape | None) -> Shape | None:
     if declared is None or inferred is None or len(declared) != len(inferred):
         return inferred if declared is None else declared
     return [new if old is None else old for old, new in zip(declared, inferred, strict=True)]
+
+
+# Stand-ins: operators of ONNX that have the types and shapes of those that onnx does not know.
+
+_UNKNOWN = "onnxq.unknown.shape"
+_DOMAIN = "onnxq.inference"
+_TRANSPOSES = "trans"
+# Where Unsqueeze still has its axes in an attribute.
+_EINSUM_OPSET = 12
+
+
+def substitute_unknown_operators(graph: GraphProto, model: ModelProto, opset: int) -> set[str]:
+    """Replace the nodes of a graph that onnx does not know by stand-ins, where the table of operators has them.
+
+    Nodes whose shapes onnx infers wrongly get stand-ins as well.
+
+    Args:
+        graph: which is edited; its bodies are not.
+        model: around it, which is given functions, and an input of its own that nobody else reads.
+        opset: version of the default domain.
+
+    Returns:
+        The names of what onnx cannot tell anything of: it does not know the node, or not what that makes.
+    """
+    made = {name for node in graph.node if not _is_inferred(node, opset) for name in node.output if name}
+    nodes = [list(_stand_ins(node, model, opset)) for node in graph.node]
+    if all(len(ones) == 1 and ones[0] is node for ones, node in zip(nodes, graph.node, strict=True)):
+        return made
+    kept = [NodeProto.FromString(one.SerializeToString()) for ones in nodes for one in ones]
+    del graph.node[:]
+    graph.node.extend(kept)
+    if not any(info.name == _UNKNOWN for info in model.graph.input):
+        model.graph.input.append(helper.make_tensor_value_info(_UNKNOWN, TensorProto.INT64, [None]))
+    return made
+
+
+def _stand_ins(node: NodeProto, model: ModelProto, opset: int) -> Iterator[NodeProto]:
+    if not is_known(node, opset):
+        yield from _of_foreign(node, opset)
+    elif canonical_domain(node.domain):
+        yield node
+    elif (later := inferred_at(node.op_type, opset)) != opset:
+        yield _call(node, [node], later, model)
+    elif node.op_type == "Einsum" and len(node.input) > 1:
+        yield from _of_einsum(node, model)
+    elif (believed := believed_outputs(node.op_type, opset)) is not None:
+        yield from _without_shapes(node, believed)
+    else:
+        yield node
+
+
+def _call(node: NodeProto, body: Sequence[NodeProto], opset: int, model: ModelProto) -> NodeProto:
+    """Return the call of a new function that computes, at an opset of its own, what a node does."""
+    name = f"stand_in_{len(model.functions)}"
+    read = list(dict.fromkeys(name for name in node.input if name))
+    imports = [helper.make_opsetid("", opset)]
+    model.functions.append(helper.make_function(_DOMAIN, name, read, list(node.output), list(body), imports))
+    if not any(entry.domain == _DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    return helper.make_node(name, read, list(node.output), domain=_DOMAIN)
+
+
+def _of_einsum(node: NodeProto, model: ModelProto) -> Iterator[NodeProto]:
+    """Yield operators that broadcast, since onnx takes the length of a letter from the first operand that has it."""
+    terms, result = einsum_terms(next((proto.s.decode() for proto in node.attribute if proto.name == "equation"), ""))
+    if "." in result or any("." in term for term in terms) or len(terms) != len(node.input):
+        yield from _without_shapes(node, 0)
+        return
+    body: list[NodeProto] = []
+    operands = []
+    for index, (name, term) in enumerate(zip(node.input, terms, strict=True)):
+        equation = f"{term}->{''.join(letter for letter in result if letter in term)}"
+        missing = [place for place, letter in enumerate(result) if letter not in term]
+        body.append(helper.make_node("Einsum", [name], [f"{index}.kept"], equation=equation))
+        operands.append(f"{index}.kept")
+        if missing:
+            body.append(helper.make_node("Unsqueeze", [f"{index}.kept"], [f"{index}.wide"], axes=missing))
+            operands[-1] = f"{index}.wide"
+    yield _call(node, [*body, helper.make_node("Sum", operands, list(node.output))], _EINSUM_OPSET, model)
+
+
+def _without_shapes(node: NodeProto, believed: int) -> Iterator[NodeProto]:
+    """Yield a node and what hides the shapes of its outputs from an index on."""
+    twin = NodeProto()
+    twin.CopyFrom(node)
+    hidden = [(index, name) for index, name in enumerate(node.output) if index >= believed and name]
+    for index, name in hidden:
+        twin.output[index] = f"{_DOMAIN}.{name}"
+    yield twin
+    for index, name in hidden:
+        yield helper.make_node("Reshape", [twin.output[index], _UNKNOWN], [name])
+
+
+def is_known(node: NodeProto, opset: int) -> bool:
+    """Whether onnx knows an operator, at the opset of the model when it is its own."""
+    domain = canonical_domain(node.domain)
+    return bool(defs.has(node.op_type, opset, "") if not domain else defs.has(node.op_type, domain=domain))
+
+
+def _is_inferred(node: NodeProto, opset: int) -> bool:
+    """Whether onnx can tell what a node makes, which it cannot of many in its domain of classical learning."""
+    if not is_known(node, opset):
+        return False
+    domain = canonical_domain(node.domain)
+    schema = defs.get_schema(node.op_type, domain=domain) if domain else defs.get_schema(node.op_type, opset, "")
+    return bool(schema.has_type_and_shape_inference_function)
+
+
+def _row(node: NodeProto) -> Operator | None:
+    row = OPERATORS.get((canonical_domain(node.domain), node.op_type))
+    return row if row is not None and row.types else None
+
+
+def _of_foreign(node: NodeProto, opset: int) -> Iterator[NodeProto]:
+    """Yield nodes that make the outputs of which anything is known, or the node itself."""
+    row = _row(node)
+    if row is None:
+        yield node
+        return
+    first = _standard(node, row, opset)
+    if first is not None:
+        yield first
+    for index, name in enumerate(node.output):
+        source = _input(node, row.types, index)
+        if not name or not source or (index == 0 and first is not None):
+            continue
+        shaped = _input(node, row.shapes, index) == source
+        yield helper.make_node(*(("Identity", [source]) if shaped else ("Reshape", [source, _UNKNOWN])), [name])
+
+
+def _standard(node: NodeProto, row: Operator, opset: int) -> NodeProto | None:
+    """Return the operator of ONNX that makes the same first output."""
+    if row.standard is None or any(proto.name.startswith(_TRANSPOSES) and proto.i for proto in node.attribute):
+        return None
+    op, indices = row.standard
+    if not defs.has(op, opset, ""):
+        return None
+    inputs = [node.input[index] if index < len(node.input) else "" for index in indices]
+    known = defs.get_schema(op, opset).attributes
+    made = helper.make_node(op, inputs, [node.output[0]])
+    made.attribute.extend(proto for proto in node.attribute if proto.name in known)
+    return made
+
+
+def _input(node: NodeProto, indices: tuple[int | None, ...], index: int) -> str:
+    """Return the name of the input that an output is like, or an empty string."""
+    like = indices[index] if index < len(indices) else None
+    return node.input[like] if like is not None and like < len(node.input) else ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnxq.ir import Node, Tensor
 
 
-class Passage(NamedTuple):
+class ChannelMap(NamedTuple):
     """Where channels of an input are found in an output.
 
     Attributes:
@@ -33,21 +33,21 @@ class Passage(NamedTuple):
     first: int = 0
 
 
-PassageRule: TypeAlias = "Callable[[Node, int, int], tuple[Passage, ...] | str]"
+ChannelMapRule: TypeAlias = "Callable[[Node, int, int], tuple[ChannelMap, ...] | str]"
 """From a node, the index of a data input, and the axis of its channels to their passages, or why there are none."""
 
 
-def alike(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def alike(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """The output has the channels of the input along the same axis."""
     return _passed(node, index, axis, 0, axis)
 
 
-def aligned(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def aligned(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """The inputs are broadcast to the output."""
     return _passed(node, index, axis, 0, axis + _rank(node.outputs[0]) - _rank(node.inputs[index]))
 
 
-def scaled(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def scaled(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """Mul: one factor's channels pass, that of more elements, or the first of two."""
     sizes = [0 if not tensor.inputs else sum(extent != 1 for extent in tensor.shape or ()) for tensor in node.inputs]
     if sizes[index] < max(sizes) or sizes.index(max(sizes)) != index:
@@ -55,7 +55,7 @@ def scaled(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
     return aligned(node, index, axis)
 
 
-def concatenated(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def concatenated(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """Concat."""
     along = _axis(node, node.outputs[0])
     if axis != along:
@@ -63,10 +63,10 @@ def concatenated(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str
     extents = [_extent(tensor, along) for tensor in node.inputs]
     if 0 in extents:
         return "is joined to channels of unknown number"
-    return (Passage(0, along, np.arange(extents[index]), sum(extents[:index])),)
+    return (ChannelMap(0, along, np.arange(extents[index]), sum(extents[:index])),)
 
 
-def picked(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def picked(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """Gather, along an axis other than the channels'."""
     along, behind = _axis(node, node.inputs[0], 0), _rank(node.outputs[0]) - _rank(node.inputs[0])
     if axis == along:
@@ -74,7 +74,7 @@ def picked(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
     return _passed(node, index, axis, 0, axis if axis < along else axis + behind)
 
 
-def split(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def split(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """Split."""
     outputs = range(len(node.outputs))
     along = _axis(node, node.inputs[0], 0)
@@ -85,10 +85,10 @@ def split(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
     if 0 in extents or sum(extents) != _extent(node.inputs[0], along):
         return "is split into channels of unknown number"
     starts = np.cumsum([0, *extents])
-    return tuple(Passage(output, along, np.arange(starts[output], starts[output + 1])) for output in outputs)
+    return tuple(ChannelMap(output, along, np.arange(starts[output], starts[output + 1])) for output in outputs)
 
 
-def transposed(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def transposed(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """Transpose."""
     order = list(node.attrs.get("perm") or range(_rank(node.inputs[0]))[::-1])
     if axis not in order:
@@ -96,7 +96,7 @@ def transposed(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
     return _passed(node, index, axis, 0, order.index(axis))
 
 
-def reshaped(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
+def reshaped(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     """Reshape and its kin: as many elements lie behind a channel's place as before, or each channel becomes several."""
     before, after = node.inputs[index].shape or (), node.outputs[0].shape or ()
     channels, inner = _extent(node.inputs[index], axis), _volume(before[axis + 1 :])
@@ -105,15 +105,15 @@ def reshaped(node: Node, index: int, axis: int) -> tuple[Passage, ...] | str:
         if not channels or not extent or not inner or not behind:
             break
         if extent % channels == 0 and behind * (extent // channels) == inner:
-            return (Passage(0, place, np.repeat(np.arange(channels), extent // channels)),)
+            return (ChannelMap(0, place, np.repeat(np.arange(channels), extent // channels)),)
     return "is reshaped so that its channels cannot be followed"
 
 
-def _passed(node: Node, index: int, axis: int, output: int, place: int) -> tuple[Passage, ...] | str:
+def _passed(node: Node, index: int, axis: int, output: int, place: int) -> tuple[ChannelMap, ...] | str:
     channels = _extent(node.inputs[index], axis)
     if not channels or place < 0 or _extent(node.outputs[output], place) != channels:
         return "is broadcast to more channels than it has, or to an unknown number"
-    return (Passage(output, place, np.arange(channels)),)
+    return (ChannelMap(output, place, np.arange(channels)),)
 
 
 def _rank(tensor: Tensor) -> int:

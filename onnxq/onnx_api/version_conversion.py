@@ -20,13 +20,12 @@ from onnx import (
 )
 
 from onnxq.errors import ModelError
-from onnxq.ir.elements import domain_named
-from onnxq.ir.model import Graph
-from onnxq.ir.protos import copy_other_fields
-from onnxq.ir.reading import nodes
-from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
-from onnxq.onnx_api.functions import check_functions
-from onnxq.onnx_api.skeleton import Skeleton
+from onnxq.ir.elements import canonical_domain
+from onnxq.ir.graph import Graph
+from onnxq.ir.protos import NEWEST_IR_VERSION, NEWEST_OPSET, copy_other_fields, minimum_ir_version
+from onnxq.ir.queries import all_nodes
+from onnxq.onnx_api.inlining import check_functions
+from onnxq.onnx_api.weightless import WeightlessModel
 
 __all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
 
@@ -59,14 +58,14 @@ def upgrade_opset(graph: Graph, version: int) -> Graph:
     if graph.functions:
         graph = inline_functions(graph)
     _check_convertible(graph, version)
-    skeleton = Skeleton.of(graph)
+    weightless = WeightlessModel.of(graph)
     converted = _run(
-        lambda: version_converter.convert_version(skeleton.model, version),
+        lambda: version_converter.convert_version(weightless.model, version),
         f"the model cannot be converted from opset {graph.opset} to {version}",
     )
-    _graft(skeleton.model, converted, version)
-    _mend(skeleton.model, converted, version)
-    return skeleton.restore(converted)
+    _graft(weightless.model, converted, version)
+    _mend(weightless.model, converted, version)
+    return weightless.restore(converted)
 
 
 def inline_functions(graph: Graph) -> Graph:
@@ -80,16 +79,16 @@ def inline_functions(graph: Graph) -> Graph:
     """
     if not graph.functions:
         return graph
-    skeleton = Skeleton.of(graph)
-    check_functions(skeleton.model)
+    weightless = WeightlessModel.of(graph)
+    check_functions(weightless.model)
     problem = "the model-local functions cannot be inlined"
-    inlined = _run(lambda: inliner.inline_local_functions(skeleton.model, convert_version=True), problem)
+    inlined = _run(lambda: inliner.inline_local_functions(weightless.model, convert_version=True), problem)
     if inlined.functions:
         names = ", ".join(repr(function.name) for function in inlined.functions)
         raise ModelError(
             f"{problem}: {names} cannot be converted to opset {graph.opset}; upgrade the model's opset first"
         )
-    return skeleton.restore(inlined)
+    return weightless.restore(inlined)
 
 
 def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
@@ -112,7 +111,7 @@ def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
 
 def _check_convertible(graph: Graph, version: int) -> None:
     """Refuse a Hardmax that onnx's converter lets compute something else, as it does where the axis is not the last."""
-    for _, node in nodes(graph) if graph.opset < _HARDMAX_OF_ONE_AXIS <= version else ():
+    for _, node in all_nodes(graph) if graph.opset < _HARDMAX_OF_ONE_AXIS <= version else ():
         if node.op == "Hardmax" and not node.domain:
             shape, axis = node.inputs[0].shape, node.attrs.get("axis", 1)
             if shape is None or axis not in (-1, len(shape) - 1):
@@ -133,7 +132,7 @@ def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
         made = {node.output[0]: node for node in graph.node if node.op_type == "Constant" and len(node.attribute) == 1}
         invented = {name: node for name, node in made.items() if name not in types}
         for node in graph.node:
-            if domain_named(node.domain) or not defs.has(node.op_type, version, ""):
+            if canonical_domain(node.domain) or not defs.has(node.op_type, version, ""):
                 continue
             schema = defs.get_schema(node.op_type, version)
             if node.op_type == "Pad" and "value" not in schema.attributes:
@@ -195,7 +194,7 @@ def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
     copy_other_fields(source, upgraded, {"graph"})
     upgraded.graph.CopyFrom(converted.graph)
     for entry in upgraded.opset_import:
-        if not domain_named(entry.domain):
+        if not canonical_domain(entry.domain):
             entry.version = version
     upgraded.ir_version = max(source.ir_version, min(minimum_ir_version(version), NEWEST_IR_VERSION))
     for old, new in _paired_graphs(source.graph, upgraded.graph):

@@ -13,9 +13,9 @@ from onnxq.ir import (
     Names,
     Node,
     Origins,
-    PackedPayload,
-    Payload,
+    PackedTensor,
     Tensor,
+    TensorData,
     Variable,
     constant,
 )
@@ -24,7 +24,7 @@ from onnxq.numerics.formats import Format
 from onnxq.numerics.packing import pack
 
 
-class Chain:
+class NodeBuilder:
     """Nodes under construction, in an order in which each reads what stands before it.
 
     Attributes:
@@ -46,20 +46,20 @@ class Chain:
 
     def named(self, role: str) -> str:
         """Return a new name ``base.role``."""
-        return self._names.fresh(f"{self._base}.{role}")
+        return self._names.unique(f"{self._base}.{role}")
 
     def variable(self, role: str, dtype: npt.DTypeLike | None = None) -> Variable:
         """Return a new variable ``base.role``."""
         return Variable(self.named(role), None if dtype is None else np.dtype(dtype))
 
-    def store(self, role: str, values: npt.ArrayLike | Payload) -> Constant:
+    def store(self, role: str, values: npt.ArrayLike | TensorData) -> Constant:
         """Return a new constant ``base.role``."""
         name = self.named(role)
-        return Constant(name, values) if isinstance(values, Payload) else constant(name, values)
+        return Constant(name, values) if isinstance(values, TensorData) else constant(name, values)
 
     def store_codes(self, role: str, codes: Array, format: Format) -> Constant:
         """Return a new constant of the format's ONNX type, several codes in a byte where that type has them."""
-        return self.store(role, PackedPayload(format.onnx_type, codes.shape, pack(codes, format)))
+        return self.store(role, PackedTensor(format.onnx_type, codes.shape, pack(codes, format)))
 
     def append(self, node: Node) -> None:
         """Append a node, which gets the origins of all."""

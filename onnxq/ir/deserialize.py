@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, defs
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.ir.declarations import read_tensor_type
-from onnxq.ir.elements import Constant, Node, Tensor, Variable, domain_named
-from onnxq.ir.model import Graph
-from onnxq.ir.payload import Payload
+from onnxq.ir.elements import Constant, Node, Tensor, Variable, canonical_domain
+from onnxq.ir.graph import Graph
 from onnxq.ir.protos import read_attribute
-from onnxq.ir.schemas import check_node
-from onnxq.ir.scopes import Visible
+from onnxq.ir.queries import Visible
+from onnxq.ir.tensor_data import TensorData
+from onnxq.ir.types import read_tensor_type
 
 # Protobuf reads 100 messages inside one another: a model, and three for each level.
 _DEEPEST = 32
@@ -24,19 +24,21 @@ _SHOWN = 40
 _KINDS = {"sequence_type": "sequence_type", "sparse_tensor_type": "sparse_tensor_type"}
 
 
-def parse_graph(proto: GraphProto, opset_imports: dict[str, int], payload: Callable[[TensorProto], Payload]) -> Graph:
+def deserialize_graph(
+    proto: GraphProto, opset_imports: dict[str, int], tensor_data: Callable[[TensorProto], TensorData]
+) -> Graph:
     """Return the graph of a proto with its bodies, nodes in the order of the proto.
 
     Args:
         proto: the graph, to which the result refers.
         opset_imports: the version of each domain.
-        payload: makes the payload of each stored tensor.
+        tensor_data: makes the tensor_data of each stored tensor.
 
     Raises:
         ModelError: a name is declared twice, not at all, or is no text, a node has inputs, outputs or attributes that
             its operator cannot have, or bodies are nested too deeply.
     """
-    parsing = _Parsing(opset_imports, payload)
+    parsing = _Parsing(opset_imports, tensor_data)
     graph = parsing.graph(proto, None)
     parsing.finish()
     return graph
@@ -74,7 +76,7 @@ class _Parsing:
     """One model being parsed."""
 
     opset_imports: dict[str, int]
-    payload: Callable[[TensorProto], Payload]
+    tensor_data: Callable[[TensorProto], TensorData]
     graphs: list[Graph] = field(default_factory=list)
 
     def graph(self, proto: GraphProto, parent: tuple[Graph, _Scope] | None) -> Graph:
@@ -109,13 +111,13 @@ class _Parsing:
         returned = {tensor for graph in self.graphs for tensor in graph.outputs}
         for graph in self.graphs:
             for initializer in graph.initializers:
-                initializer.kept = not initializer.outputs and initializer not in returned
+                initializer.declared_unused = not initializer.outputs and initializer not in returned
 
     def _declare_stored_tensors(self, graph: Graph, proto: GraphProto, scope: _Scope) -> None:
         declared_inputs = {info.name: info for info in proto.input}
         for stored in proto.initializer:
-            initializer = Constant(stored.name, self.payload(stored))
-            initializer.input_source = declared_inputs.get(stored.name)
+            initializer = Constant(stored.name, self.tensor_data(stored))
+            initializer.overridable_input = declared_inputs.get(stored.name)
             scope.declare(initializer, "an initializer")
             graph.initializers.append(initializer)
         for sparse in proto.sparse_initializer:
@@ -123,7 +125,7 @@ class _Parsing:
             tensor.dtype, tensor.shape = numpy_dtype(sparse.values.data_type), list(sparse.dims)
             scope.declare(tensor, "a sparse initializer")
             graph.sparse_initializers.append((tensor, sparse))
-        overridable = {tensor.name: tensor for tensor in graph.initializers if tensor.input_source is not None}
+        overridable = {tensor.name: tensor for tensor in graph.initializers if tensor.overridable_input is not None}
         sparse_names = {tensor.name: tensor for tensor, _ in graph.sparse_initializers}
         for info in proto.input:
             known = overridable.pop(info.name, None) or sparse_names.pop(info.name, None)
@@ -146,7 +148,7 @@ class _Parsing:
     def _node(self, proto: NodeProto, outputs: list[Variable], graph: Graph, scope: _Scope) -> Node:
         check_text(proto.op_type, proto.name, proto.domain)
         inputs = [self._input(name, proto, scope) for name in proto.input]
-        domain = domain_named(proto.domain)
+        domain = canonical_domain(proto.domain)
         if not domain and "" not in self.opset_imports:
             raise ModelError(f"{_describe(proto)} is an ONNX operator, but the model imports no opset of domain ''")
         if not domain:
@@ -179,7 +181,7 @@ class _Parsing:
             elif proto.type == AttributeProto.GRAPHS and proto.graphs:
                 values[proto.name] = [self.graph(body, parent) for body in proto.graphs]
             elif proto.type == AttributeProto.TENSOR:
-                values[proto.name] = Constant(proto.t.name, self.payload(proto.t))
+                values[proto.name] = Constant(proto.t.name, self.tensor_data(proto.t))
             else:
                 values[proto.name] = read_attribute(proto)
         return values
@@ -198,3 +200,103 @@ def _describe(node: NodeProto) -> str:
     return (
         f"{node.op_type} node {node.name!r}" if node.name else f"the {node.op_type} node that makes {list(node.output)}"
     )
+
+
+# What ONNX says about operators: how many inputs and outputs a node may have, and the types of its attributes.
+
+_Parameter = defs.OpSchema.FormalParameter
+_REQUIRED = defs.OpSchema.FormalParameterOption.Single
+_UNBOUNDED = 2**31 - 1
+
+
+def check_node(node: NodeProto, opset: int) -> None:
+    """Check that a node of the default domain has the inputs, outputs and attributes that its operator can have.
+
+    Whatever reads a graph can then count on those that are required, on no others, and on their types.
+
+    Raises:
+        ModelError: there are too few or too many, one that is required is missing, or an attribute has another type.
+    """
+    signature = _signature(node.op_type, opset)
+    if signature is None:
+        return
+    for names, side, what in ((node.input, signature.inputs, "input"), (node.output, signature.outputs, "output")):
+        if not side.least <= len(names) <= side.most:
+            raise _damaged(node, f"has {len(names)} {what}s, expected {side.expected}")
+        for index in side.required:
+            if index < len(names) and not names[index]:
+                raise _damaged(node, f"lacks {what} {index}, which is required")
+    _check_attributes(node, signature)
+
+
+def _check_attributes(node: NodeProto, signature: _Signature) -> None:
+    missing = set(signature.required_attributes)
+    for attribute in node.attribute:
+        missing.discard(attribute.name)
+        expected = signature.attributes.get(attribute.name, attribute.type)
+        # Files of the first version of the format say no type.
+        if attribute.type not in (expected, AttributeProto.UNDEFINED):
+            raise _damaged(
+                node,
+                f"has the attribute {attribute.name!r} of type {_type_name(attribute.type)}, "
+                f"expected {_type_name(expected)}",
+            )
+    if missing:
+        raise _damaged(node, f"lacks the attribute {min(missing)!r}, which is required")
+
+
+class _Side(NamedTuple):
+    """How many inputs or outputs an operator has, and the indices of those that cannot be omitted."""
+
+    least: int
+    most: int
+    required: tuple[int, ...]
+
+    @classmethod
+    def of(cls, least: int, most: int, parameters: Sequence[_Parameter]) -> _Side:
+        required = (index for index, parameter in enumerate(parameters) if parameter.option == _REQUIRED)
+        return cls(least, most, tuple(required))
+
+    @property
+    def expected(self) -> str:
+        if self.least == self.most:
+            return str(self.least)
+        return f"{self.least} or more" if self.most >= _UNBOUNDED else f"{self.least} to {self.most}"
+
+
+class _Signature(NamedTuple):
+    """What a node of an operator looks like; ``attributes`` maps names to values of AttributeProto.AttributeType."""
+
+    inputs: _Side
+    outputs: _Side
+    attributes: Mapping[str, int]
+    required_attributes: frozenset[str]
+
+
+@cache
+def _signature(op_type: str, opset: int) -> _Signature | None:
+    """Return what an operator takes; None for one that onnx does not know."""
+    if not defs.has(op_type, max_inclusive_version=opset):
+        return None
+    schema = defs.get_schema(op_type, max_inclusive_version=opset)
+    return _Signature(
+        _Side.of(schema.min_input, schema.max_input, schema.inputs),
+        _Side.of(schema.min_output, schema.max_output, schema.outputs),
+        {name: _number(attribute) for name, attribute in schema.attributes.items()},
+        frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
+    )
+
+
+def _number(attribute: Any) -> int:
+    """Return the attribute's type as AttributeProto numbers it; the enumeration of schemas is another one."""
+    return int(attribute.type.value)
+
+
+def _type_name(type_: int) -> str:
+    known = AttributeProto.AttributeType.values()
+    return str(AttributeProto.AttributeType.Name(type_)).lower() if type_ in known else str(type_)
+
+
+def _damaged(node: NodeProto, problem: str) -> ModelError:
+    subject = f"{node.op_type} node {node.name!r}" if node.name else f"a node {node.op_type}"
+    return ModelError(f"{subject} {problem}; the model is damaged")

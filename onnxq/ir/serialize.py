@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnxq.errors import ModelError
-from onnxq.ir.declarations import emit_info, is_told
-from onnxq.ir.elements import Constant, Node, Tensor, domain_named
-from onnxq.ir.model import Graph
+from onnxq.ir.elements import Constant, Node, Tensor, canonical_domain
+from onnxq.ir.graph import Graph
 from onnxq.ir.order import sorted_nodes
-from onnxq.ir.payload import Payload
-from onnxq.ir.protos import copy_other_fields, write_attribute
-from onnxq.ir.scopes import Visible
-from onnxq.ir.versions import minimum_ir_version
+from onnxq.ir.protos import copy_other_fields, minimum_ir_version, write_attribute
+from onnxq.ir.queries import Visible, all_graphs
+from onnxq.ir.tensor_data import TensorData
+from onnxq.ir.types import is_told, serialize_declaration
 
-Store = Callable[[TensorProto, Payload, str], None]
-"""Writes the values of a payload, under a name, into an empty TensorProto."""
+Store = Callable[[TensorProto, TensorData, str], None]
+"""Writes the values of a tensor_data, under a name, into an empty TensorProto."""
 
 _MODEL_FIELDS = {"graph", "opset_import", "ir_version", "functions", "producer_name", "producer_version"}
 _SHOWN = 40
@@ -27,7 +26,7 @@ _GRAPH_FIELDS = {"node", "name", "initializer", "sparse_initializer", "doc_strin
 _NODE_FIELDS = {"input", "output", "name", "op_type", "domain", "attribute"}
 
 
-def emit_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Store) -> ModelProto:
+def serialize_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Store) -> ModelProto:
     """Return the proto of a graph.
 
     Args:
@@ -64,7 +63,7 @@ def _emit_versions(graph: Graph, source: ModelProto, model: ModelProto, emission
     imports = dict(graph.opset_imports)
     for domain in sorted(emission.domains - imports.keys()):
         imports[domain] = 1
-    read = {domain_named(entry.domain): entry.version for entry in source.opset_import}
+    read = {canonical_domain(entry.domain): entry.version for entry in source.opset_import}
     if imports == read and len(read) == len(source.opset_import):
         model.opset_import.extend(source.opset_import)
     else:
@@ -83,7 +82,7 @@ class _Visible(Visible):
         known = self.tensors.setdefault(tensor.name, tensor)
         if known is not tensor:
             raise ModelError(
-                f"graph {graph.name!r} has two tensors named {tensor.name!r}; take new names from Names.fresh"
+                f"graph {graph.name!r} has two tensors named {tensor.name!r}; take new names from Names.unique"
             )
 
     def check(self, tensor: Tensor, reader: Node | Graph) -> None:
@@ -130,7 +129,7 @@ class _Emission:
                 if tensor.name in visible.tensors:
                     raise ModelError(
                         f"{_describe(node)} makes {tensor.name!r}, but graph {graph.name!r} has a tensor of that name "
-                        "already; take new names from Names.fresh"
+                        "already; take new names from Names.unique"
                     )
                 visible.declare(tensor, graph)
         return visible
@@ -138,9 +137,9 @@ class _Emission:
     def _stored_tensors(self, graph: Graph, target: GraphProto) -> None:
         inputs = _inputs(graph, self.placed[graph])
         for tensor in inputs:
-            emit_info(target.input.add(), tensor, _input_source(graph, tensor), names=graph.parent is None)
+            serialize_declaration(target.input.add(), tensor, _input_source(graph, tensor), names=graph.parent is None)
         for tensor in self.placed[graph]:
-            self.store(target.initializer.add(), tensor.payload, tensor.name)
+            self.store(target.initializer.add(), tensor.tensor_data, tensor.name)
             if tensor not in inputs:
                 self.all_initializers_are_inputs = False
         target.sparse_initializer.extend(proto for _, proto in graph.sparse_initializers)
@@ -155,7 +154,7 @@ class _Emission:
         if node.domain:
             target.domain = node.domain
             self.domains.add(node.domain)
-        elif source is not None and source.HasField("domain") and not domain_named(source.domain):
+        elif source is not None and source.HasField("domain") and not canonical_domain(source.domain):
             # ONNX's own domain is written as it was read.
             target.domain = source.domain
         for tensor in node.inputs:
@@ -191,7 +190,7 @@ class _Emission:
             target.doc_string = source.doc_string
         if isinstance(value, Constant):
             target.type = AttributeProto.TENSOR
-            self.store(target.t, value.payload, value.name)
+            self.store(target.t, value.tensor_data, value.name)
         elif bodies is None:
             target.type = AttributeProto.GRAPH
             self.graph(value, target.g, visible)
@@ -204,7 +203,7 @@ class _Emission:
         declared = {info.name: info for info in source.output}
         for tensor in graph.outputs:
             visible.check(tensor, graph)
-            emit_info(target.output.add(), tensor, declared.get(tensor.name), names=graph.parent is None)
+            serialize_declaration(target.output.add(), tensor, declared.get(tensor.name), names=graph.parent is None)
 
     def _value_info(
         self, graph: Graph, nodes: list[Node], source: GraphProto, target: GraphProto, visible: _Visible
@@ -215,18 +214,18 @@ class _Emission:
             if tensor is not None:
                 listed.add(info.name)
                 if is_told(tensor):
-                    emit_info(target.value_info.add(), tensor, info, complete=False)
+                    serialize_declaration(target.value_info.add(), tensor, info, complete=False)
             elif info.name in graph.unattached:
                 target.value_info.add().CopyFrom(info)
         for node in nodes:
             for tensor in node.outputs:
                 if tensor.name and tensor.name not in listed and is_told(tensor):
-                    emit_info(target.value_info.add(), tensor, None, complete=False)
+                    serialize_declaration(target.value_info.add(), tensor, None, complete=False)
 
 
 def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
     """Return the graph's inputs and overridable initializers, woven in the order in which they were read."""
-    stored = {tensor for tensor in placed if tensor.input_source is not None}
+    stored = {tensor for tensor in placed if tensor.overridable_input is not None}
     sparse = {tensor for tensor, _ in graph.sparse_initializers}
     wanted, ordered = set(graph.inputs), set(graph.input_order)
     as_read = [tensor for tensor in graph.input_order if tensor in wanted]
@@ -238,9 +237,69 @@ def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
 
 
 def _input_source(graph: Graph, tensor: Tensor) -> ValueInfoProto | None:
-    return tensor.input_source if isinstance(tensor, Constant) else tensor.source
+    return tensor.overridable_input if isinstance(tensor, Constant) else tensor.source
 
 
 def _describe(node: Node) -> str:
     made = [tensor.name for tensor in node.outputs]
     return f"{node.op} node {node.name!r}" if node.name else f"the {node.op} node that makes {made}"
+
+
+# Where constants are declared: each once, in a graph from which all its users can see it.
+
+
+def place_constants(graph: Graph) -> dict[Graph, list[Constant]]:
+    """Return for every graph the constants that it must declare.
+
+    A constant stays in the graph that declares it unless a user outside of that graph reads it too; a new one goes
+    into the innermost graph around all its users. What nothing uses any longer is left out, unless
+    a caller may feed it.
+    """
+    placed: dict[Graph, list[Constant]] = {}
+    depth: dict[Graph, int] = {}
+    homes: dict[Constant, Graph] = {}
+    used: set[Constant] = set()
+    for scope in all_graphs(graph):
+        placed[scope] = []
+        depth[scope] = depth[scope.parent] + 1 if scope.parent in depth else 0
+        for initializer in scope.initializers:
+            homes.setdefault(initializer, scope)
+            if initializer.declared_unused or initializer.overridable_input is not None:
+                used.add(initializer)
+    for scope in placed:
+        for tensor in constants_read(scope):
+            used.add(tensor)
+            homes[tensor] = _common(homes.get(tensor, scope), scope, depth)
+    for tensor, home in homes.items():
+        if tensor in used:
+            placed[home].append(tensor)
+    return placed
+
+
+def constants_read(scope: Graph) -> Iterator[Constant]:
+    """Yield the constants that the nodes of one graph read, that it returns, or that a caller may feed in its place."""
+    for node in scope.nodes:
+        for tensor in node.inputs:
+            if isinstance(tensor, Constant):
+                yield tensor
+    for tensor in (*scope.inputs, *scope.outputs):
+        if isinstance(tensor, Constant):
+            yield tensor
+
+
+def attribute_constants(scope: Graph) -> Iterator[Constant]:
+    """Yield the tensors in the attributes of the nodes of one graph."""
+    for node in scope.nodes:
+        for value in node.attrs.values():
+            if isinstance(value, Constant):
+                yield value
+
+
+def _common(one: Graph, other: Graph, depth: dict[Graph, int]) -> Graph:
+    """Return the innermost graph around both."""
+    while one is not other:
+        if depth[one] < depth[other]:
+            one, other = other, one
+        assert one.parent is not None, "two graphs of one model meet at its root"
+        one = one.parent
+    return one

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 
 import onnx_graphsurgeon as gs
 
-from onnxq.ir.elements import Constant, Node, Tensor, Variable, bodies_of
+from onnxq.ir.elements import Constant, Node, Origins, Tensor, Variable, subgraphs_of
 
 AnyGraph = TypeVar("AnyGraph")
 """Graph, whose module builds on this one."""
 _HOLDERS = (gs.Graph, list)
 
 
-def scopes(graph: AnyGraph) -> Iterator[AnyGraph]:
+def all_graphs(graph: AnyGraph) -> Iterator[AnyGraph]:
     """Yield this graph and every control-flow body inside it, a graph before its bodies, in node order."""
     pending: list[Any] = [graph]
     while pending:
@@ -24,19 +24,19 @@ def scopes(graph: AnyGraph) -> Iterator[AnyGraph]:
         yield scope
         # Not asked of each node: most hold numbers alone, and those of plain GraphSurgeon code have no such method yet.
         held = [value for node in scope.nodes for value in node.attrs.values() if isinstance(value, _HOLDERS)]
-        pending.extend(reversed(bodies_of(held)))
+        pending.extend(reversed(subgraphs_of(held)))
 
 
 def owner_graphs(graph: AnyGraph) -> dict[Node, AnyGraph]:
     """Return, for every node of this graph and its bodies, the graph that lists it."""
-    found: Any = scopes(graph)
+    found: Any = all_graphs(graph)
     return {node: scope for scope in found for node in scope.nodes}
 
 
 def constants(graph: Any) -> list[Constant]:
     """Return every constant of a graph and its bodies once: declared, read by a node, or held by an attribute."""
     found: dict[Constant, None] = {}
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         found.update(dict.fromkeys(scope.initializers))
         for node in scope.nodes:
             found.update(dict.fromkeys(tensor for tensor in node.inputs if isinstance(tensor, Constant)))
@@ -46,7 +46,7 @@ def constants(graph: Any) -> list[Constant]:
 
 def inner_variables(graph: Any) -> Iterator[Variable]:
     """Yield the tensors that nodes of a graph and its bodies compute, outputs of a graph aside."""
-    for scope in scopes(graph):
+    for scope in all_graphs(graph):
         outputs = set(scope.outputs)
         for node in scope.nodes:
             yield from (tensor for tensor in node.outputs if tensor.name and tensor not in outputs)
@@ -90,7 +90,7 @@ class Names:
         while root.parent is not None:
             root = root.parent
         taken: set[str] = set()
-        for scope in scopes(root):
+        for scope in all_graphs(root):
             nodes = scope.nodes
             taken.update([tensor.name for tensor in (*scope.inputs, *scope.outputs, *scope.initializers)])
             taken.update([tensor.name for tensor, _ in scope.sparse_initializers])
@@ -104,12 +104,12 @@ class Names:
     def __contains__(self, name: str) -> bool:
         return name in self._taken
 
-    def fresh(self, base: str) -> str:
+    def unique(self, base: str) -> str:
         """Return ``base``, or ``base.1``, ``base.2`` and so on when it is taken, and take it.
 
         >>> from onnxq.ir import Graph
         >>> names = Names(Graph())
-        >>> names.fresh("w.codes"), names.fresh("w.codes")
+        >>> names.unique("w.codes"), names.unique("w.codes")
         ('w.codes', 'w.codes.1')
         """
         name, number = base, self._next.get(base, 0)
@@ -119,3 +119,85 @@ class Names:
         self._next[base] = number
         self._taken.add(name)
         return name
+
+
+# Words for reading a graph: who makes a tensor, who reads it, and which operator a node calls.
+
+OperatorKey: TypeAlias = "tuple[str, str]"
+"""Domain and op type, which only together say what an operator does; ONNX's own domain is ``""``."""
+
+
+def operator_key(node: Node) -> OperatorKey:
+    """Return the domain and the op type of a node.
+
+    >>> operator_key(Node("Relu")), operator_key(Node("Gelu", domain="com.microsoft"))
+    (('', 'Relu'), ('com.microsoft', 'Gelu'))
+    """
+    return node.domain, node.op
+
+
+def all_nodes(graph: AnyGraph) -> Iterator[tuple[AnyGraph, Node]]:
+    """Yield every node of a graph and its bodies with the graph that lists it, a graph before its bodies."""
+    found: Any = all_graphs(graph)
+    return ((scope, node) for scope in found for node in scope.nodes)
+
+
+def producer(tensor: Tensor) -> Node | None:
+    """Return the node that makes a tensor, or None for what is fed or stored."""
+    return tensor.inputs[0] if tensor.inputs else None
+
+
+def sole_consumer(tensor: Tensor) -> Node | None:
+    """Return the node that alone reads a tensor, and once; None where others do, or a graph returns it."""
+    return tensor.outputs[0] if len(tensor.outputs) == 1 and not tensor.graph_output_of else None
+
+
+def optional_input(node: Node, index: int) -> Tensor | None:
+    """Return the input at an index, or None where it is left out.
+
+    >>> from onnxq.ir import Variable
+    >>> clip = Node("Clip", "c", {}, [Variable("x"), Variable(""), Variable("most")])
+    >>> optional(clip, 1), optional(clip, 3), optional(clip, 2).name
+    (None, None, 'most')
+    """
+    found = node.inputs[index] if index < len(node.inputs) else None
+    return found if found is not None and found.name else None
+
+
+def is_constant(tensor: Any) -> TypeGuard[Constant]:
+    """Whether a tensor is a constant whose values no caller of the model can replace by others.
+
+    >>> import numpy as np
+    >>> from onnxq.ir import Variable, constant
+    >>> is_constant(constant("w", np.ones(3))), is_constant(Variable("x"))
+    (True, False)
+    """
+    return isinstance(tensor, Constant) and tensor.overridable_input is None
+
+
+# Which nodes of the model those stand for that took their place.
+
+# A chain of any length may become one node.
+_MOST: Final = 32
+
+
+def join_origins(nodes: Iterable[Node]) -> Origins:
+    """Return the origins of a node that takes the place of others, the first of which does its work.
+
+    >>> join_origins([Node("MatMul", "product"), Node("Add", "sum")])
+    (('product', 'MatMul'), ('sum', 'Add'))
+    """
+    origins = (origin for node in nodes for origin in node.origins or ((node.name, node.op),))
+    return tuple(dict.fromkeys(origins))[:_MOST]
+
+
+def origins_by_name(graph: Any) -> dict[str, Origins]:
+    """Return the origins of the nodes of a graph and its bodies that have some, by the names of the nodes."""
+    return {node.name: node.origins for scope in all_graphs(graph) for node in scope.nodes if node.origins}
+
+
+def restore_origins(graph: Any, origins: Mapping[str, Origins]) -> None:
+    """Give nodes that were read or made anew the origins of those that had their names."""
+    for scope in all_graphs(graph):
+        for node in scope.nodes:
+            node.origins = origins.get(node.name, node.origins)

@@ -15,6 +15,9 @@ from onnxq.errors import ModelError
 
 Stamp = tuple[int, int, int, int]
 
+ALIGNMENT = 4096
+"""Tensors start at multiples of this many bytes, so that a runtime can map them."""
+
 # To map a part of a file takes 50 microseconds, more than to read so many bytes.
 _SMALL = 1 << 18
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-Entry: TypeAlias = "int | bool | str | None"
+SymbolicDim: TypeAlias = "int | bool | str | None"
 """A number, a name (of a dimension, or of a sum or product of some, so never negative), or None while unknown."""
 
 # Such as "?", "-1", "None" and the unk__12 of tools: each stands for some number, and two of them for two.
@@ -22,7 +22,7 @@ def is_symbol(name: str) -> bool:
     return _PLACEHOLDER.fullmatch(name) is None
 
 
-def plus(one: Entry, other: Entry) -> Entry:
+def plus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return the sum of two entries.
 
     >>> plus("seq", 0), plus("seq", "past"), plus("seq", None)
@@ -35,7 +35,7 @@ def plus(one: Entry, other: Entry) -> Entry:
     return _term("+", one, other)
 
 
-def times(one: Entry, other: Entry) -> Entry:
+def times(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return the product of two entries.
 
     >>> times("seq", 1), times(0, "seq"), times("seq", "batch"), times("seq", -1)
@@ -48,19 +48,19 @@ def times(one: Entry, other: Entry) -> Entry:
     return 0 if 0 in (one, other) and None not in (one, other) else _term("*", one, other)
 
 
-def product(entries: Iterable[Entry]) -> Entry:
+def product(entries: Iterable[SymbolicDim]) -> SymbolicDim:
     """Return the product of all entries.
 
     >>> product([2, "seq", 3]), product([])
     ('((2*seq)*3)', 1)
     """
-    made: Entry = 1
+    made: SymbolicDim = 1
     for entry in entries:
         made = times(made, entry)
     return made
 
 
-def smaller(one: Entry, other: Entry) -> Entry:
+def smaller(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return the smaller of two entries.
 
     >>> smaller(4, 3), smaller("seq", 64), smaller("seq", -1)
@@ -82,12 +82,12 @@ def is_bounded(extent: str, by: str) -> bool:
     return extent.startswith("min(") and found == "," and rest == f"{by})" and number.isdecimal() and int(number) > 1
 
 
-def _term(sign: str, one: Entry, other: Entry) -> Entry:
+def _term(sign: str, one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     negative = any(isinstance(entry, int) and entry < 0 for entry in (one, other))
     return None if one is None or other is None or negative else f"({sign.join(sorted((str(one), str(other))))})"
 
 
-def minus(one: Entry, other: Entry) -> Entry:
+def minus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return the difference of two entries; that of two names may be negative, and has no name."""
     if isinstance(one, int) and isinstance(other, int):
         return one - other
@@ -96,7 +96,7 @@ def minus(one: Entry, other: Entry) -> Entry:
     return 0 if one == other else one if other == 0 else None
 
 
-def over(one: Entry, other: Entry) -> Entry:
+def over(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Divide as integers are: towards zero."""
     if isinstance(one, int) and isinstance(other, int) and other:
         return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
@@ -105,13 +105,13 @@ def over(one: Entry, other: Entry) -> Entry:
     return f"({one}/{other})" if isinstance(one, str) and isinstance(other, int) and other > 1 else None
 
 
-def remainder(one: Entry, other: Entry) -> Entry:
+def remainder(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return the remainder of a division, where the signs leave no doubt."""
     natural = isinstance(one, int) and isinstance(other, int) and one >= 0 and other > 0
     return one % other if natural else None  # type: ignore[operator]
 
 
-def equal(one: Entry, other: Entry) -> Entry:
+def equal(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return whether two entries are equal: a name may be any number that is not negative.
 
     >>> equal("seq", "seq"), equal("seq", -1), equal("seq", 4)
@@ -124,23 +124,23 @@ def equal(one: Entry, other: Entry) -> Entry:
     return False if any(isinstance(entry, int) and entry < 0 for entry in (one, other)) else None
 
 
-def numbers_only(compute: Callable[[int, int], int | bool]) -> Callable[[Entry, Entry], Entry]:
+def numbers_only(compute: Callable[[int, int], int | bool]) -> Callable[[SymbolicDim, SymbolicDim], SymbolicDim]:
     """Return a function of two numbers as one of two entries."""
     return lambda one, other: compute(one, other) if isinstance(one, int) and isinstance(other, int) else None
 
 
-def larger(one: Entry, other: Entry) -> Entry:
+def larger(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return the larger of two entries."""
     return one if one == other else numbers_only(max)(one, other)
 
 
-def choose(condition: Entry, one: Entry, other: Entry) -> Entry:
+def choose(condition: SymbolicDim, one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
     """Return one entry where a condition holds, and the other where it does not."""
     if condition is None:
         return one if one == other else None
     return one if condition else other
 
 
-def negation(entry: Entry) -> Entry:
+def negation(entry: SymbolicDim) -> SymbolicDim:
     """Return the opposite of a truth value."""
     return not entry if isinstance(entry, int) else None

@@ -7,22 +7,19 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, TensorProto
 
-from onnxq.ir.elements import domain_named
-from onnxq.ir.emit import emit_model
-from onnxq.ir.external import DataFolder
-from onnxq.ir.model import Graph
-from onnxq.ir.payload import Payload
-from onnxq.ir.placement import place_constants
+from onnxq.ir.elements import canonical_domain
+from onnxq.ir.external_data import DataFolder
+from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.reader import read_model
-from onnxq.ir.sidecar import refer
-from onnxq.ir.stored import ProtoPayload
-from onnxq.ir.surgeon import restore_classes
+from onnxq.ir.serialize import place_constants, serialize_model
+from onnxq.ir.tensor_data import ProtoTensor, TensorData
+from onnxq.ir.writer import refer
 
 _LOCATION = "onnxq.skeleton"
 
 
 @dataclass(frozen=True, eq=False)
-class Skeleton:
+class WeightlessModel:
     """A model whose large weights are numbered references.
 
     Attributes:
@@ -32,46 +29,46 @@ class Skeleton:
     """
 
     model: ModelProto
-    payloads: Sequence[Payload]
+    payloads: Sequence[TensorData]
     folder: DataFolder | None
 
     @classmethod
-    def of(cls, graph: Graph, threshold: int = 1024) -> Skeleton:
+    def of(cls, graph: Graph, threshold: int = 1024) -> WeightlessModel:
         """Take the weights of ``threshold`` bytes and more out of a graph; 0 takes out all but strings."""
-        payloads: list[Payload] = []
+        payloads: list[TensorData] = []
 
-        def store(proto: TensorProto, payload: Payload, name: str) -> None:
-            if payload.onnx_dtype == TensorProto.STRING or payload.nbytes < threshold:
-                payload.fill(proto, name)
+        def store(proto: TensorProto, tensor_data: TensorData, name: str) -> None:
+            if tensor_data.onnx_dtype == TensorProto.STRING or tensor_data.nbytes < threshold:
+                tensor_data.fill(proto, name)
                 return
-            payload.fill_without_values(proto, name)
-            refer(proto, _LOCATION, len(payloads), payload.nbytes)
-            payloads.append(payload)
+            tensor_data.fill_without_values(proto, name)
+            refer(proto, _LOCATION, len(payloads), tensor_data.nbytes)
+            payloads.append(tensor_data)
 
-        model = emit_model(restore_classes(graph), place_constants(graph), store)
+        model = serialize_model(restore_classes(graph), place_constants(graph), store)
         _name_domains(model)
         return cls(model, payloads, graph.folder)
 
     def restore(self, model: ModelProto | None = None) -> Graph:
         """Read a model made from this skeleton, by default the skeleton itself, with the weights back in place."""
-        return read_model(model if model is not None else self.model, self.folder, payload=self._payload)
+        return read_model(model if model is not None else self.model, self.folder, tensor_data=self._payload)
 
-    def _payload(self, proto: TensorProto) -> Payload:
+    def _payload(self, proto: TensorProto) -> TensorData:
         if proto.data_location == TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in proto.external_data}
             if entries.get("location") == _LOCATION:
                 return self.payloads[int(entries["offset"])]
-        return ProtoPayload(proto, self.folder)
+        return ProtoTensor(proto, self.folder)
 
 
 def _name_domains(model: ModelProto) -> None:
     """Write ONNX's own domain in the one way that onnx's converters and inference know."""
     for entry in model.opset_import:
-        entry.domain = domain_named(entry.domain)
+        entry.domain = canonical_domain(entry.domain)
     pending = [model.graph]
     while pending:
         for node in pending.pop().node:
-            if node.domain and not domain_named(node.domain):
+            if node.domain and not canonical_domain(node.domain):
                 node.ClearField("domain")
             for proto in node.attribute:
                 if proto.HasField("g"):
@@ -79,7 +76,7 @@ def _name_domains(model: ModelProto) -> None:
                 pending.extend(proto.graphs)
 
 
-def skeleton(graph: Graph, threshold: int = 1024) -> ModelProto:
+def weightless_model(graph: Graph, threshold: int = 1024) -> ModelProto:
     """Return the model with references in place of the weights of ``threshold`` bytes and more.
 
     The references lead nowhere: the model is for onnx's converters and inference, which never read large weights.
@@ -87,4 +84,4 @@ def skeleton(graph: Graph, threshold: int = 1024) -> ModelProto:
     Raises:
         ModelError: the graph is not whole.
     """
-    return Skeleton.of(graph, threshold).model
+    return WeightlessModel.of(graph, threshold).model

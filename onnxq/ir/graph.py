@@ -1,0 +1,379 @@
+"""The graph in memory: a model, or the body of a control-flow node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import onnx_graphsurgeon as gs
+from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, SparseTensorProto, helper
+from onnx_graphsurgeon.util.misc import SynchronizedList
+
+from onnxq.errors import ModelError
+from onnxq.ir.elements import Constant, Identity, Node, Tensor, Variable, canonical_domain, subgraphs_of
+from onnxq.ir.external_data import DataFolder
+from onnxq.ir.order import toposort
+from onnxq.ir.queries import all_graphs
+from onnxq.ir.tensor_data import as_payload
+
+
+class _Outputs(SynchronizedList):
+    """The outputs of a graph; each tensor knows the graphs that return it."""
+
+    def __init__(self, graph: Graph, tensors: Iterable[Tensor]) -> None:
+        super().__init__(graph, "graph_output_of", list(tensors))
+
+    def _add_to_elem(self, elem: Any) -> None:
+        elem.__dict__.setdefault("graph_output_of", []).append(self.parent_obj)
+
+    def _remove_from_elem(self, elem: Any) -> None:
+        elem.__dict__["graph_output_of"].remove(self.parent_obj)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        tensors = list(self)
+        tensors[index] = value
+        self.clear()
+        self.extend(tensors)
+
+    def __delitem__(self, index: Any) -> None:
+        tensors = list(self)
+        del tensors[index]
+        self.clear()
+        self.extend(tensors)
+
+
+# Operators, inputs and outputs that a graph is told by.
+_TOLD = 8
+
+
+class Graph(Identity, gs.Graph):
+    """A model, or the body of a control-flow node.
+
+    Attributes:
+        nodes: the nodes, in an order of execution when read and when written.
+        inputs: what a caller must feed; initializers that a caller may override are not listed.
+        outputs: what the graph returns.
+        initializers: constants that this graph declares. New ones need no entry: they are declared where needed.
+        sparse_initializers: sparse constants, carried unchanged, each with the Variable that stands for it.
+        opset_imports: version by domain, ``""`` being ONNX's own; shared with all bodies.
+        ir_version: version of the file format, raised on writing when the opset needs a higher one.
+        functions: model-local functions, carried unchanged.
+        folder: where the external data of the model lies, or None.
+        parent: the graph around this body, or None.
+        source: the GraphProto it was read from, or None.
+        model_source: the ModelProto around the main graph, or None.
+    """
+
+    nodes: list[Any]
+    inputs: list[Any]
+    outputs: list[Any]
+    name: str
+    doc_string: str
+    ir_version: int | None
+    parent: Graph | None = None
+    source: GraphProto | None = None
+    model_source: ModelProto | None = None
+    folder: DataFolder | None = None
+    unattached: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        nodes: Sequence[Node] | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        name: str | None = None,
+        doc_string: str | None = None,
+        opset: int | None = None,
+        import_domains: Iterable[OperatorSetIdProto] | None = None,
+        *,
+        ir_version: int | None = None,
+    ) -> None:
+        """Make a graph as GraphSurgeon does; functions, and who made it, are set afterwards."""
+        self.opset_imports: dict[str, int] = {}
+        self.initializers: list[Constant] = []
+        self.sparse_initializers: list[tuple[Variable, SparseTensorProto]] = []
+        self.input_order: list[Tensor] = []
+        self._functions: list[FunctionProto] = []
+        super().__init__(
+            list(nodes or ()),
+            inputs,
+            outputs,
+            name,
+            doc_string,
+            opset,
+            import_domains,
+            ir_version=ir_version,
+        )
+
+    def __repr__(self) -> str:
+        """Return what it is in a few lines; as text it is all of its nodes, as GraphSurgeon's."""
+        counts = Counter(node.op for node in self.nodes).most_common()
+        lines = (
+            f"Graph {self.name} (Opset {self.opset})",
+            f"Inputs: {_first(self.inputs)}",
+            f"Nodes: {len(self.nodes)}, {_first([f'{count} {op}' for op, count in counts])}",
+            f"Outputs: {_first(self.outputs)}",
+        )
+        return "\n".join(lines)
+
+    @property
+    def opset(self) -> int:
+        """Version of the default domain; 0 when the model does not import it."""
+        return self.opset_imports.get("", 0)
+
+    @opset.setter
+    def opset(self, version: int) -> None:
+        self.opset_imports[""] = version
+
+    @property
+    def import_domains(self) -> list[OperatorSetIdProto]:
+        """The imported domains in GraphSurgeon's form; change ``opset_imports`` instead."""
+        return [helper.make_opsetid(domain, version) for domain, version in self.opset_imports.items()]
+
+    @import_domains.setter
+    def import_domains(self, imports: Iterable[OperatorSetIdProto] | None) -> None:
+        self.opset_imports.update({canonical_domain(entry.domain): entry.version for entry in imports or ()})
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The model's metadata_props, as a copy."""
+        properties = self.model_source.metadata_props if self.model_source is not None else ()
+        return {entry.key: entry.value for entry in properties}
+
+    def set_metadata(self, key: str, value: str) -> None:
+        """Set one entry of the model's metadata_props."""
+        if self.model_source is None:
+            self.model_source = ModelProto()
+        properties = self.model_source.metadata_props
+        entry = next((entry for entry in properties if entry.key == key), None) or properties.add(key=key)
+        entry.value = value
+
+    @property
+    def functions(self) -> list[FunctionProto]:
+        """The model-local functions; GraphSurgeon would make graphs of them, and lose what it has no place for."""
+        return self._functions
+
+    @functions.setter
+    def functions(self, functions: Iterable[FunctionProto]) -> None:
+        self._functions[:] = functions
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "outputs":
+            if value is not (known := self.__dict__.get("outputs")):
+                if known is not None:
+                    known.clear()
+                self.__dict__["outputs"] = _Outputs(self, value)
+            return
+        super().__setattr__(name, value)
+
+    def adopt(self, other: Graph) -> None:
+        """Become the other graph in place; that one must not be used afterwards.
+
+        For what makes a new graph, such as an opset upgrade, where the caller holds on to this one.
+        """
+        outputs = list(other.outputs)
+        other.outputs = []
+        self.__dict__.update({name: value for name, value in other.__dict__.items() if name != "outputs"})
+        self.outputs = outputs
+        for node in self.nodes:
+            for body in node.subgraphs():
+                body.parent = self
+
+    def cleanup(
+        self,
+        remove_unused_node_outputs: bool = False,
+        recurse_subgraphs: bool = True,
+        remove_unused_graph_inputs: bool = False,
+        recurse_functions: bool = False,
+    ) -> Graph:
+        """Remove what no output depends on, as GraphSurgeon does, and never shift the outputs of a node.
+
+        Functions are carried unchanged, whatever ``recurse_functions`` says, and so are unused outputs.
+        """
+        restore_classes(self)
+        super().cleanup(False, recurse_subgraphs, remove_unused_graph_inputs, recurse_functions=False)
+        return self
+
+    def toposort(self, recurse_subgraphs: bool = True, recurse_functions: bool = False, mode: str = "full") -> Graph:
+        """Sort the nodes of this graph and its bodies, as `onnxq.ir.toposort` does."""
+        toposort(restore_classes(self))
+        return self
+
+    def copy(self, tensor_map: Mapping[str, Tensor] | None = None) -> Graph:
+        """Return an independent graph; the values of constants and the protos that were read are shared, not copied."""
+        return copy_graph(restore_classes(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        return self.copy()
+
+
+def _first(things: Sequence[object]) -> str:
+    left = len(things) - _TOLD
+    return ", ".join([*map(str, things[:_TOLD]), *([f"and {left} more"] if left > 0 else [])])
+
+
+# Copies of graphs: new nodes and tensors that share the values of constants.
+
+AnyGraph = TypeVar("AnyGraph")
+
+_SHARED = ("name", "doc_string", "ir_version", "producer_name", "producer_version", "source", "folder", "unattached")
+
+
+def copy_graph(graph: AnyGraph) -> AnyGraph:
+    """Return a graph with nodes and tensors of its own, in bodies too.
+
+    Payloads of constants and the protos that nodes were read from are shared, since nobody changes them. What a body
+    reads from graphs around it, where those are not copied with it, is read by the copy as well.
+
+    Args:
+        graph: a Graph in which `restore_classes` has nothing to do.
+    """
+    root: Any = graph
+    around: list[Any] = list(all_graphs(root))
+    twins: dict[Any, Any] = {scope: type(scope)() for scope in around}
+    twins[root].opset_imports.update(root.opset_imports)
+    tensors = _Twins(around)
+    for scope, twin in twins.items():
+        for name in _SHARED:
+            setattr(twin, name, getattr(scope, name))
+        twin.parent = twins.get(scope.parent, scope.parent)
+        twin.opset_imports = twins[root].opset_imports
+        twin.functions = list(scope.functions)
+        twin.model_source = without_graph(scope.model_source) if scope.model_source is not None else None
+        twin.inputs = [tensors.of(tensor) for tensor in scope.inputs]
+        twin.initializers = [tensors.of(tensor) for tensor in scope.initializers]
+        twin.input_order = [tensors.of(tensor) for tensor in scope.input_order]
+        twin.sparse_initializers = [(tensors.of(tensor), proto) for tensor, proto in scope.sparse_initializers]
+        for node in scope.nodes:
+            made = Node(node.op, node.name, {}, domain=node.domain)
+            made.source, made.origins = node.source, node.origins
+            made.attrs.update({name: _attribute(value, twins, tensors) for name, value in node.attrs.items()})
+            made.inputs = [tensors.of(tensor) for tensor in node.inputs]
+            made.outputs = [tensors.of(tensor) for tensor in node.outputs]
+            twin.nodes.append(made)
+        twin.outputs = [tensors.of(tensor) for tensor in scope.outputs]
+    twin_root: AnyGraph = twins[root]
+    return twin_root
+
+
+class _Twins:
+    """The copy of each tensor that one of some graphs owns."""
+
+    def __init__(self, around: list[Any]) -> None:
+        self._twins: dict[Tensor, Tensor] = {}
+        self._own: set[Tensor] = set()
+        self._whole = around[0].parent is None
+        for scope in () if self._whole else around:
+            self._own.update((*scope.inputs, *scope.initializers, *(tensor for tensor, _ in scope.sparse_initializers)))
+            self._own.update(tensor for node in scope.nodes for tensor in node.outputs)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        if not self._whole and tensor not in self._own:
+            return tensor
+        if tensor not in self._twins:
+            self._twins[tensor] = _copy_tensor(tensor)
+        return self._twins[tensor]
+
+
+def _copy_tensor(tensor: Tensor) -> Tensor:
+    twin = tensor.copy()
+    if isinstance(tensor, Constant) and isinstance(twin, Constant):
+        twin.overridable_input, twin.declared_unused = tensor.overridable_input, tensor.declared_unused
+    return twin
+
+
+def _attribute(value: Any, twins: dict[Any, Any], tensors: _Twins) -> Any:
+    if isinstance(value, list):
+        return [twins.get(entry, entry) if entry.__hash__ else entry for entry in value]
+    if isinstance(value, Constant):
+        return value.copy()
+    return twins.get(value, value)
+
+
+def without_graph(source: ModelProto) -> ModelProto:
+    """Return the model's own fields, which `Graph.set_metadata` changes; the graph is what takes memory."""
+    twin = ModelProto()
+    for field, value in source.ListFields():
+        if field.name in ("graph", "functions"):
+            continue
+        if isinstance(value, str | int):
+            setattr(twin, field.name, value)
+        else:
+            getattr(twin, field.name).extend(value)
+    return twin
+
+
+# Where plain GraphSurgeon comes in: objects that code written against it puts into our graphs.
+
+# Attributes that are neither tensors nor bodies.
+_SIMPLE = (bool, int, float, str, bytes)
+
+
+def restore_classes(graph: AnyGraph) -> AnyGraph:
+    """Give stock GraphSurgeon objects inside a graph our classes, in place, and set every body's parent.
+
+    Code written against plain GraphSurgeon puts such objects into our graphs; readers of the graph need not care.
+
+    Raises:
+        ModelError: a stock constant holds sparse values, or something that is no node or tensor stands in place of one.
+    """
+    root: Any = graph
+    pending = [(root, getattr(root, "parent", None))]
+    seen: set[int] = set()
+    while pending:
+        scope, parent = pending.pop()
+        if isinstance(scope, gs.Graph) and not isinstance(scope, Identity):
+            raise ModelError(f"graph {scope.name!r} is a plain GraphSurgeon graph; convert it with from_graphsurgeon")
+        scope.parent = parent
+        if parent is not None:
+            scope.opset_imports = parent.opset_imports
+        for node in scope.nodes:
+            if type(node) is gs.Node:
+                node.__class__ = Node
+            _check_node(node, scope)
+            for tensor in (*node.inputs, *node.outputs):
+                if id(tensor) not in seen:
+                    _restore_tensor(tensor, seen)
+            for name, value in node.attrs.items():
+                if isinstance(value, _SIMPLE):
+                    continue
+                _restore_tensor(value, seen)
+                if isinstance(value, gs.Graph) and not isinstance(value, Identity):
+                    raise ModelError(
+                        f"attribute {name!r} of node {node.name!r} is a plain GraphSurgeon graph; "
+                        "make it from onnxq.ir.Graph"
+                    )
+                pending.extend((body, scope) for body in subgraphs_of((value,)))
+        for tensor in (*scope.inputs, *scope.outputs):
+            _restore_tensor(tensor, seen)
+    return graph
+
+
+def _check_node(node: Any, scope: Any) -> None:
+    if not isinstance(node, Node):
+        raise ModelError(f"graph {scope.name!r} lists {node!r} of type {type(node).__name__}, expected a node")
+    if not isinstance(node.op, str) or not node.op or not isinstance(node.name, str):
+        raise ModelError(f"node {node.name!r} has the operator {node.op!r}, expected the names of both as text")
+    if strangers := [one for one in (*node.inputs, *node.outputs) if not isinstance(one, gs.Tensor)]:
+        stranger = strangers[0]
+        raise ModelError(
+            f"{node.op} node {node.name!r} reads or makes {stranger!r} of type {type(stranger).__name__}, "
+            "expected a tensor"
+        )
+
+
+def _restore_tensor(tensor: Any, seen: set[int]) -> None:
+    kind = type(tensor)
+    if not isinstance(tensor, gs.Tensor) or id(tensor) in seen:
+        return
+    seen.add(id(tensor))
+    for node in (*tensor.inputs, *tensor.outputs):
+        if type(node) is gs.Node:
+            node.__class__ = Node
+    if kind is gs.Variable:
+        tensor.__class__ = Variable
+    elif kind is gs.Constant:
+        tensor_data = as_payload(tensor._values, tensor._export_dtype)
+        tensor.__class__ = Constant
+        tensor._values = tensor_data

@@ -1,0 +1,207 @@
+"""Which operators a written model may hold."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from onnxq.errors import check_name
+from onnxq.ir import Tensor, Variable
+from onnxq.lowering.decode import is_packed, stored_format, stored_scale
+from onnxq.lowering.node_builder import NodeBuilder
+from onnxq.numerics.affine import QTensor
+from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.ort_packing import Blobs, pack_gather_blocks, pack_matmul_nbits
+from onnxq.numerics.spec import Spec, Storage
+
+
+class AllowedOps(StrEnum):
+    """What a written model may hold."""
+
+    FASTEST = "fastest"
+    """As QDQ, and where time is measured, onnxruntime's own operators where these are faster."""
+    QDQ = "qdq"
+    """Standard ONNX that onnxruntime executes: a type without kernels is stored in another, value for value."""
+    ORT = "ort"
+    """onnxruntime's own MatMulNBits, GatherBlockQuantized and DynamicQuantizeLSTM where they fit, else as QDQ."""
+    STRICT = "strict"
+    """Standard ONNX in which each number has its own type and DequantizeLinear decodes it, runnable or not."""
+
+    @property
+    def has_own(self) -> bool:
+        """Whether operators of the runtime's own may be written."""
+        return self in (AllowedOps.FASTEST, AllowedOps.ORT)
+
+
+def allowed_ops_named(name: str) -> AllowedOps:
+    """Return the member of AllowedOps with this value.
+
+    Raises:
+        SchemeError: there is none; the message suggests the nearest one.
+    """
+    check_name("emit", name, [str(one) for one in AllowedOps])
+    return AllowedOps(name)
+
+
+# onnxruntime's own operators that multiply and look up packed codes: MatMulNBits and GatherBlockQuantized.
+
+DOMAIN: Final = "com.microsoft"
+
+_BITS: Final = frozenset({2, 4, 8})
+_BYTE: Final = 8
+_SMALLEST_BLOCK = 16
+# Data is brought to 8 bits for each block, as onnxruntime does where it makes the operator from a DequantizeLinear.
+_ACCURACY_LEVEL = 4
+
+
+def is_kernel_block(per: object) -> bool:
+    """Return whether blocks are along one axis and a power of two that the kernels know."""
+    return isinstance(per, tuple) and len(per) == 1 and per[0] >= _SMALLEST_BLOCK and not per[0] & (per[0] - 1)
+
+
+def kernel_supports(spec: Spec, op_type: str) -> bool:
+    """Return whether one of the operators can take the place of a node of this op type."""
+    format = format_named(spec.format)
+    integers = not format.is_float and format.bits in _BITS
+    native = spec.storage is Storage.NATIVE
+    return op_type in ("Gather", "Gemm", "MatMul") and integers and native and is_kernel_block(spec.per)
+
+
+def should_use_kernel(spec: Spec, op_type: str, emit: AllowedOps, *, in_body: bool) -> bool:
+    """Return whether one of the operators is written in the place of a node.
+
+    Of a DequantizeLinear in front of a product onnxruntime makes the same kernel by itself, but not in bodies; rows of
+    2 and 4 bits it looks up 2 to 5 times as fast as the standard operators that decode them (onnxruntime 1.32, tables
+    of 30,000 rows of 384 and 1024 values).
+
+    Args:
+        spec: of the weight.
+        op_type: of the node.
+        emit: what may be written.
+        in_body: whether the node stands in a body.
+    """
+    if not kernel_supports(spec, op_type) or not emit.has_own:
+        return False
+    faster = format_named(spec.format).bits < _BYTE if op_type == "Gather" else in_body
+    return faster or emit is AllowedOps.ORT
+
+
+def matmul_nbits(
+    chain: NodeBuilder, quantized: QTensor, spec: Spec, data: Tensor, bias: Tensor | None, dtype: int
+) -> Variable:
+    """Append a MatMulNBits and return the product.
+
+    Args:
+        chain: receives the node.
+        quantized: the weight of shape ``[K, N]``, in blocks along its first axis.
+        spec: its spec, which ``kernel_supports``.
+        data: what it multiplies.
+        bias: ``N`` values to add; None adds nothing.
+        dtype: ``TensorProto.DataType`` of data and scales.
+    """
+    rows, columns = quantized.codes.shape
+    block_size = _block_size(spec)
+    inputs = [data, *_stored(chain, pack_matmul_nbits(quantized, block_size), quantized, spec, dtype)]
+    if bias is not None:
+        # In front of the bias stand the zero points and an index of groups, both optional.
+        inputs += [Variable("")] * (5 - len(inputs)) + [bias]
+    return chain.then(
+        "MatMulNBits",
+        "product",
+        inputs,
+        domain=DOMAIN,
+        K=rows,
+        N=columns,
+        bits=quantized.format.bits,
+        block_size=block_size,
+        accuracy_level=_ACCURACY_LEVEL,
+    )
+
+
+def gather_block_quantized(chain: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, dtype: int) -> Variable:
+    """Append a GatherBlockQuantized and return the rows.
+
+    Args:
+        chain: receives the node.
+        quantized: the table of rank 2, in blocks along its last axis.
+        spec: its spec, which ``kernel_supports``.
+        indices: of the rows.
+        dtype: ``TensorProto.DataType`` of the rows and scales.
+    """
+    block_size = _block_size(spec)
+    codes, *parameters = _stored(chain, pack_gather_blocks(quantized, block_size), quantized, spec, dtype)
+    return chain.then(
+        "GatherBlockQuantized",
+        "rows",
+        [codes, indices, *parameters],
+        domain=DOMAIN,
+        gather_axis=0,
+        quantize_axis=1,
+        bits=quantized.format.bits,
+        block_size=block_size,
+    )
+
+
+def _block_size(spec: Spec) -> int:
+    assert isinstance(spec.per, tuple), "only blocks fit"
+    return spec.per[0]
+
+
+def _stored(chain: NodeBuilder, blobs: Blobs, quantized: QTensor, spec: Spec, dtype: int) -> list[Tensor]:
+    """Return codes, scales and, where there are any, zero points as tensors."""
+    # Two levels are multiplied here: the operators know one.
+    name = spec.scale if quantized.parameters.tensor_scale is None else "float32"
+    scale = stored_scale(chain, blobs.scales, name, dtype)
+    found: list[Tensor] = [chain.store("codes", blobs.codes), scale]
+    if blobs.zero_points is not None:
+        found.append(chain.store("zero_point", blobs.zero_points))
+    return found
+
+
+# The lowest opset that can express a decoder.
+
+# Mul broadcasts by itself since the first; Pad takes its extents as an input; words need BitwiseAnd.
+_MUL, _PAD, _WORDS = 7, 11, 18
+# What DequantizeLinear learned: scales of float16, blocks, and an output of another type than its scale.
+_FLOAT16_SCALE, _BLOCKS, _OUTPUT_TYPE = 19, 21, 23
+_SCALE = {"float32": _MUL, "float16": _MUL, "bfloat16": 13, "ue4m3": 19, "e8m0": _MUL}
+_OWN_TYPE_OF_E8M0 = 24
+_BITS_OF_BYTE = 8
+
+
+def minimum_opset(spec: Spec, op_type: str, emit: AllowedOps, *, folded: bool) -> int:
+    """Return the lowest default-domain opset that has the types and operators which decode a weight.
+
+    Args:
+        spec: of the weight.
+        op_type: of the node that uses it.
+        emit: which operators decode it.
+        folded: whether it is decoded when the model is loaded, not multiplied or looked up as codes.
+    """
+    format, blocked = format_named(spec.format), isinstance(spec.per, tuple)
+    if emit is AllowedOps.STRICT:
+        return _strict_opset(spec, format, blocked=blocked)
+    if folded:
+        return max(_codes_opset(spec, format), _SCALE[spec.scale], _PAD if blocked else 0)
+    # Where a node stands is not known here, and outside bodies the later opset is needed.
+    if should_use_kernel(spec, op_type, emit, in_body=False):
+        return _SCALE[spec.scale]
+    if op_type == "Gather":
+        codes = _WORDS if is_packed(spec, format) else _MUL
+        return max(codes, _SCALE[spec.scale], _PAD if blocked else 0)
+    linear = max(format.opset, _BLOCKS if blocked else 0, _FLOAT16_SCALE if spec.scale == "float16" else 0)
+    return max(linear, _SCALE[spec.scale], _WORDS if spec.storage is Storage.WORDS else 0)
+
+
+def _codes_opset(spec: Spec, format: Format) -> int:
+    """Return the first opset whose Cast reads the stored codes."""
+    if spec.storage is Storage.WORDS:
+        return _WORDS
+    stored = stored_format(format)
+    return _MUL if not stored.is_float and stored.bits >= _BITS_OF_BYTE else stored.opset
+
+
+def _strict_opset(spec: Spec, format: Format, *, blocked: bool) -> int:
+    other_type = {"float16": _OUTPUT_TYPE, "bfloat16": _OUTPUT_TYPE, "e8m0": _OWN_TYPE_OF_E8M0}.get(spec.scale, 0)
+    words = _WORDS if spec.storage is Storage.WORDS else 0
+    return max(format.opset, _BLOCKS if blocked else 0, _SCALE[spec.scale], other_type, words)
