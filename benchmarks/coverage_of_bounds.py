@@ -34,7 +34,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.bounds import lower_bound
-from onnxq.evaluation.sqnr import trust
+from onnxq.evaluation.sqnr import estimate_sqnr
 from onnxq.ir import load
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Demotion
@@ -239,7 +239,7 @@ def real(models: Path, data: Path, names: Sequence[str]) -> Iterator[str]:
                 order = generator.permutation(count)
                 chosen, others = ([pairs[place] for place in part] for part in (order[:quarter], order[quarter:]))
                 rest = agreement_of(outputs, others).worst_sqnr
-                slacks.append(rest - trust(chosen).sqnr)
+                slacks.append(rest - estimate_sqnr(chosen).sqnr)
                 gains.append(rest - agreement_of(outputs, chosen).worst_sqnr)
         everything += slacks
         constant = f"{median(gains) - np.quantile(gains, 0.05):.1f} dB"

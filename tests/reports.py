@@ -9,8 +9,8 @@ from typing import Any
 
 from onnxq.config.scheme import Mode, Spec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.goal import Judged
-from onnxq.evaluation.layers import Layer, Layers, SampleNoise
+from onnxq.evaluation.goal import EvaluationSplit
+from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
 from onnxq.evaluation.sqnr import Place, WorstPlace
 from onnxq.evaluation.verification import Kernels, Latency
 from onnxq.planning.delivery import Delivery
@@ -62,14 +62,14 @@ OUTPUT = OutputAgreement("y", 31.25, 0.98, 0.5, same_shapes=True, finite=True, c
 FULL = replace(
     REPORT,
     files=replace(REPORT.files, output="model.int8.onnx", model_digest="ab12", output_digest="cd34"),
-    samples=Samples(3, Judged(3, 0, 2), ("the samples are few",)),
+    samples=Samples(3, EvaluationSplit(3, 0, 2), ("the samples are few",)),
     fidelity=Fidelity(
         Agreement(3, (replace(OUTPUT, worst=(WorstPlace(2, 28.5, Place((0, 17), 1.75, 1.25)),)),)),
         layers=Layers(
             3,
             (
-                Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleNoise(2, 34.5), SampleNoise(0, 37.5))),
-                Layer("y", "b", "Tanh", "float", math.inf, 31.25, (SampleNoise(1, 28.5),)),
+                Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleSqnr(2, 34.5), SampleSqnr(0, 37.5))),
+                Layer("y", "b", "Tanh", "float", math.inf, 31.25, (SampleSqnr(1, 28.5),)),
             ),
         ),
         wanted=20.0,

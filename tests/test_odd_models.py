@@ -32,8 +32,8 @@ from onnxq import quantize
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluation.agreement import compare
-from onnxq.evaluation.comparison import Views
-from onnxq.evaluation.reference import Reference
+from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.planning.plan import Plan
 from onnxq.steps.budget import Budget
 
@@ -65,8 +65,8 @@ def quantized(made: ModelProto, folder: Path, scheme: str = "int8", search: str 
     source.write_bytes(made.SerializeToString())
     samples = samples_of(made)
     done = quantize(source, samples, output, scheme=scheme, budget=Budget(search, latency=0))
-    views = Views.of(source, output)
-    agreement = compare(Reference(source, views), views.open(output), samples)
+    views = ComparisonSpec.of(source, output)
+    agreement = compare(ReferenceModel(source, views), views.open(output), samples)
     assert agreement.sound
     assert agreement.worst_sqnr >= 20
     written, given = onnx.load(output).graph, made.graph

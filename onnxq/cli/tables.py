@@ -11,9 +11,9 @@ from onnxq.cli import terminal
 from onnxq.commands.web_folder import Written
 from onnxq.config.scheme import Granularity, Spec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.latency import Bench, Latency
+from onnxq.evaluation.latency import Latency, LatencyComparison
 from onnxq.evaluation.layers import Layers
-from onnxq.evaluation.portability import Port
+from onnxq.evaluation.portability import EngineResult
 from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, threads
@@ -37,7 +37,7 @@ def print_agreement(agreement: Agreement) -> None:
     )
 
 
-def print_bench(bench: Bench) -> None:
+def print_bench(bench: LatencyComparison) -> None:
     """Print how fast two models run, and in one sentence what that means."""
     latency = bench.latency
     times = ((bench.reference, duration(latency.reference)), (bench.candidate, duration(latency.candidate)))
@@ -50,7 +50,7 @@ def print_bench(bench: Bench) -> None:
     click.echo(bench.verdict)
 
 
-def print_portability(model: str, ports: Sequence[Port]) -> None:
+def print_portability(model: str, ports: Sequence[EngineResult]) -> None:
     """Print what a model does on each engine."""
     header = ("engine", "beside onnxruntime", "beside float", "speed", "verdict")
     terminal.print_rows(model, header, map(_port_row, ports))
@@ -68,7 +68,7 @@ def _written_row(one: Written) -> tuple[str, ...]:
     return one.dtype, size, "-" if one.sqnr is None else decibels(one.sqnr), files
 
 
-def _port_row(port: Port) -> tuple[str, ...]:
+def _port_row(port: EngineResult) -> tuple[str, ...]:
     beside, fidelity = ("-" if one is None else decibels(one.worst_sqnr) for one in (port.agreement, port.fidelity))
     speed = "-" if port.latency is None else f"{_factor(port.latency)}, {threads(port.latency.threads)}"
     differs = f"differs, first at {port.difference}" if port.difference else "differs"

@@ -15,7 +15,7 @@ from onnxq.cli.console import open_console
 from onnxq.cli.measured import measured
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import OutputAgreement
-from onnxq.evaluation.goal import Judged
+from onnxq.evaluation.goal import EvaluationSplit
 from onnxq.passes.constants import FixInitializers
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
@@ -287,7 +287,7 @@ def print_inspection(found: Inspection) -> None:
         console.print(weights)
 
 
-def _judged(judged: Judged) -> str:
+def _judged(judged: EvaluationSplit) -> str:
     """Say by which samples a model was judged."""
     known = {0: "which the plan had not seen", judged.samples: "which the plan had seen"}
     seen = known.get(judged.seen, f"of which the plan had seen {judged.seen}")

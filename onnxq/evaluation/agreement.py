@@ -16,10 +16,10 @@ from onnxq.data.dataset import Selection, counting_as_one, even_places, picked, 
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.bounds import RISK, decibels_of_labels
-from onnxq.evaluation.comparison import EngineView, View, Views
-from onnxq.evaluation.outputs import Part
-from onnxq.evaluation.reference import Reference, run_beside
-from onnxq.evaluation.sqnr import DetailedTally, WorstPlace, traced, worst_places
+from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec, EngineComparisonSession
+from onnxq.evaluation.outputs import OutputPart
+from onnxq.evaluation.reference import ReferenceModel, run_beside
+from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, worst_places
 from onnxq.numerics.affine import signal_to_noise
 from onnxq.runtime.engine import Engine
 from onnxq.system.publish import staging
@@ -41,13 +41,13 @@ class OutputAgreement:
         finite: whether the candidate is finite wherever the reference is.
         compared: how many arg maxes or elements the agreement is a share of.
         stands_for: where it is a tensor by which the model chooses, the outputs that are decided by it, whether they
-            are compared themselves or not; see `onnxq.evaluation.comparison.Views`.
+            are compared themselves or not; see `onnxq.evaluation.comparison.ComparisonSpec`.
         bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
-            what may turn over, see `Tally.bound`. None for outputs that are no floats.
+            what may turn over, see `ErrorAccumulator.bound`. None for outputs that are no floats.
         worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
         parts: that the output is joined of, each with its own SQNR.
-        telling: as how many independent ones those count that differ, where samples share files, see
-            `onnxq.evaluation.bounds.telling`; None where each is one, and for floats.
+        effective_labels: `effective_sample_size` of the labels that differ, where samples share files; None if each
+            counts by itself, and for floats.
         skipped: how many elements were not compared, as the float model is NaN or infinite there.
         is_compared: whether there was any element to compare.
     """
@@ -62,8 +62,8 @@ class OutputAgreement:
     stands_for: tuple[str, ...] = ()
     bound: float | None = None
     worst: tuple[WorstPlace, ...] = ()
-    parts: tuple[Part, ...] = ()
-    telling: float | None = None
+    parts: tuple[OutputPart, ...] = ()
+    effective_labels: float | None = None
     skipped: int = 0
     is_compared: bool = True
 
@@ -86,7 +86,11 @@ class OutputAgreement:
         See `decibels_of_labels`: a classifier that gives labels and probabilities is judged by both, and hardly more
         strictly than one that gives probabilities alone.
         """
-        return self.sqnr if self.sqnr is not None else decibels_of_labels(self.differing, self.compared, self.telling)
+        return (
+            self.sqnr
+            if self.sqnr is not None
+            else decibels_of_labels(self.differing, self.compared, self.effective_labels)
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,11 @@ class Agreement:
 
 
 def compare(
-    one: Reference, other: View | EngineView, samples: SampleSource, risk: float = RISK, most: int = 0
+    one: ReferenceModel,
+    other: ComparisonSession | EngineComparisonSession,
+    samples: SampleSource,
+    risk: float = RISK,
+    most: int = 0,
 ) -> Agreement:
     """Run both models on samples and compare them, holding no more samples at a time than there are cores.
 
@@ -158,7 +166,7 @@ def compare(
         one: the float model.
         other: a model made from it, open for the same.
         samples: the data.
-        risk: how often a bound may be wrong; see `risk_of_look`.
+        risk: how often a bound may be wrong; see `alpha_spending`.
         most: samples to compare at most, evenly spaced; 0 compares all.
 
     Returns:
@@ -201,17 +209,17 @@ def compare_files(
     for path in (reference, candidate):
         check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
-    samples, views = samples_of(reference, data), Views.of(reference, candidate)
+    samples, views = samples_of(reference, data), ComparisonSpec.of(reference, candidate)
     with staging(None) as folder:
         there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
-        return compare(Reference(reference, views), there, samples)
+        return compare(ReferenceModel(reference, views), there, samples)
 
 
 def agreement_of(
     names: Sequence[str],
     pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]],
     risk: float = RISK,
-    parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
+    parts: Mapping[str, Sequence[OutputPart]] = MappingProxyType({}),
     files: Sequence[str] = (),
 ) -> Agreement:
     """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's.
@@ -219,11 +227,11 @@ def agreement_of(
     Args:
         names: of the outputs.
         pairs: one for each sample.
-        risk: how often a bound may be wrong; see `risk_of_look`.
+        risk: how often a bound may be wrong; see `alpha_spending`.
         parts: that outputs are joined of.
         files: of each sample, see `shared_files`; nothing where each counts by itself.
     """
-    tallies = [DetailedTally(parts.get(name, ())) for name in names]
+    tallies = [DetailedErrorAccumulator(parts.get(name, ())) for name in names]
     count = 0
     for expected, found in pairs:
         count += 1
@@ -235,7 +243,7 @@ def agreement_of(
     return Agreement(count, tuple(outputs), len(counting_as_one(files)))
 
 
-def _told(name: str, tally: DetailedTally, risk: float, files: Sequence[str]) -> OutputAgreement:
+def _told(name: str, tally: DetailedErrorAccumulator, risk: float, files: Sequence[str]) -> OutputAgreement:
     return OutputAgreement(
         name=name,
         sqnr=tally.sqnr if tally.is_float else None,
@@ -247,7 +255,7 @@ def _told(name: str, tally: DetailedTally, risk: float, files: Sequence[str]) ->
         bound=tally.bound(risk, files) if tally.is_float else None,
         worst=worst_places(tally.energies, tally.places),
         parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in tally.parts.items()),
-        telling=None if tally.is_float else tally.telling(files),
+        effective_labels=None if tally.is_float else tally.effective_labels(files),
         skipped=tally.skipped,
         is_compared=tally.elements > 0 or not tally.same_shapes,
     )

@@ -33,7 +33,7 @@ Energies = tuple[float, float]
 """Of the signal, and of the noise on it."""
 
 
-def risk_of_look(number: int) -> float:
+def alpha_spending(number: int) -> float:
     """Return how often the bound of a candidate may be wrong, where candidates are judged until one is good enough.
 
     The first that passes may do so by luck, so all looks at the same samples share the risk: each a part of it that
@@ -42,7 +42,7 @@ def risk_of_look(number: int) -> float:
     Args:
         number: of the look, from 1.
 
-    >>> [round(risk_of_look(number), 4) for number in (1, 2, 3)]
+    >>> [round(alpha_spending(number), 4) for number in (1, 2, 3)]
     [0.025, 0.0083, 0.0042]
     """
     return RISK / (number * (number + 1))
@@ -117,7 +117,7 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
     Args:
         energies: of signal and noise for each sample, finite; what depends on each other has to be one sample, see
             `of_files`.
-        risk: how often it may be wrong; see `risk_of_look`.
+        risk: how often it may be wrong; see `alpha_spending`.
         spreads: of each sample how its parts differ, see `spread_of_parts`.
 
     Returns:
@@ -133,18 +133,20 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
         return -math.inf
     ratio = noise.sum() / signal.sum()
     # Samples that are silent beside others tell nothing of how those differ.
-    telling = float(np.sqrt(signal / signal.sum()).sum() ** 2)
-    mean = noise.sum() / telling
+    effective = float(np.sqrt(signal / signal.sum()).sum() ** 2)
+    mean = noise.sum() / effective
     furthest = (noise - ratio * signal).max()
     known = [spread for spread in spreads if spread is not None]
-    spread = math.sqrt(np.square(known).mean()) if known else _UNKNOWN / telling**1.5
-    excess = _UNSEEN * furthest + _UNSEEN_OF_FEW / telling * max(furthest, spread * mean)
-    if telling < _ALONE:
+    spread = math.sqrt(np.square(known).mean()) if known else _UNKNOWN / effective**1.5
+    excess = _UNSEEN * furthest + _UNSEEN_OF_FEW / effective * max(furthest, spread * mean)
+    if effective < _ALONE:
         return -10 * math.log10(ratio * (mean + excess) / mean)
-    signal, noise = np.append(signal, signal.sum() / telling), np.append(noise, mean + excess)
+    signal, noise = np.append(signal, signal.sum() / effective), np.append(noise, mean + excess)
     without = np.log((noise.sum() - noise) / (signal.sum() - signal))
     error = math.sqrt((len(noise) - 1) * without.var())
-    highest = math.log(noise.sum() / signal.sum()) + student(max(telling, 2.0), risk) * error * (1 + _TAIL * error)
+    highest = math.log(noise.sum() / signal.sum()) + student_t_quantile(max(effective, 2.0), risk) * error * (
+        1 + _TAIL * error
+    )
     return -10 * highest / math.log(10)
 
 
@@ -196,7 +198,7 @@ def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) 
     Args:
         values: one for each sample or group of samples, two or more.
         worst: how far above the mean one may come where all that was seen are equal.
-        risk: how often it may be wrong; see `risk_of_look`.
+        risk: how often it may be wrong; see `alpha_spending`.
 
     >>> round(highest_mean(np.zeros(100), 1.0), 3), round(highest_mean(np.zeros(8), 1.0), 2)
     (0.026, 0.32)
@@ -205,10 +207,10 @@ def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) 
     furthest = values.max() - values.mean()
     excess = (_UNSEEN + _UNSEEN_OF_FEW / count) * furthest if furthest > 0 else worst
     values = np.append(values, values.mean() + excess)
-    return float(values.mean() + student(count, risk) * values.std(ddof=1) / math.sqrt(count + 1))
+    return float(values.mean() + student_t_quantile(count, risk) * values.std(ddof=1) / math.sqrt(count + 1))
 
 
-def student(freedom: float, risk: float) -> float:
+def student_t_quantile(freedom: float, risk: float) -> float:
     """Return a quantile of Student's t distribution, to 1 % from two degrees of freedom (Abramowitz, Stegun 26.7.5)."""
     z = -NormalDist().inv_cdf(risk)
     terms = (
@@ -237,7 +239,7 @@ def share_at(decibels: float) -> float:
     return min(1.0, _SHARE_AT_0_DB * 10 ** (-decibels / 20))
 
 
-def telling(differing: Sequence[int], compared: Sequence[int], files: Sequence[str]) -> float:
+def effective_sample_size(differing: Sequence[int], compared: Sequence[int], files: Sequence[str]) -> float:
     """Return as how many independent labels those count that differ, where the samples of a file count as one.
 
     It is their number over the design effect: the variance between files of the ratio of those that differ, over what
@@ -249,7 +251,7 @@ def telling(differing: Sequence[int], compared: Sequence[int], files: Sequence[s
         compared: of how many.
         files: of each sample, see `shared_files`.
 
-    >>> telling([2, 2, 0, 0, 0, 0], [2] * 6, ["a", "a", "b", "b", "c", "c"])
+    >>> effective_sample_size([2, 2, 0, 0, 0, 0], [2] * 6, ["a", "a", "b", "b", "c", "c"])
     1.0
     """
     clusters = counting_as_one(files)
@@ -263,7 +265,7 @@ def telling(differing: Sequence[int], compared: Sequence[int], files: Sequence[s
     return float(np.clip(total**2 / squares, 1.0, total)) if squares else total
 
 
-def decibels_of_labels(differing: int, compared: int, telling: float | None = None) -> float:
+def decibels_of_labels(differing: int, compared: int, effective: float | None = None) -> float:
     """Return the SQNR of scores that makes as many labels differ.
 
     A label flips where noise exceeds the distance between two scores, so the share that differs grows with the
@@ -274,16 +276,16 @@ def decibels_of_labels(differing: int, compared: int, telling: float | None = No
     Args:
         differing: how many labels differ.
         compared: of how many.
-        telling: as how many independent ones those count that differ, see `telling`; None where each is one.
+        effective: `effective_sample_size` of the labels that differ; None if each counts by itself.
 
     >>> round(decibels_of_labels(20, 1000), 1), decibels_of_labels(1, 10)
     (17.6, inf)
     """
     if differing <= 1:
         return math.inf
-    if telling is None:
+    if effective is None:
         return -20 * math.log10(_lower_bound(differing) / compared / _SHARE_AT_0_DB)
-    share = differing / compared * _lower_bound(telling) / telling
+    share = differing / compared * _lower_bound(effective) / effective
     return -20 * math.log10(share / _SHARE_AT_0_DB)
 
 

@@ -16,7 +16,16 @@ from onnxq.calibration.seeded import SeededSession, draws, put_seeds
 from onnxq.calibration.segments import read_without_data
 from onnxq.data.inputs import Sample
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
-from onnxq.evaluation.outputs import Choice, Chosen, Decided, Part, joins, matched, paired, parts_of
+from onnxq.evaluation.outputs import (
+    Choice,
+    DataDependentOutputs,
+    NamedChoice,
+    OutputPart,
+    joins,
+    matched,
+    paired,
+    parts_of,
+)
 from onnxq.ir import Graph, Variable, onnx_dtype, read_model
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
@@ -58,7 +67,7 @@ RUN_MEMORY = RunMemory()
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class ComparisonSession:
     """A model that is open for comparing.
 
     Attributes:
@@ -72,7 +81,7 @@ class View:
 
     session: Session
     names: tuple[str, ...]
-    views: Views
+    views: ComparisonSpec
     at_once: bool = False
     fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     made: Path | None = None
@@ -89,14 +98,14 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class EngineView:
+class EngineComparisonSession:
     """A model that an engine has loaded for comparing.
 
     Attributes:
         loaded: the model.
-        names: of what is compared, see `View`.
+        names: of what is compared, see `ComparisonSession`.
         engine: its name, for errors.
-        fed: see `View`.
+        fed: see `ComparisonSession`.
     """
 
     loaded: LoadedModel
@@ -122,7 +131,7 @@ class _Seen(NamedTuple):
     outputs: tuple[str, ...]
     random: bool
     may_decide: bool
-    parts: Mapping[str, tuple[Part, ...]]
+    parts: Mapping[str, tuple[OutputPart, ...]]
 
 
 @cached_by_mtime
@@ -133,7 +142,7 @@ def _seen(reference: Path) -> _Seen:
 
 
 @dataclass(frozen=True)
-class Views:
+class ComparisonSpec:
     """By what models are compared with a float model.
 
     What the float model chooses by its data, such as the experts of a token or the boxes that are kept, is given to
@@ -156,14 +165,14 @@ class Views:
     outputs: tuple[str, ...]
     stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    choices: tuple[Chosen, ...] = ()
+    choices: tuple[NamedChoice, ...] = ()
     unseen: tuple[str, ...] = ()
     random: bool = False
-    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, tuple[OutputPart, ...]] = field(default_factory=lambda: MappingProxyType({}))
     reference: Path | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, reference: Path, candidate: Path) -> Views:
+    def of(cls, reference: Path, candidate: Path) -> ComparisonSpec:
         """Find out by what models are compared.
 
         Args:
@@ -177,15 +186,15 @@ class Views:
         seen = _seen(reference)
         if not seen.may_decide:
             return cls.whole(reference)
-        here = Decided(graph := _graph(_inlined(read_without_data(reference)), reference))
+        here = DataDependentOutputs(graph := _graph(_inlined(read_without_data(reference)), reference))
         with _failing_as_candidate(candidate != reference):
             proto = _inlined(read_without_data(candidate))
-            there = Decided(_graph(proto, candidate))
+            there = DataDependentOutputs(_graph(proto, candidate))
         taken = _taken(proto, there)
         wanted = [choice.named for choice in here.choices]
         # A choice that rewriting has left nothing of cannot be given.
         while len(pairs := paired(wanted, taken)) < len(wanted):
-            here = Decided(graph, {one.name for one in pairs})
+            here = DataDependentOutputs(graph, {one.name for one in pairs})
             wanted = [choice.named for choice in here.choices]
         entering = {
             output: tuple(tensor.name for tensor in tensors)
@@ -211,7 +220,7 @@ class Views:
         )
 
     @classmethod
-    def whole(cls, reference: Path) -> Views:
+    def whole(cls, reference: Path) -> ComparisonSpec:
         """Return views of all outputs as they are, for which the same random numbers are drawn."""
         seen = _seen(reference)
         return cls(seen.outputs, random=seen.random, parts=seen.parts, reference=reference)
@@ -231,19 +240,21 @@ class Views:
         """Names of all that is compared, as the float model calls it."""
         return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
 
-    def open_float(self, model: Path, *, at_once: bool = False) -> View:
+    def open_float(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
         """Open the float model, which gives what it chose behind what is compared; see `open`."""
         if self.plain:
             return self.open(model, at_once=at_once)
         proto = self._read(model)
-        there = Decided(_graph(proto, model))
+        there = DataDependentOutputs(_graph(proto, model))
         tensors = self._tensors(model, there, choices := paired(self.choices, there.choices))
         kinds = {choice.chosen.name: _kind(choice) for choice in choices.values()}
         _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()} | kinds)
         names = (*self.names, *(one.name for one in self.choices))
-        return self._opened(open_session, proto, View(None, names, self, at_once), model)
+        return self._opened(open_session, proto, ComparisonSession(None, names, self, at_once), model)
 
-    def open(self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False) -> View:
+    def open(
+        self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False
+    ) -> ComparisonSession:
         """Open a model made from the float model: the same, with tensors as outputs, choices as inputs, and seeds.
 
         Args:
@@ -260,28 +271,30 @@ class Views:
         """
         return self._open(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
 
-    def open_decoded(self, model: Path, *, at_once: bool = False) -> View:
+    def open_decoded(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
         """Open a model made from the float model in floats throughout; see `open` and `open_decoded` of the runtime."""
         return self._open(open_decoded, model, at_once=at_once)
 
-    def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> View:
+    def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> ComparisonSession:
         at_once = at_once and not self.random and self.most != 1
         made = None if model == self.reference else model
         with _failing_as_candidate(made is not None):
             if self.plain:
                 session = load(model, threads=1 if at_once else None)
                 self._check(output_names(session))
-                return View(session, self.names, self, at_once, made=made)
+                return ComparisonSession(session, self.names, self, at_once, made=made)
             proto, names, fed = self._widened(model)
-            return self._opened(load, proto, View(None, names, self, at_once, fed, made), model)
+            return self._opened(load, proto, ComparisonSession(None, names, self, at_once, fed, made), model)
 
-    def _opened(self, load: Callable[..., Session], proto: onnx.ModelProto, view: View, model: Path) -> View:
+    def _opened(
+        self, load: Callable[..., Session], proto: onnx.ModelProto, view: ComparisonSession, model: Path
+    ) -> ComparisonSession:
         at_once = view.at_once and not self.random
         put_seeds(proto)
         make = partial(load, proto, threads=1 if at_once else None, external_folder=model.parent)
         return replace(view, session=SeededSession(make) if self.random else make(), at_once=at_once)
 
-    def open_on(self, engine: Engine, model: Path, folder: Path) -> EngineView:
+    def open_on(self, engine: Engine, model: Path, folder: Path) -> EngineComparisonSession:
         """Open a model on an engine; see `open`.
 
         Args:
@@ -305,12 +318,12 @@ class Views:
         if not is_widened:
             with _failing_as_candidate(model != self.reference):
                 self._check(loaded.outputs)
-        return EngineView(loaded, names, engine.name, fed)
+        return EngineComparisonSession(loaded, names, engine.name, fed)
 
     def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], Mapping[str, str]]:
-        """Return a model that takes choices and gives all that is compared, the names of the latter, and see `View`."""
+        """Return a model that takes choices as inputs and gives all that is compared, with the names of both."""
         proto = self._read(model)
-        there = Decided(_graph(proto, model))
+        there = DataDependentOutputs(_graph(proto, model))
         choices = paired(self.choices, _taken(proto, there))
         tensors = self._tensors(model, there, choices)
         _take_choices(proto, list(choices.values()))
@@ -326,7 +339,9 @@ class Views:
         self._check(_output_names(proto))
         return proto
 
-    def _tensors(self, model: Path, there: Decided, choices: Mapping[Chosen, Choice]) -> dict[str, Variable]:
+    def _tensors(
+        self, model: Path, there: DataDependentOutputs, choices: Mapping[NamedChoice, Choice]
+    ) -> dict[str, Variable]:
         """Return the tensors of a model that stand where those of the float model do, by the latter's names."""
         sought = [(one.name, one.scores, choices[one].scores if one in choices else ()) for one in self.choices]
         known = {name for one in self.choices for name in one.scores}
@@ -362,7 +377,7 @@ def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
         raise CandidateError(str(error)) from error
 
 
-def _taken(model: onnx.ModelProto, found: Decided) -> list[Choice]:
+def _taken(model: onnx.ModelProto, found: DataDependentOutputs) -> list[Choice]:
     """Return the choices that a model of its opset can take: GatherElements gives the values of those of a TopK."""
     opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]

@@ -126,7 +126,7 @@ def plenty_of(goal: Goal) -> float:
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluationSplit:
     """By which samples a model was judged, and by which it was chosen.
 
     Attributes:
@@ -148,7 +148,9 @@ class Judged:
     files: int = 0
 
     @classmethod
-    def of(cls, samples: Iterable[Sample], calibrated: Iterable[str], tried: Sequence[Sample], rounds: int) -> Judged:
+    def of(
+        cls, samples: Iterable[Sample], calibrated: Iterable[str], tried: Sequence[Sample], rounds: int
+    ) -> EvaluationSplit:
         """Tell which of the samples that a model was judged by were known; equal ones are, wherever they come from.
 
         Args:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, check_path
-from onnxq.evaluation.bounds import student
+from onnxq.evaluation.bounds import student_t_quantile
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn, balanced_orders
 from onnxq.runtime.sessions import Array
@@ -194,7 +194,7 @@ def measure_latencies(
     return latencies
 
 
-def told_apart(timed: Mapping[str, Latency], model: str) -> Latency | None:
+def selection_adjusted_interval(timed: Mapping[str, Latency], model: str) -> Latency | None:
     """Return what is known of the times of a model that was chosen among several.
 
     Of models that may be as fast luck made one the fastest. Intervals that hold the speeds of all at once hold that of
@@ -230,7 +230,7 @@ def median_interval(values: Sequence[float], together: int = 1) -> tuple[float, 
     risk = (1 - _CONFIDENCE) / 2 / together
     if 2.0 ** -len(values) > risk:
         logs = np.log(values)
-        margin = student(len(values) - 1, risk) * logs.std(ddof=1) / math.sqrt(len(values))
+        margin = student_t_quantile(len(values) - 1, risk) * logs.std(ddof=1) / math.sqrt(len(values))
         return math.exp(logs.mean() - margin), math.exp(logs.mean() + margin)
     count, tail, left_out = len(values), 0.0, -1
     while (tail := tail + math.comb(count, left_out + 1) / 2**count) <= risk:
@@ -274,7 +274,7 @@ _PROCESSORS = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
-class Bench:
+class LatencyComparison:
     """Two models timed beside one another, and where.
 
     Attributes:
@@ -317,7 +317,7 @@ def bench(
     threads: int | None = None,
     seconds: float = 10.0,
     engine: Engine | None = None,
-) -> Bench:
+) -> LatencyComparison:
     """Time two models by turns on at most 8 evenly spaced samples; see measure_latency.
 
     Args:
@@ -342,7 +342,7 @@ def bench(
     latency = measure_latency(
         reference, candidate, timed, seconds=seconds, threads=threads, rounds=_ROUNDS, engine=engine
     )
-    return Bench(str(reference), str(candidate), latency, len(timed), _processor(), latency.engine)
+    return LatencyComparison(str(reference), str(candidate), latency, len(timed), _processor(), latency.engine)
 
 
 def _processor() -> str:

@@ -30,7 +30,7 @@ _WORST = 3
 
 
 @dataclass(frozen=True)
-class SampleNoise:
+class SampleSqnr:
     """How noisy a tensor is on one sample.
 
     Attributes:
@@ -63,7 +63,7 @@ class Layer:
     mode: str
     isolated: float
     accumulated: float
-    worst: tuple[SampleNoise, ...]
+    worst: tuple[SampleSqnr, ...]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def compare_layers(
         )
     samples = samples_of(reference, data)
     (whole,) = stages(reference, (), observed=names)
-    tallies = {name: _Tally(factors.get(name)) for name in names}
+    tallies = {name: _LayerErrors(factors.get(name)) for name in names}
     parts = stages(candidate, names)
     for sample in samples:
         _add(tallies, sample, whole.run(sample), parts)
@@ -176,7 +176,9 @@ def _factors(tensor: str, plan: Plan | None) -> _Factors | None:
     return next((_Factors(-1, np.array(one.factors)) for one in plan.scaling if one.tensor == tensor), None)
 
 
-def _add(tallies: Mapping[str, _Tally], sample: Sample, expected: Mapping[str, Array], parts: Sequence[Stage]) -> None:
+def _add(
+    tallies: Mapping[str, _LayerErrors], sample: Sample, expected: Mapping[str, Array], parts: Sequence[Stage]
+) -> None:
     """Run the quantized model on a sample, once as it is and once with the float model's tensors between its parts."""
     accumulated: dict[str, Array] = dict(sample)
     isolated: dict[str, Array] = dict(sample)
@@ -208,7 +210,7 @@ class _Factors:
         return self.values.reshape([-1 if place == channels else 1 for place in range(array.ndim)])
 
 
-class _Tally:
+class _LayerErrors:
     """Energies of one tensor by sample: of the signal, and of the noise of its layer alone and of all."""
 
     def __init__(self, factors: _Factors | None) -> None:
@@ -227,7 +229,7 @@ class _Tally:
     def layer(self, name: str, maker: onnx.NodeProto, mode: str) -> Layer:
         """Return what was seen on all samples."""
         signal, isolated, accumulated = (sum(column) for column in zip(*self.rows, strict=True))
-        by_sample = [SampleNoise(place, signal_to_noise(row[0], row[2])) for place, row in enumerate(self.rows)]
+        by_sample = [SampleSqnr(place, signal_to_noise(row[0], row[2])) for place, row in enumerate(self.rows)]
         return Layer(
             name,
             maker.name,

@@ -18,7 +18,7 @@ from onnxq.data.dataset import counting_as_one, shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.system.plugins import import_plugin
 
 Named: TypeAlias = Mapping[str, Any]
@@ -276,7 +276,7 @@ class Scorer:
     """
 
     metric: Metric
-    views: Views
+    views: ComparisonSpec
     samples: tuple[Sample, ...]
     outputs: tuple[Named, ...]
     score: float
@@ -296,7 +296,7 @@ class Scorer:
         Raises:
             DataError: there is no sample, a run fails, or the metric does.
         """
-        views, given = Views.whole(reference), tuple(samples)
+        views, given = ComparisonSpec.whole(reference), tuple(samples)
         outputs = _run_each(views, reference, given)
         reached = score(metric, outputs, given)
         return cls(metric, views, given, outputs, reached, shared_files(samples), tuple(judging))
@@ -312,7 +312,7 @@ class Scorer:
 
         Args:
             candidate: file of the model.
-            risk: how often the bound may be wrong; see `risk_of_look`.
+            risk: how often the bound may be wrong; see `alpha_spending`.
 
         Raises:
             DataError: a run fails, or the metric does.
@@ -417,7 +417,7 @@ def _same(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def _run_each(views: Views, model: Path, samples: Sequence[Sample]) -> tuple[Named, ...]:
+def _run_each(views: ComparisonSpec, model: Path, samples: Sequence[Sample]) -> tuple[Named, ...]:
     view = views.open(model)
     found = (view.run(sample, index) for index, sample in enumerate(samples))
     return tuple(dict(zip(views.names, one, strict=True)) for one in found)

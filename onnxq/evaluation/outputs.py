@@ -49,12 +49,12 @@ class Choice:
         return f"{self.chosen.name}.chosen" if self.node.op == "Compress" else self.chosen.name
 
     @property
-    def named(self) -> Chosen:
+    def named(self) -> NamedChoice:
         """What is known of it without the graph."""
-        return Chosen(self.node.op, self.chosen.name, tuple(score.name for score in self.scores))
+        return NamedChoice(self.node.op, self.chosen.name, tuple(score.name for score in self.scores))
 
 
-class Chosen(NamedTuple):
+class NamedChoice(NamedTuple):
     """A choice of the float model.
 
     Attributes:
@@ -68,7 +68,7 @@ class Chosen(NamedTuple):
     scores: tuple[str, ...]
 
 
-class Decided:
+class DataDependentOutputs:
     """The tensors of a graph that data decides on, such as the boxes that a detector keeps.
 
     A tensor *varies* when it is computed from floats, and so may be another in a model of other weights. What a node
@@ -252,7 +252,7 @@ class Decided:
         return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._counted), None)
 
 
-def paired(wanted: Sequence[Chosen], found: Sequence[Choice]) -> dict[Chosen, Choice]:
+def paired(wanted: Sequence[NamedChoice], found: Sequence[Choice]) -> dict[NamedChoice, Choice]:
     """Return which choice of a rewritten or quantized model is which one of the float model.
 
     Args:
@@ -350,7 +350,7 @@ _MOVING = frozenset({"Identity", "Reshape", "Transpose"})
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputPart:
     """A part of an output.
 
     Attributes:
@@ -381,7 +381,7 @@ def joins(model: onnx.GraphProto) -> bool:
     return False
 
 
-def parts_of(graph: Graph) -> Mapping[str, tuple[Part, ...]]:
+def parts_of(graph: Graph) -> Mapping[str, tuple[OutputPart, ...]]:
     """Return the parts that outputs of floats are joined of, by output; none of outputs that are made in one piece.
 
     Args:
@@ -391,7 +391,7 @@ def parts_of(graph: Graph) -> Mapping[str, tuple[Part, ...]]:
     return {name: parts for name, parts in found.items() if len(parts) > 1}
 
 
-def _parts(tensor: Tensor) -> tuple[Part, ...]:
+def _parts(tensor: Tensor) -> tuple[OutputPart, ...]:
     node = producer(tensor)
     if node is None or node.domain or tensor.shape is None:
         return ()
@@ -404,7 +404,7 @@ def _parts(tensor: Tensor) -> tuple[Part, ...]:
     return tuple(replace(part, axis=moved[part.axis]) for part in _parts(source) if part.axis in moved)
 
 
-def _joined(node: Node, axis: int) -> tuple[Part, ...]:
+def _joined(node: Node, axis: int) -> tuple[OutputPart, ...]:
     """Return the parts of what a Concat makes: those that all it joins have alike, else what it joins."""
     inner = [_parts(tensor) for tensor in node.inputs]
     places = [[(part.axis, part.start, part.stop) for part in parts] for parts in inner]
@@ -415,7 +415,7 @@ def _joined(node: Node, axis: int) -> tuple[Part, ...]:
     if len(sizes) < len(shapes):
         return ()
     ends = zip(sizes, accumulate(sizes), node.inputs, strict=True)
-    return tuple(Part(axis, stop - size, stop, _maker(tensor)) for size, stop, tensor in ends)
+    return tuple(OutputPart(axis, stop - size, stop, _maker(tensor)) for size, stop, tensor in ends)
 
 
 def _axes(node: Node, source: Tensor, made: Tensor) -> Sequence[int | None]:

@@ -17,9 +17,9 @@ from onnxq.data.inputs import Sample, is_floating, made_up_samples, model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import DataError, EngineError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, agreement_of, compare
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.latency import Latency, measure_latency
-from onnxq.evaluation.reference import Reference
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir import load
 from onnxq.ir.protos import is_large
 from onnxq.onnx_api import weightless_model
@@ -149,7 +149,7 @@ _PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
-class Port:
+class EngineResult:
     """A model on one engine.
 
     Attributes:
@@ -206,7 +206,7 @@ def portability(
     seconds: float = 2.0,
     images: ImageOptions | None = None,
     limit: int | None = None,
-) -> list[Port]:
+) -> list[EngineResult]:
     """Run a model on engines and compare it with itself on onnxruntime in this process.
 
     Args:
@@ -228,8 +228,8 @@ def portability(
     samples = _samples(model, data, images, limit)
     own = None
     if reference is not None:
-        views = Views.of(reference, model)
-        own = compare(Reference(reference, views), views.open(model), samples).worst_sqnr
+        views = ComparisonSpec.of(reference, model)
+        own = compare(ReferenceModel(reference, views), views.open(model), samples).worst_sqnr
     found = []
     for engine in engines:
         with engine, staging(None) as folder:
@@ -248,8 +248,8 @@ class _Trip:
     samples: Sequence[Sample]
     folder: Path
 
-    def port(self, own: float | None, seconds: float) -> Port:
-        port = Port(self.engine.name, self.engine.version)
+    def port(self, own: float | None, seconds: float) -> EngineResult:
+        port = EngineResult(self.engine.name, self.engine.version)
         try:
             agreement = self._agreement(self.model)
             fidelity = None if self.reference is None else self._agreement(self.reference)
@@ -280,10 +280,10 @@ class _Trip:
 
     def _agreement(self, known: Path) -> Agreement:
         """Return how well the model agrees there with a model on onnxruntime here."""
-        views = Views.of(known, self.model)
+        views = ComparisonSpec.of(known, self.model)
         view = views.open_on(self.engine, self.model, self.folder)
         try:
-            return compare(Reference(known, views), view, self.samples)
+            return compare(ReferenceModel(known, views), view, self.samples)
         finally:
             view.loaded.close()
 

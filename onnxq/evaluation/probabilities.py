@@ -32,7 +32,7 @@ _LEAST = 1e-37
 _LESS_SURE = (0.125, 0.375, 0.625, 0.875)
 
 
-class Rows(NamedTuple):
+class UnsureRows(NamedTuple):
     """Rows of probabilities of a sample that are the least sure, 128 at most.
 
     Attributes:
@@ -79,7 +79,7 @@ def are_probabilities(array: Array) -> bool:
     return bool(array.min() >= 0 and np.allclose(array.sum(-1), 1, 0, _ROUNDING))
 
 
-def unsure_rows(one: Array, other: Array, noise: float) -> Rows:
+def unsure_rows(one: Array, other: Array, noise: float) -> UnsureRows:
     """Return the rows that may turn over.
 
     Args:
@@ -93,10 +93,10 @@ def unsure_rows(one: Array, other: Array, noise: float) -> Rows:
         error = found - unsure.of(one)
         others = max(noise - float(np.vdot(error, error)), 0.0)
     ranked = _first_and_rest(found, unsure.outcomes)
-    return Rows(unsure.ranked, ranked, unsure.least, one.size // one.shape[-1], others)
+    return UnsureRows(unsure.ranked, ranked, unsure.least, one.size // one.shape[-1], others)
 
 
-def expected_noises(samples: Sequence[Rows], *, halves: bool = False) -> list[float]:
+def expected_noises(samples: Sequence[UnsureRows], *, halves: bool = False) -> list[float]:
     """Return the noise of each sample of probabilities as the mean over errors that might have been.
 
     An error is the factor on each probability, before rows are made to add up to one again. Whether it turns an answer
@@ -114,7 +114,7 @@ def expected_noises(samples: Sequence[Rows], *, halves: bool = False) -> list[fl
     return [one.others + float(might.sum()) for one, might in zip(samples, noises, strict=True)]
 
 
-def unseen_noise(samples: Sequence[Rows], *, halves: bool = False) -> float:
+def unseen_noise(samples: Sequence[UnsureRows], *, halves: bool = False) -> float:
     """Return what rows that are less sure than all that were seen add to the noise of a sample, in the mean.
 
     The next row is as likely as any of those before to be the least sure, and then its margin between the first two
@@ -208,7 +208,7 @@ def _expected_noises(rows: Array, errors: Array) -> Array:
     return np.asarray(noises / (2 * alike))
 
 
-def _errors(one: Rows, tiny: np.float32) -> tuple[Array, Array]:
+def _errors(one: UnsureRows, tiny: np.float32) -> tuple[Array, Array]:
     """Return the unsure rows of the reference, and the logarithms of the factors on them."""
     rows = np.maximum(one.expected, tiny)
     return rows, np.log(np.maximum(one.found, tiny) / rows)

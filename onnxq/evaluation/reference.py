@@ -19,7 +19,7 @@ import numpy as np
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import Selection, even_places, shared_files
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.evaluation.comparison import RUN_MEMORY, EngineView, View, Views
+from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec, EngineComparisonSession
 from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import parallel_map
@@ -29,7 +29,7 @@ _KEPT_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class SampleOutputs:
     """What a model gave for a sample.
 
     Attributes:
@@ -48,7 +48,7 @@ class Answer:
         return held_bytes((*self.outputs, *self.choices.values()))
 
 
-class Answers:
+class OutputsCache:
     """Answers that were given before; those that were longest not asked for go where there are too many.
 
     Args:
@@ -57,10 +57,10 @@ class Answers:
 
     def __init__(self, held: int = _KEPT_BYTES) -> None:
         self._held, self._bytes = held, 0
-        self._given: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._given: OrderedDict[Hashable, SampleOutputs] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, key: Hashable, give: Callable[[], Answer]) -> Answer:
+    def find(self, key: Hashable, give: Callable[[], SampleOutputs]) -> SampleOutputs:
         """Return the answer that a key stands for, given now or before."""
         with self._lock:
             if key in self._given:
@@ -76,11 +76,11 @@ class Answers:
         return answer
 
 
-_ANSWERS = Answers()
+_ANSWERS = OutputsCache()
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class ReferenceModel:
     """A float model for comparing, which is opened when it is asked for what it has not been asked for before.
 
     Attributes:
@@ -90,10 +90,10 @@ class Reference:
     """
 
     model: Path
-    views: Views
-    answers: Answers = _ANSWERS
+    views: ComparisonSpec
+    answers: OutputsCache = _ANSWERS
 
-    def answer(self, sample: Sample) -> Answer:
+    def answer(self, sample: Sample) -> SampleOutputs:
         """Return what is compared of one sample.
 
         Raises:
@@ -106,7 +106,7 @@ class Reference:
         """Return the outputs of `answer`."""
         return self.answer(sample).outputs
 
-    def answer_each(self, samples: Iterable[Sample]) -> Iterator[Answer]:
+    def answer_each(self, samples: Iterable[Sample]) -> Iterator[SampleOutputs]:
         """Yield what `answer` gives for samples, in order; the first run shows how many there may be at once."""
         samples = iter(samples)
         if not self.views.most:
@@ -116,12 +116,12 @@ class Reference:
         else:
             yield from map(self.answer, samples)
 
-    def _given(self, sample: Sample) -> Answer:
+    def _given(self, sample: Sample) -> SampleOutputs:
         view = self._view
         start = time.perf_counter()
         given = RUN_MEMORY.learn(self.model, partial(view.run, sample))
         seconds, count = time.perf_counter() - start, len(self.views.names)
-        return Answer(given[:count], seconds, dict(zip(view.names[count:], given[count:], strict=True)))
+        return SampleOutputs(given[:count], seconds, dict(zip(view.names[count:], given[count:], strict=True)))
 
     @cached_property
     def at_once(self) -> bool:
@@ -129,7 +129,7 @@ class Reference:
         return not self.views.random and not is_large(self.model)
 
     @cached_property
-    def _view(self) -> View:
+    def _view(self) -> ComparisonSession:
         return self.views.open_float(self.model, at_once=self.at_once)
 
     @cached_property
@@ -152,7 +152,7 @@ def held_bytes(outputs: Iterable[Any]) -> int:
 
 
 def run_beside(
-    one: Reference, other: View | EngineView, samples: Iterable[Sample]
+    one: ReferenceModel, other: ComparisonSession | EngineComparisonSession, samples: Iterable[Sample]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
     """Yield what a float model and one made from it give for samples, in order; see `parallel_map`."""
 
@@ -173,7 +173,7 @@ _NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class ReferenceOutputs:
     """Samples with the answers of the float model.
 
     Attributes:
@@ -188,19 +188,19 @@ class Answered:
 
     samples: tuple[Sample, ...]
     given: tuple[Sample, ...]
-    reference: Reference
+    reference: ReferenceModel
     expected: tuple[tuple[Any, ...], ...]
     seconds: float
     numbers: tuple[int, ...]
     files: tuple[str, ...] = ()
 
     @property
-    def views(self) -> Views:
+    def views(self) -> ComparisonSpec:
         """By what other models are compared with the float model."""
         return self.reference.views
 
     @classmethod
-    def of(cls, reference: Path, prepared: Path, samples: SampleSource) -> Answered:
+    def of(cls, reference: Path, prepared: Path, samples: SampleSource) -> ReferenceOutputs:
         """Run the float model once on a few samples, and keep its outputs.
 
         Where outputs are so large that those of all samples had better not be in memory, it runs on fewer.
@@ -210,10 +210,10 @@ class Answered:
             prepared: file of what other models are built from.
             samples: of the float model's inputs.
         """
-        return cls._by(Reference(reference, Views.of(reference, prepared)), samples)
+        return cls._by(ReferenceModel(reference, ComparisonSpec.of(reference, prepared)), samples)
 
     @classmethod
-    def _by(cls, model: Reference, samples: SampleSource) -> Answered:
+    def _by(cls, model: ReferenceModel, samples: SampleSource) -> ReferenceOutputs:
         kept = tuple(samples)
         held = sum(model.answer(sample).nbytes for sample in kept[:1])
         places = even_places(len(kept), max(_HELD_BYTES // max(held, 1), _FEWEST_SAMPLES))
@@ -225,7 +225,7 @@ class Answered:
         given = tuple({**sample, **answer.choices} for sample, answer in zip(kept, answers, strict=True))
         return cls(kept, given, model, expected, seconds, numbers, shared_files(Selection(samples, places)))
 
-    def part(self, places: Sequence[int]) -> Answered:
+    def part(self, places: Sequence[int]) -> ReferenceOutputs:
         """Return some of the samples, for which the float model does not run again."""
         return replace(
             self,
@@ -236,7 +236,7 @@ class Answered:
             files=tuple(self.files[place] for place in places) if self.files else (),
         )
 
-    def joined(self, samples: SampleSource) -> Answered:
+    def joined(self, samples: SampleSource) -> ReferenceOutputs:
         """Return these samples and more behind them, on which the float model runs now."""
         more = self._by(self.reference, samples)
         return replace(

@@ -17,15 +17,15 @@ from onnxq.evaluation.bounds import (
     RISK,
     Energies,
     decibels_of_labels,
+    effective_sample_size,
     influences,
     lower_bound,
     of_files,
     spread_of_parts,
-    telling,
 )
-from onnxq.evaluation.outputs import Part
+from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.probabilities import (
-    Rows,
+    UnsureRows,
     are_probabilities,
     energies_of_logarithms,
     expected_noises,
@@ -137,7 +137,7 @@ _FAINT = 1e-12
 _LARGE, _SMALL = 1e140, 1e-140
 
 
-class Tally:
+class ErrorAccumulator:
     """Energies and counts of one output.
 
     Attributes:
@@ -158,7 +158,7 @@ class Tally:
         self.spreads: list[float | None] = []
         self._unit = 0.0
         self._arrays = 0
-        self._rows: list[Rows] = []
+        self._rows: list[UnsureRows] = []
 
     def add_sample(self, expected: Any, found: Any) -> None:
         """Add what both models gave for a sample."""
@@ -174,7 +174,7 @@ class Tally:
         all, stands for what was seen; see `expected_noises` and `unseen_noise`.
 
         Args:
-            risk: how often it may be wrong; see `risk_of_look`.
+            risk: how often it may be wrong; see `alpha_spending`.
             files: of each sample, see `of_files`.
         """
         expected = self._expected
@@ -200,16 +200,16 @@ class Tally:
         sound = self.finite and self.same_shapes and math.isfinite(sum(expected))
         return 10 ** (-signal_to_noise(*expected) / 10) if sound else math.inf
 
-    def telling(self, files: Sequence[str]) -> float | None:
-        """Return as how many independent ones those count that differ, see `telling`; None where each counts."""
+    def effective_labels(self, files: Sequence[str]) -> float | None:
+        """Return the `effective_sample_size` of the labels that differ; None if each label counts by itself."""
         differing, compared = zip(*self.counts, strict=True)
-        return telling(differing, compared, files) if files else None
+        return effective_sample_size(differing, compared, files) if files else None
 
     def labels(self, files: Sequence[str] = ()) -> float:
         """Return the decibels that stand for the labels that differ, see `decibels_of_labels`."""
         if not self.same_shapes:
             return -math.inf
-        return decibels_of_labels(self.compared - self.equal, self.compared, self.telling(files))
+        return decibels_of_labels(self.compared - self.equal, self.compared, self.effective_labels(files))
 
     @property
     def _is_probable(self) -> bool:
@@ -293,14 +293,14 @@ class Tally:
         self._unit = unit
 
 
-class DetailedTally(Tally):
+class DetailedErrorAccumulator(ErrorAccumulator):
     """What a report shows besides: the largest errors, shares of equal labels, and parts.
 
     Args:
         parts: that the output is joined of.
     """
 
-    def __init__(self, parts: Sequence[Part] = ()) -> None:
+    def __init__(self, parts: Sequence[OutputPart] = ()) -> None:
         super().__init__()
         self.parts = dict.fromkeys(parts, (0.0, 0.0))
         self.largest = 0.0
@@ -372,7 +372,7 @@ Pair = tuple[Sequence[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Trust:
+class SqnrEstimate:
     """What a few samples say of all others.
 
     Attributes:
@@ -384,24 +384,26 @@ class Trust:
     noise: float
 
 
-def trust(pairs: Sequence[Pair], files: Sequence[str] = ()) -> Trust:
-    """Judge a candidate by what it and the reference gave for a few samples.
+def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstimate:
+    """Estimate the SQNR over all samples from what the candidate and the reference gave for a few.
 
-    What an output is trusted with is the lower 95 % confidence bound of its SQNR over all samples, as in a verdict; see
-    `Tally.bound`. All that was made of one sample counts once, and so do the samples of one file, see `of_files`.
+    The estimate is the lower 95 % confidence bound of each output's SQNR, as in a verdict; see
+    `ErrorAccumulator.bound`. The samples of one file count as one, see `of_files`.
 
-    Several outputs need no allowance: the least of their bounds is wrong only where that of the output is wrong which
-    is worst in truth (intersection-union test; Berger, Technometrics 1982).
+    Several outputs need no correction: the least bound is wrong only if that of the truly worst output is
+    (intersection-union test; Berger, Technometrics 1982).
 
     Args:
         pairs: for each sample, the outputs of both models.
         files: of each sample, see `shared_files`; nothing where each counts by itself.
     """
     outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
-    return Trust(min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0))
+    return SqnrEstimate(
+        min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0)
+    )
 
 
-def noise_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
+def nsr_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
     """Return what each sample adds to the noise-to-signal ratio of each output, for telling which candidate is better.
 
     Probabilities are compared by their logarithms, about the mean of each row: these are what entered the Softmax.
@@ -423,7 +425,7 @@ def influence_by_sample(pairs: Sequence[Pair], files: Sequence[str] = ()) -> NDA
 
     Args:
         pairs: for each sample, the outputs of both models.
-        files: of each sample, see `trust`.
+        files: of each sample, see `estimate_sqnr`.
 
     Returns:
         float64 of shape (samples, outputs); ones for what labels or sequences tell.
@@ -456,15 +458,15 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     return np.asarray(noises / signal)
 
 
-def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> Trust:
-    tally = Tally()
+def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrEstimate:
+    tally = ErrorAccumulator()
     for pair in pairs:
         tally.add_sample(*pair)
     if tally.is_float:
-        return Trust(tally.bound(files=files), tally.noise)
+        return SqnrEstimate(tally.bound(files=files), tally.noise)
     # A single label is right or wrong, so labels are judged all together.
     sqnr = tally.labels(files)
-    return Trust(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
+    return SqnrEstimate(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
 
 
 def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:

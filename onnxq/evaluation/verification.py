@@ -18,11 +18,11 @@ from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly, leaves_out
 from onnxq.errors import ModelError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare
-from onnxq.evaluation.bounds import RISK, risk_of_look
-from onnxq.evaluation.comparison import View, Views
+from onnxq.evaluation.bounds import RISK, alpha_spending
+from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
-from onnxq.evaluation.reference import Reference, run_beside
+from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.ir.protos import is_large
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import open_session
@@ -42,8 +42,8 @@ def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: i
     Returns:
         Rising places.
     """
-    views = Views.of(reference, candidate)
-    one, other = Reference(reference, views), views.open(candidate)
+    views = ComparisonSpec.of(reference, candidate)
+    one, other = ReferenceModel(reference, views), views.open(candidate)
     rows = []
     for expected, found in run_beside(one, other, samples):
         agreement = agreement_of(views.names, [(expected, found)])
@@ -178,7 +178,7 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class EngineVerification:
     """What a written model does on another engine than onnxruntime in this process.
 
     Attributes:
@@ -209,7 +209,7 @@ class Verification:
     agreement: Agreement
     kernels: Kernels
     latency: Latency | None
-    elsewhere: Elsewhere | None = None
+    elsewhere: EngineVerification | None = None
     runs_as_float: bool = False
 
     @property
@@ -253,7 +253,7 @@ def verify(
         candidate: file of the quantized model.
         samples: the data, of which at most 64 evenly spaced samples are compared.
         timer: how its speed is looked at.
-        risk: how often a bound may be wrong; see `risk_of_look`.
+        risk: how often a bound may be wrong; see `alpha_spending`.
         engine: what the model is for, where that is not onnxruntime in this process; it runs both models too.
         prepared: file of a float model that keeps up with the float model.
 
@@ -272,18 +272,18 @@ def verify(
         session = open_session(candidate, optimized_copy=copy, mapped=large, threads=None if large else 1)
         kernel_types = _op_types(copy)
     kernels = Kernels.of(kernel_types)
-    views = Views.of(reference, candidate)
+    views = ComparisonSpec.of(reference, candidate)
     opened = partial(views.open, candidate, mapped=large, at_once=not large)
     at_once = not large and views.most != 1
-    view = View(session, views.names, views, at_once, made=candidate) if views.plain else opened()
-    agreement = compare(Reference(reference, views), view, samples, risk, COMPARED_SAMPLES)
+    view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
+    agreement = compare(ReferenceModel(reference, views), view, samples, risk, COMPARED_SAMPLES)
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = None
     if engine is not None:
         there = partial(_agreement_on, engine, views, reference, samples=samples, risk=risk)
         found = there(candidate)
         is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
-        elsewhere = Elsewhere(engine.version, found, there(reference).worst_sqnr if is_coarser else None)
+        elsewhere = EngineVerification(engine.version, found, there(reference).worst_sqnr if is_coarser else None)
     look = partial(measure_latencies, (reference, candidate), timed, engine=timer.engine or engine)
     latency = timer.latency(look, computes_in_float=kernels.computes_in_float) if timed else None
     # A busy machine may not let a model of the float model's own kernels be shown to keep up with it.
@@ -293,12 +293,12 @@ def verify(
 
 
 def _agreement_on(
-    engine: Engine, views: Views, reference: Path, model: Path, *, samples: SampleSource, risk: float
+    engine: Engine, views: ComparisonSpec, reference: Path, model: Path, *, samples: SampleSource, risk: float
 ) -> Agreement:
     """Compare what an engine makes of a model with what onnxruntime in this process makes of the float model."""
     with staging(None) as folder:
         there = views.open_on(engine, model, folder)
-        found = compare(Reference(reference, views), there, samples, risk, COMPARED_SAMPLES)
+        found = compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
         there.loaded.close()
     return found
 
@@ -364,7 +364,7 @@ _LEAST_PATIENCE = 3.0
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Verifier:
     """What judges the models that are built.
 
     Attributes:
@@ -388,7 +388,7 @@ class Judge:
     prepared: Path | None = None
 
     @classmethod
-    def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Judge:
+    def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Verifier:
         """Ask the metric about the float model first, so that whatever is wrong with it is told before a search.
 
         Args:
@@ -421,12 +421,12 @@ class Judge:
         patience = max(self.deadline.left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
         timer = Timer(min(self.seconds, patience), self.timer, patience, known)
         given = self.reference, candidate, self.samples
-        risk = risk_of_look(look)
+        risk = alpha_spending(look)
         return verify(*given, timer=timer, risk=risk, engine=self.engine, prepared=self.prepared)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return what the metric says of a model, where there is one; see `verified`."""
-        return self.scorer.scores(candidate, risk_of_look(look)) if self.scorer is not None else None
+        return self.scorer.scores(candidate, alpha_spending(look)) if self.scorer is not None else None
 
     @property
     def scored(self) -> int:

@@ -21,9 +21,9 @@ from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.agreement import OutputAgreement
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.probabilities import are_probabilities
-from onnxq.evaluation.reference import Reference
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir import Graph, Node, Tensor, Variable, is_constant, optional_input
 from onnxq.ir.protos import is_large
 from onnxq.ops import Role, operator_of
@@ -31,14 +31,14 @@ from onnxq.runtime.sessions import Array
 
 # Of fewer, none can be kept for judging.
 _FEW = 8
-LOOKED_AT = 64
+INSPECTED_SAMPLES = 64
 """How many samples are read to find that out."""
-DOUBTED_SAMPLES = 8
+RUN_SAMPLES = 8
 """How many samples are run to find out whether they are representative."""
 _SHOWN = 3
 
 
-def doubts(model: Path, looked: Sequence[Sample], count: int) -> tuple[str, ...]:
+def find_sample_warnings(model: Path, looked: Sequence[Sample], count: int) -> tuple[str, ...]:
     """Say in sentences why figures on some samples may not hold for others.
 
     Args:
@@ -52,11 +52,11 @@ def doubts(model: Path, looked: Sequence[Sample], count: int) -> tuple[str, ...]
     """
     found = [*_of_inputs(looked, count)]
     if not is_large(model):
-        found += _of_outputs(model, list(evenly(looked, DOUBTED_SAMPLES)))
+        found += _of_outputs(model, list(evenly(looked, RUN_SAMPLES)))
     return tuple(found)
 
 
-def heard(looked: Sequence[Sample]) -> Sequence[Sample]:
+def reject_constant_samples(looked: Sequence[Sample]) -> Sequence[Sample]:
     """Return samples as they are, unless each of them holds a single value in all its inputs, as zeros do.
 
     Raises:
@@ -71,7 +71,7 @@ def heard(looked: Sequence[Sample]) -> Sequence[Sample]:
     )
 
 
-def distinct(samples: SampleSource, looked: Sequence[Sample]) -> SampleSource:
+def drop_equal_samples(samples: SampleSource, looked: Sequence[Sample]) -> SampleSource:
     """Return samples no two of which are equal: what one shows, others of its kind do not confirm.
 
     Args:
@@ -86,8 +86,8 @@ def distinct(samples: SampleSource, looked: Sequence[Sample]) -> SampleSource:
     return Selection(samples, sorted(first.values()))
 
 
-def unseen(views: Views) -> Iterator[str]:
-    """Say which noise does not show in what stands for outputs; see `Views`."""
+def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
+    """Say which noise does not show in what stands for outputs; see `ComparisonSpec`."""
     if views.unseen:
         nodes = ", ".join(views.unseen[:_SHOWN]) + (", ..." if len(views.unseen) > _SHOWN else "")
         yield (
@@ -96,7 +96,7 @@ def unseen(views: Views) -> Iterator[str]:
         )
 
 
-def masked(evidence: Evidence, tensors: Iterable[str]) -> Iterator[str]:
+def warn_mask_values(evidence: Evidence, tensors: Iterable[str]) -> Iterator[str]:
     """Say which of some tensors have values that get no range, as they look like the constants of attention masks."""
     seen = {tensor: evidence.of(tensor).find(Range) for tensor in tensors}
     found = doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
@@ -109,7 +109,7 @@ def masked(evidence: Evidence, tensors: Iterable[str]) -> Iterator[str]:
         )
 
 
-def hidden(outputs: Iterable[OutputAgreement], wanted: float) -> tuple[str, ...]:
+def warn_weak_slices(outputs: Iterable[OutputAgreement], wanted: float) -> tuple[str, ...]:
     """Say in sentences which parts of outputs are less faithful than is wanted, where the whole hides them.
 
     Args:
@@ -157,7 +157,7 @@ def _differ_otherwise(looked: Sequence[Sample]) -> bool:
 
 
 def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
-    reference = Reference(model, Views.whole(model))
+    reference = ReferenceModel(model, ComparisonSpec.whole(model))
     names = reference.views.names
     answers = [answer.outputs for answer in reference.answer_each(samples)]
     if answers and all(_is_no_number(array) for answer in answers for array in answer):
@@ -261,7 +261,7 @@ def _thinned(array: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(array[..., :: math.ceil(array.size / _TELLING)] if array.ndim else array, np.float64)
 
 
-def units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[str]:
+def warn_input_units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[str]:
     """Say in sentences which inputs are far larger or smaller than those that the model was trained with.
 
     The first sums behind an input are about as large as their biases, which take off what training has seen in the

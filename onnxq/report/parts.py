@@ -15,10 +15,10 @@ import numpy as np
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.statistics import Evidence
 from onnxq.evaluation.agreement import Agreement
-from onnxq.evaluation.goal import Judged
+from onnxq.evaluation.goal import EvaluationSplit
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.metrics import Scores
-from onnxq.evaluation.verification import Elsewhere, Kernels, Latency
+from onnxq.evaluation.verification import EngineVerification, Kernels, Latency
 from onnxq.ir import Graph, all_nodes
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Plan
@@ -259,7 +259,7 @@ class Samples:
     """
 
     calibrated: int
-    judged: Judged | None = None
+    judged: EvaluationSplit | None = None
     doubts: tuple[str, ...] = ()
     refitted: int = 0
 
@@ -280,7 +280,7 @@ class Fidelity:
     agreement: Agreement
     scores: Scores | None = None
     refusal: str = ""
-    elsewhere: Elsewhere | None = None
+    elsewhere: EngineVerification | None = None
     layers: Layers | None = None
     wanted: float | None = None
 

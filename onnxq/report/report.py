@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.agreement import Agreement
-from onnxq.evaluation.goal import Goal, Judged, worst_output
+from onnxq.evaluation.goal import EvaluationSplit, Goal, worst_output
 from onnxq.evaluation.latency import NOT_SLOWER, Latency
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import counted, decibels, places, share
@@ -59,7 +59,7 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
     return f"{by_these}, {judged.seen} of which it had seen"
 
 
-def which(judged: Judged) -> str:
+def which(judged: EvaluationSplit) -> str:
     """Say which of the given samples judged a model; an empty string where that is not known."""
     if not judged.places:
         return ""

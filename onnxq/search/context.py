@@ -14,9 +14,9 @@ from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.evaluation.goal import Goal, aim_of
-from onnxq.evaluation.latency import Latency, told_apart
+from onnxq.evaluation.latency import Latency, selection_adjusted_interval
 from onnxq.evaluation.metrics import Scores
-from onnxq.evaluation.verification import COMPARED_SAMPLES, Judge, Verification
+from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
 from onnxq.planning.plan import Plan
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.engines import measures_target
@@ -110,7 +110,7 @@ class Chooser:
     bench: Workbench
     files: Files
     samples: SampleSource
-    judge: Judge
+    judge: Verifier
     evidence: Evidence
     progress: Progress
     panel: Panel
@@ -279,5 +279,5 @@ class Chooser:
             self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured
-        known = told_apart(self._timed, file_digest(staged)) if self._timed else None
+        known = selection_adjusted_interval(self._timed, file_digest(staged)) if self._timed else None
         return self.judge.verified(staged, looks, known)

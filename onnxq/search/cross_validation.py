@@ -19,7 +19,7 @@ from onnxq.calibration.methods import RangeMethod
 from onnxq.calibration.statistics import Evidence
 from onnxq.data.dataset import Selection, by_file, even_places, halves
 from onnxq.data.inputs import SampleSource
-from onnxq.evaluation.bounds import student
+from onnxq.evaluation.bounds import student_t_quantile
 from onnxq.ir import Graph, constants
 from onnxq.planning.plan import Plan
 from onnxq.search.effort import Accuracy
@@ -172,7 +172,9 @@ class Folds:
         was, now = self._seen(plan, ((0, other), (0, finding)))
         if not pooled(now) < _HOPELESS * worth * pooled(was):
             return False
-        is_sure = len(was) > 1 and takes_off(was, now, student(len(was) - 1, _LITTLE_DOUBT if once else _NO_DOUBT))
+        is_sure = len(was) > 1 and takes_off(
+            was, now, student_t_quantile(len(was) - 1, _LITTLE_DOUBT if once else _NO_DOUBT)
+        )
         if is_sure or once:
             return is_sure
         first = pooled(was), pooled(now)
@@ -200,7 +202,7 @@ class Folds:
             before.append(was)
             found.append(now)
         freedom = max(sum(map(len, found)) - 1, 1)
-        return takes_off(np.concatenate(before), np.concatenate(found), student(freedom, _CHANCE))
+        return takes_off(np.concatenate(before), np.concatenate(found), student_t_quantile(freedom, _CHANCE))
 
     def held_out(self, plan: Plan) -> Trials:
         """Return trials by samples that the ranges and means of their evidence are not made of.

@@ -23,8 +23,8 @@ from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Selection, counting_as_one, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import tolerate
-from onnxq.evaluation.reference import Answered, held_bytes
-from onnxq.evaluation.sqnr import Pair, Trust, noise_by_sample, trust
+from onnxq.evaluation.reference import ReferenceOutputs, held_bytes
+from onnxq.evaluation.sqnr import Pair, SqnrEstimate, estimate_sqnr, nsr_by_sample
 from onnxq.ir import Graph, all_graphs
 from onnxq.planning.plan import Plan
 from onnxq.preparing.placing import coded_tensors
@@ -155,12 +155,12 @@ class _ThisEvidence:
 
 @dataclass(frozen=True)
 class _Trusted:
-    """Judges a candidate by samples of these files, see `trust`."""
+    """Judges a candidate by samples of these files, see `estimate_sqnr`."""
 
     files: tuple[str, ...]
 
-    def __call__(self, pairs: Sequence[Pair]) -> Trust:
-        return trust(pairs, self.files)
+    def __call__(self, pairs: Sequence[Pair]) -> SqnrEstimate:
+        return estimate_sqnr(pairs, self.files)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +182,16 @@ class Panel:
     built: Candidates = field(default_factory=Candidates)
 
     @cached_property
-    def answered(self) -> Answered:
+    def answered(self) -> ReferenceOutputs:
         """The samples that judge, with what the float model gives for them."""
         found = self._answered(self.count)
         few = len(found.samples)
         # Where outputs are large, it is fewer.
         return found if few == min(self.count, len(self.samples)) else self._answered(few)
 
-    def _answered(self, count: int) -> Answered:
+    def _answered(self, count: int) -> ReferenceOutputs:
         places = sorted(chain.from_iterable(halves(self.samples, count)))
-        return Answered.of(self.reference, self.prepared, Selection(self.samples, places))
+        return ReferenceOutputs.of(self.reference, self.prepared, Selection(self.samples, places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +209,7 @@ class Trials:
 
     bench: Workbench
     evidence: Evidence
-    answered: Answered
+    answered: ReferenceOutputs
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
     built: Candidates = field(default_factory=Candidates)
     earlier: int = 0
@@ -225,8 +225,8 @@ class Trials:
 
     @classmethod
     def of(cls, bench: Workbench, reference: Path, samples: SampleSource, evidence: Evidence) -> Trials:
-        """Run the float model once on a few samples, so that plans can be tried against it; see `Answered.of`."""
-        return cls(bench, evidence, Answered.of(reference, bench.prepared, samples))
+        """Run the float model once on a few samples, to try plans against it; see `ReferenceOutputs.of`."""
+        return cls(bench, evidence, ReferenceOutputs.of(reference, bench.prepared, samples))
 
     def part(self, places: Sequence[int]) -> Trials:
         """Return trials on some of the samples, for which the float model does not run again."""
@@ -245,16 +245,16 @@ class Trials:
             return self.trust(plan, recipe).sqnr
         return -math.inf
 
-    def trust(self, plan: Plan, recipe: Recipe) -> Trust:
+    def trust(self, plan: Plan, recipe: Recipe) -> SqnrEstimate:
         """Judge a plan by its model; what was measured before is remembered."""
         return self._judged(_Trusted(self.answered.files), plan, recipe)
 
     def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
-        """Return what each sample adds to the noise at each output, those of one file together; see `noise_by_sample`.
+        """Return what each sample adds to the noise at each output, those of one file together; see `nsr_by_sample`.
 
         Whether noise became less by more than chance is told by how these differ, and samples of one file are alike.
         """
-        found = self._judged(noise_by_sample, plan, recipe)
+        found = self._judged(nsr_by_sample, plan, recipe)
         together = counting_as_one(self.answered.files)
         return np.stack([found[one].sum(0) for one in together]) if together else found
 

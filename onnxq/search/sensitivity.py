@@ -22,8 +22,8 @@ from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
-from onnxq.evaluation.comparison import View
-from onnxq.evaluation.sqnr import Pair, influence_by_sample, noise_by_sample
+from onnxq.evaluation.comparison import ComparisonSession
+from onnxq.evaluation.sqnr import Pair, influence_by_sample, nsr_by_sample
 from onnxq.ir import Graph, Node, all_graphs, is_constant
 from onnxq.numerics.affine import decibels, largest
 from onnxq.passes.quantize.switch_codes import Switches
@@ -60,7 +60,7 @@ class Switchboard:
     """
 
     trials: Trials
-    view: View
+    view: ComparisonSession
     switches: Switches
 
     @classmethod
@@ -84,7 +84,7 @@ class Switchboard:
         return (*map(Source, self.switches.tensors), *(Source(node, is_node=True) for node in self.switches.nodes))
 
     def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Return the noise-to-signal ratio of each output for several sets of codes, see `noise_by_sample`.
+        """Return the noise-to-signal ratio of each output for several sets of codes, see `nsr_by_sample`.
 
         Args:
             asked: what is codes in each; all else is float.
@@ -93,7 +93,7 @@ class Switchboard:
         Returns:
             For each set float64 of shape (samples, outputs), in units of the signal of these samples.
         """
-        return map(noise_by_sample, self._pairs(asked, samples))
+        return map(nsr_by_sample, self._pairs(asked, samples))
 
     def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the noise of all there are together, and how much each sample counts, see `influence_by_sample`.
@@ -102,7 +102,7 @@ class Switchboard:
             Both float64 of shape (samples, outputs).
         """
         [pairs] = self._pairs([self.sources], range(len(self.trials.answered.samples)))
-        return noise_by_sample(pairs), influence_by_sample(pairs, self.trials.answered.files)
+        return nsr_by_sample(pairs), influence_by_sample(pairs, self.trials.answered.files)
 
     def _pairs(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[list[Pair]]:
         """Yield what the float model and the one with some sets of codes gave for samples."""

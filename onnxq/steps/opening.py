@@ -17,7 +17,7 @@ from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.errors import OutputError, check_type
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.warnings import LOOKED_AT, distinct, heard
+from onnxq.evaluation.warnings import INSPECTED_SAMPLES, drop_equal_samples, reject_constant_samples
 from onnxq.ir import Graph, as_graph
 from onnxq.planning.plan import DECODING, Demotion
 from onnxq.preparing.named_passes import Step, as_passes
@@ -89,8 +89,12 @@ def parted(given: Opened, looked: Sequence[Sample], goal: Goal) -> tuple[SampleS
     """
     whole, others = given
     if (metric := goal.judged_by) is None:
-        whole = distinct(whole, looked)
-        return split(whole) if others is None else (whole, distinct(others, heard(list(evenly(others, LOOKED_AT)))))
+        whole = drop_equal_samples(whole, looked)
+        return (
+            split(whole)
+            if others is None
+            else (whole, drop_equal_samples(others, reject_constant_samples(list(evenly(others, INSPECTED_SAMPLES)))))
+        )
     return split(whole, len(whole)) if others is None and metric.knows_samples else (whole, others or whole)
 
 

@@ -21,10 +21,10 @@ from onnxq.data.dataset import (
     shared_files,
 )
 from onnxq.errors import DataError, tolerate
-from onnxq.evaluation.goal import MINIMUM_SQNR, Goal, Judged
+from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
 from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, loads_in_onnxruntime
-from onnxq.evaluation.warnings import hidden
+from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import load, metadata_bytes
 from onnxq.lowering import AllowedOps
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
@@ -83,7 +83,7 @@ def reported(
             ran = _ran(staged, plan)
     if goal.metric is None:
         with tolerate("the look at weak slices"):
-            joined = hidden(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
+            joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
     watch.lap("report")
     return Report(
         files=ModelFiles(
@@ -161,11 +161,11 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found: Chosen) -> Judged:
+def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found: Chosen) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
     count = len(seen.judged)
     places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)
-    judged = Judged.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
+    judged = EvaluationSplit.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
     searched = budget.effort is not None and model.replay is None
     if goal.metric is not None and searched and seen.judged is seen.samples:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.

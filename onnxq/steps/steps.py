@@ -17,10 +17,18 @@ from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.errors import OutputError, SchemeError, note_failure, tolerate
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, plenty_of
-from onnxq.evaluation.verification import Judge
-from onnxq.evaluation.warnings import DOUBTED_SAMPLES, LOOKED_AT, doubts, heard, masked, units, unseen
+from onnxq.evaluation.verification import Verifier
+from onnxq.evaluation.warnings import (
+    INSPECTED_SAMPLES,
+    RUN_SAMPLES,
+    find_sample_warnings,
+    reject_constant_samples,
+    warn_input_units,
+    warn_mask_values,
+    warn_unmeasured_nodes,
+)
 from onnxq.ir import Graph, as_graph, load, read_model, save
 from onnxq.ir.protos import is_large
 from onnxq.ir.reader import refuse_overwriting
@@ -280,7 +288,7 @@ def evidenced(
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     whole, _ = known = known or samples_of(model, data, goal, budget)
-    looked = heard(list(evenly(whole, LOOKED_AT)))
+    looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, judged = parted(known, looked, goal)
     found = _doubts(model, looked, len(whole), goal)
     if (given := data.evidence) is not None:
@@ -295,7 +303,7 @@ def evidenced(
     bench = bench.without_idle_bodies(plan, evidence)
     if bench.scheme.range_method != Extremes():
         with tolerate("the look at mask values"):
-            found += tuple(masked(evidence, plan.calibrated))
+            found += tuple(warn_mask_values(evidence, plan.calibrated))
     is_spared = data.validation is None and data.statistics is None and samples is not judged
     return Evidenced(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
 
@@ -303,13 +311,13 @@ def evidenced(
 def _doubts(model: Prepared, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
     """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
     reference, bench = model.files.reference, model.bench
-    found = doubts(reference, looked, count)
+    found = find_sample_warnings(reference, looked, count)
     if not bench.is_large:
         with tolerate("the look at unused units"):
-            found += tuple(units(bench.prepared, bench.graph, list(evenly(looked, DOUBTED_SAMPLES))))
+            found += tuple(warn_input_units(bench.prepared, bench.graph, list(evenly(looked, RUN_SAMPLES))))
     if goal.metric is None:
         with tolerate("the look at what is not compared"):
-            found += tuple(unseen(Views.of(reference, bench.prepared)))
+            found += tuple(warn_unmeasured_nodes(ComparisonSpec.of(reference, bench.prepared)))
     return found
 
 
@@ -355,11 +363,11 @@ def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, dea
     return Chooser(bench, model.files, samples, judge, seen.evidence, budget.progress, panel, model.costs)
 
 
-def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Judge:
+def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Verifier:
     """Return what judges the models that are built."""
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency if measures_target(seen.bench.target, model.engine) else 0.0
-    judge = Judge.of(model.files.reference, seen.judged, timed, goal.judged_by)
+    judge = Verifier.of(model.files.reference, seen.judged, timed, goal.judged_by)
     timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
     return replace(judge, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)
 

@@ -13,11 +13,11 @@ from onnxq.config.scheme import Scheme
 from onnxq.data.arrays import npy_array
 from onnxq.data.samples import evenly
 from onnxq.errors import SchemeError
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
-from onnxq.evaluation.reference import Reference, run_beside
-from onnxq.evaluation.sqnr import noise_by_sample
-from onnxq.evaluation.verification import COMPARED_SAMPLES, Judge
+from onnxq.evaluation.reference import ReferenceModel, run_beside
+from onnxq.evaluation.sqnr import nsr_by_sample
+from onnxq.evaluation.verification import COMPARED_SAMPLES, Verifier
 from onnxq.pipeline import Quantized, carried_out
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET
@@ -217,12 +217,12 @@ def _with_gain(settled: Settled, taken: Chosen, gain: Gain, doubts: tuple[str, .
     return replace(settled, chosen=chosen, doubts=(*settled.doubts, *doubts))
 
 
-def _noise(judge: Judge, candidate: Path) -> float:
+def _noise(judge: Verifier, candidate: Path) -> float:
     """Return the error of the worst output on the holdout, which a few flipped decisions hardly change."""
-    views = Views.of(judge.reference, candidate)
-    one, other = Reference(judge.reference, views), views.open(candidate)
+    views = ComparisonSpec.of(judge.reference, candidate)
+    one, other = ReferenceModel(judge.reference, views), views.open(candidate)
     pairs = list(run_beside(one, other, evenly(judge.samples, COMPARED_SAMPLES)))
-    return float(noise_by_sample(pairs).sum(0).max(initial=0.0))
+    return float(nsr_by_sample(pairs).sum(0).max(initial=0.0))
 
 
 def _is_worse(after: Chosen, before: Chosen, goal: Goal, *, higher_error: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from reports import FULL, hostile, large
 
-from onnxq.evaluation.layers import Layer, Layers, SampleNoise
+from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
 from onnxq.report import FidelityError, Report
 from onnxq.report.page import Comparison, save_html
 
@@ -86,7 +86,7 @@ def test_a_page_is_as_wide_as_the_screen(name: str, width: int, opened: Open) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_read_a_comparison(scheme: str, chromium: Any, tmp_path: Path) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    layers = Layers(4, hostile((Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleNoise(3, 31.5),)),)))
+    layers = Layers(4, hostile((Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleSqnr(3, 31.5),)),)))
     Comparison(Path("a.onnx"), Path("b.onnx"), FULL.agreement, layers).save_html(tmp_path / "page.html")
     page = chromium.new_page(color_scheme=scheme)
     page.goto((tmp_path / "page.html").as_uri())

@@ -10,7 +10,7 @@ from onnxq.cli.tables import print_agreement, print_portability, print_sensitivi
 from onnxq.config.scheme import Mode, Spec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.portability import Port
+from onnxq.evaluation.portability import EngineResult
 from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost, WayCost
 
 LONG = "/a/very/long/name" * 10
@@ -57,7 +57,7 @@ def test_the_speed_on_an_engine_is_told_of_rounds_enough(
     interval: tuple[float, float], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     latency = Latency(2.0, 1.0, threads=1, runs=5, interval=interval)
-    print_portability("m.onnx", [Port("openvino", "openvino 1", latency=latency, agrees=True)])
+    print_portability("m.onnx", [EngineResult("openvino", "openvino 1", latency=latency, agrees=True)])
     out = capsys.readouterr().out
     assert told in out
     assert ("2.00x" in out) == (told == "2.00x")

@@ -11,7 +11,7 @@ from onnxq.cli import terminal
 from onnxq.commands.optimization import Optimized, Size
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Scheme
-from onnxq.evaluation.goal import Goal, Judged
+from onnxq.evaluation.goal import EvaluationSplit, Goal
 from onnxq.ir import Graph
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
@@ -56,7 +56,7 @@ def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("count", "told"), [(1, "1 sample, which"), (2, "2 samples, which")])
 def test_one_sample_is_told_of_as_one(count: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.print_report(changed(REPORT, samples={"judged": Judged(count, 0)}))
+    terminal.print_report(changed(REPORT, samples={"judged": EvaluationSplit(count, 0)}))
     assert told in " ".join(capsys.readouterr().err.split())
 
 

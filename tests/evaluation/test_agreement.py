@@ -19,8 +19,8 @@ from onnx import ModelProto
 from onnxq.calibration.data import Data, samples_of
 from onnxq.errors import CandidateError, DataError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
-from onnxq.evaluation.comparison import Views
-from onnxq.evaluation.reference import Reference
+from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.runtime.engine import LoadedModel, OnnxRuntime
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -184,8 +184,8 @@ def compared(tmp_path: Path) -> Callable[..., Agreement]:
         files = tmp_path / "one.onnx", tmp_path / "other.onnx"
         for model, path in zip((one, other), files, strict=True):
             onnx.save(model, path)
-        views = Views.of(*files)
-        return compare(Reference(files[0], views), views.open(files[1]), samples)
+        views = ComparisonSpec.of(*files)
+        return compare(ReferenceModel(files[0], views), views.open(files[1]), samples)
 
     return compared
 
@@ -231,9 +231,9 @@ def test_what_counts_as_one_is_told(rows: int, files: int, build: Callable[..., 
     agreement = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", data)
     assert (agreement.samples, agreement.files) == (8 * rows, files)
     assert agreement.to_dict()["files"] == files
-    views = Views.of(tmp_path / "one.onnx", tmp_path / "other.onnx")
+    views = ComparisonSpec.of(tmp_path / "one.onnx", tmp_path / "other.onnx")
     samples = list(samples_of(tmp_path / "one.onnx", data))
-    by_itself = compare(Reference(tmp_path / "one.onnx", views), views.open(tmp_path / "other.onnx"), samples)
+    by_itself = compare(ReferenceModel(tmp_path / "one.onnx", views), views.open(tmp_path / "other.onnx"), samples)
     assert by_itself.files == 0
     assert (by_itself.outputs[0].bound == agreement.outputs[0].bound) == (files == 0)
     # A file that is run as one sample is judged by its rows all the same.

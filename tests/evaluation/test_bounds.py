@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.evaluation.bounds import highest_mean, influences, lower_bound, of_files, risk_of_look, spread_of_parts
+from onnxq.evaluation.bounds import alpha_spending, highest_mean, influences, lower_bound, of_files, spread_of_parts
 
 # The benchmark prints the whole table of what is tried here on fewer draws.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))
@@ -64,7 +64,7 @@ def test_where_there_is_no_bound_samples_count_alike(energies: list[tuple[float,
 
 def test_more_candidates_that_were_tried_are_trusted_less() -> None:
     energies = [(100.0, noise) for noise in (1.0, 2.0, 0.5, 1.5)]
-    bounds = [lower_bound(energies, risk_of_look(number)) for number in (3, 2, 1)]
+    bounds = [lower_bound(energies, alpha_spending(number)) for number in (3, 2, 1)]
     assert bounds == sorted(bounds)
     assert bounds[0] < bounds[-1]
 
@@ -112,7 +112,7 @@ def test_bounds_of_answers_that_turn_over_hold(count: int, lost: float, won: flo
 def test_bounds_of_means_are_above_what_was_seen_and_more_so_when_more_were_tried(
     values: list[float], worst: float
 ) -> None:
-    bounds = [highest_mean(np.array(values), worst, risk_of_look(number)) for number in (1, 2, 5)]
+    bounds = [highest_mean(np.array(values), worst, alpha_spending(number)) for number in (1, 2, 5)]
     assert np.mean(values) <= bounds[0] + 1e-9
     assert bounds == sorted(bounds)
 
@@ -124,7 +124,7 @@ def test_the_first_of_several_candidates_that_pass_is_trusted_rightly(tried: int
     for _ in range(DRAWN):
         # All are as noisy as what is not allowed; those that pass, pass by luck.
         noises = generator.lognormal(0.0, 1.0, (tried, 16)) / math.exp(0.5)
-        bounds = [lower_bound([(1.0, one) for one in row], risk_of_look(look)) for look, row in enumerate(noises, 1)]
+        bounds = [lower_bound([(1.0, one) for one in row], alpha_spending(look)) for look, row in enumerate(noises, 1)]
         wrong += max(bounds) > 0.0
     assert wrong / DRAWN <= 0.08
 

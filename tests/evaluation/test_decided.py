@@ -7,7 +7,7 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.evaluation.outputs import Decided, matched, paired
+from onnxq.evaluation.outputs import DataDependentOutputs, matched, paired
 from onnxq.ir import read_model
 from onnxq.onnx_api import infer_shapes
 
@@ -21,10 +21,10 @@ WEIGHTS = {
 }
 
 
-def decided(model: ModelProto) -> Decided:
+def decided(model: ModelProto) -> DataDependentOutputs:
     graph = read_model(model)
     infer_shapes(graph)
-    return Decided(graph)
+    return DataDependentOutputs(graph)
 
 
 def entering(model: ModelProto) -> dict[str, list[str]]:

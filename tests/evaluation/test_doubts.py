@@ -13,7 +13,13 @@ from observations import wanted
 from onnxq.calibration.statistics import observe
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
-from onnxq.evaluation.warnings import LOOKED_AT, distinct, doubts, heard, masked
+from onnxq.evaluation.warnings import (
+    INSPECTED_SAMPLES,
+    drop_equal_samples,
+    find_sample_warnings,
+    reject_constant_samples,
+    warn_mask_values,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,7 @@ ALWAYS = {"output none of the float model is empty", "output shape of the float 
 
 
 def looked_at(model: Path, given: list[dict[str, np.ndarray]]) -> tuple[str, ...]:
-    return doubts(model, list(evenly(given, LOOKED_AT)), len(given))
+    return find_sample_warnings(model, list(evenly(given, INSPECTED_SAMPLES)), len(given))
 
 
 def told(model: Path, given: list[dict[str, np.ndarray]]) -> set[str]:
@@ -83,7 +89,7 @@ FLAT = [{"x": np.full((1, 3), value, np.float32)} for value in (0, 0, 1, 2)]
 )
 def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.ndarray]], told: str) -> None:
     with pytest.raises(DataError, match=f"^{told}.*; give some 50 of its real inputs$"):
-        heard(given)
+        reject_constant_samples(given)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,7 @@ def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.nd
     ],
 )
 def test_samples_of_which_any_tells_something_are_heard(given: list[dict[str, np.ndarray]]) -> None:
-    assert heard(given) is given
+    assert reject_constant_samples(given) is given
 
 
 @pytest.mark.parametrize(("others", "refused"), [("", True), (", float[2] c", False)])
@@ -126,13 +132,13 @@ def test_values_that_are_taken_for_masks_are_told_once() -> None:
     usual = np.linspace(-1, 1, 4000, dtype=np.float32)
     far = np.append(usual, np.full(400, 9000, np.float32))
     evidence = observe({"a": usual, "b": far, "c": far}, wanted("abc", "range"))
-    (sentence,) = masked(evidence, "abcd")
+    (sentence,) = warn_mask_values(evidence, "abcd")
     assert sentence.startswith("values of b such as 9000 are far from all its others and taken for an attention mask")
     assert ", as are those of 1 other tensors, so that no range holds them; " in sentence
-    assert list(masked(evidence, "a")) == []
+    assert list(warn_mask_values(evidence, "a")) == []
 
 
 def test_equal_samples_count_once_and_different_ones_are_left_alone() -> None:
     two = samples(2)
-    assert list(distinct(two * 3, two * 3)) == two
-    assert distinct(two, two) is two
+    assert list(drop_equal_samples(two * 3, two * 3)) == two
+    assert drop_equal_samples(two, two) is two

@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.calibration.provenance import sample_digest
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.goal import Goal, Judged, fault, lost_score, shortfall, worst_output
+from onnxq.evaluation.goal import EvaluationSplit, Goal, fault, lost_score, shortfall, worst_output
 from onnxq.evaluation.metrics import Scores
 
 
@@ -70,6 +70,6 @@ def test_the_worst_output_decides(outputs: tuple[OutputAgreement, ...], told: st
 def test_samples_that_were_known_are_counted_whatever_they_are_known_from() -> None:
     samples = [{"x": np.full(2, value, np.float32)} for value in range(10)]
     calibrated = [sample_digest(sample) for sample in samples[:3]]
-    judged = Judged.of(samples, calibrated, samples[2:5], 2)
-    assert judged == Judged(samples=10, seen=5, tried=3, rounds=2)
-    assert Judged.of(samples[5:], calibrated, (), 1) == Judged(samples=5, seen=0)
+    judged = EvaluationSplit.of(samples, calibrated, samples[2:5], 2)
+    assert judged == EvaluationSplit(samples=10, seen=5, tried=3, rounds=2)
+    assert EvaluationSplit.of(samples[5:], calibrated, (), 1) == EvaluationSplit(samples=5, seen=0)

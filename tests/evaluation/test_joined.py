@@ -9,8 +9,8 @@ import pytest
 from conftest import Build
 
 from onnxq.evaluation.agreement import OutputAgreement, agreement_of
-from onnxq.evaluation.outputs import Part, joins, parts_of
-from onnxq.evaluation.warnings import hidden
+from onnxq.evaluation.outputs import OutputPart, joins, parts_of
+from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, read_model
 from onnxq.onnx_api import infer_shapes
 
@@ -48,23 +48,23 @@ def test_noise_of_a_part_shows_beside_that_of_all() -> None:
     expected = np.concatenate([np.full((1, 4, 8), 100.0), np.full((1, 3, 8), 0.5)], axis=1).astype(np.float32)
     noisy = expected.copy()
     noisy[:, 4:] += 0.25
-    parts = {"y": (Part(1, 0, 4, "Mul boxes"), Part(1, 4, 7, "Sigmoid scores"))}
+    parts = {"y": (OutputPart(1, 0, 4, "Mul boxes"), OutputPart(1, 4, 7, "Sigmoid scores"))}
     (output,) = agreement_of(["y"], [([expected], [noisy])], parts=parts).outputs
     assert [part.sqnr for part in output.parts] == [pytest.approx(float("inf")), pytest.approx(6.02, abs=0.01)]
-    (sentence,) = hidden([output], 20.0)
+    (sentence,) = warn_weak_slices([output], 20.0)
     assert sentence.startswith("entries 4 to 6 of axis 1 of output y, which Sigmoid scores makes, have 6.0 dB, which")
     assert sentence.endswith("or ask for --min-sqnr 68")
 
 
 def test_what_is_faithful_or_refused_anyway_hides_nothing() -> None:
-    part = Part(1, 0, 4, "Mul boxes", 15.0)
+    part = OutputPart(1, 0, 4, "Mul boxes", 15.0)
     for whole, wanted in ((30.0, 10.0), (16.0, 20.0)):
         output = OutputAgreement("y", whole, None, 0.0, same_shapes=True, finite=True, compared=0, parts=(part,))
-        assert not hidden([output], wanted)
+        assert not warn_weak_slices([output], wanted)
 
 
 def test_a_part_that_is_silent_in_float_is_told_without_a_goal_that_would_help() -> None:
-    part = Part(0, 2, 4, "head", -math.inf)
+    part = OutputPart(0, 2, 4, "head", -math.inf)
     output = OutputAgreement("y", 66.0, None, 0.0, same_shapes=True, finite=True, compared=0, parts=(part,))
-    (sentence,) = hidden([output], 20.0)
+    (sentence,) = warn_weak_slices([output], 20.0)
     assert sentence.endswith("which the 66.0 dB of all do not show; judge by --metric")

@@ -20,7 +20,7 @@ from onnxq.errors import DataError
 from onnxq.evaluation import verification as verify
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
-from onnxq.evaluation.verification import Judge
+from onnxq.evaluation.verification import Verifier
 from onnxq.system.resources import Deadline
 
 SAMPLES = [{"x": np.random.default_rng(place).standard_normal((1, 4)).astype(np.float32)} for place in range(8)]
@@ -37,7 +37,7 @@ def files(build: Build, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[Path, Path]) -> None:
     labels = np.array([int(sample["x"].argmax()) for sample in SAMPLES])
-    judge = Judge.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(labels)))
+    judge = Verifier.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(labels)))
     bounds, lost = [], []
     for look in (1, 2, 5):
         (output,) = judge.verified(files[1], look).agreement.outputs
@@ -61,7 +61,7 @@ def test_labels_of_more_samples_are_for_a_limit_that_leaves_some_out(
     metric = Metric("top1", Top1(np.zeros(labels, np.int64)))
     refused = pytest.raises(DataError, match=f"8 answers for 8 samples and there are {labels} labels, expected one")
     with nullcontext() if fits else refused:
-        Judge.of(files[0], samples, 0.0, metric)
+        Verifier.of(files[0], samples, 0.0, metric)
 
 
 def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tuple[Path, Path]) -> None:
@@ -69,7 +69,7 @@ def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tup
     labels = np.array([int(sample["x"].argmax()) for sample in SAMPLES])
     labels[3] += 1
     for places, score in (([0, 3], 0.5), ([0, 5], 1.0)):
-        judge = Judge.of(files[0], Selection(samples, places), 0.0, Metric("top1", Top1(labels)))
+        judge = Verifier.of(files[0], Selection(samples, places), 0.0, Metric("top1", Top1(labels)))
         scores = judge.scores(files[1], 1)
         assert scores is not None
         assert scores.chosen_by is not None
@@ -80,7 +80,7 @@ def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tup
 def test_plain_times_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     known = Latency(3.0, 2.0, threads=1, runs=8, rounds=3, interval=(1.4, 1.6))
     monkeypatch.setattr(verify, "measure_latencies", lambda *given, **options: [replace(known, candidate=1.0)])
-    judge = Judge.of(files[0], SAMPLES, 1.0, None)
+    judge = Verifier.of(files[0], SAMPLES, 1.0, None)
     assert judge.verified(files[1], 1, known).latency == known
     measured = judge.verified(files[1], 1).latency
     assert measured is not None
@@ -96,7 +96,7 @@ def test_times_that_are_not_plain_go_on(files: tuple[Path, Path], monkeypatch: p
         return [Latency(2.0, 1.0, 1, 2 * rounds, rounds, ratios=(2.0,) * rounds)]
 
     monkeypatch.setattr(verify, "measure_latencies", measured)
-    found = Judge.of(files[0], SAMPLES, 1.0, None).verified(files[1], 1, known).latency
+    found = Verifier.of(files[0], SAMPLES, 1.0, None).verified(files[1], 1, known).latency
     assert found is not None
     assert (asked, found.runs, found.rounds, len(found.ratios)) == ([3], 8 + 6, 7, 7)
     assert (found.reference, found.candidate) == pytest.approx(((4 * 3 + 3 * 2) / 7, (4 * 2.9 + 3 * 1) / 7))
@@ -104,12 +104,12 @@ def test_times_that_are_not_plain_go_on(files: tuple[Path, Path], monkeypatch: p
 
 
 def test_without_a_metric_nothing_is_scored(files: tuple[Path, Path]) -> None:
-    assert Judge.of(files[0], SAMPLES, 0.0, None).scores(files[1], 1) is None
+    assert Verifier.of(files[0], SAMPLES, 0.0, None).scores(files[1], 1) is None
 
 
 def test_a_metric_that_cannot_be_told_is_refused_before_any_model_is_built(files: tuple[Path, Path]) -> None:
     with pytest.raises(DataError, match="gives 8 answers for 8 samples and there are 9 labels"):
-        Judge.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(np.zeros(9, np.int64))))
+        Verifier.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(np.zeros(9, np.int64))))
 
 
 @pytest.mark.parametrize(("left", "most"), [(60.0, 30.0), (0.0, 15.0)])
@@ -125,7 +125,7 @@ def test_looks_at_speed_take_half_of_the_time_that_is_left_and_are_taken_when_no
 
     monkeypatch.setattr(verify, "measure_latencies", measured)
     monkeypatch.setattr(verify, "_op_types", lambda _: Counter({"QGemm": 1}))
-    judge = replace(Judge.of(files[0], SAMPLES, 10.0, None), deadline=Deadline.within(left))
+    judge = replace(Verifier.of(files[0], SAMPLES, 10.0, None), deadline=Deadline.within(left))
     assert not judge.verified(files[1], 1).keeps_up
     assert len(asked) == 3
     for name in ("seconds", "patience"):
@@ -134,5 +134,5 @@ def test_looks_at_speed_take_half_of_the_time_that_is_left_and_are_taken_when_no
 
 def test_a_metric_counts_as_the_runs_that_it_takes(files: tuple[Path, Path]) -> None:
     metric = Metric("mean", lambda outputs, samples: 1.0)
-    assert Judge.of(files[0], SAMPLES, 0.0, metric).scored == len(SAMPLES)
-    assert Judge.of(files[0], SAMPLES, 0.0, None).scored == 0
+    assert Verifier.of(files[0], SAMPLES, 0.0, metric).scored == len(SAMPLES)
+    assert Verifier.of(files[0], SAMPLES, 0.0, None).scored == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.evaluation.bounds import decibels_of_labels, share_at, telling
+from onnxq.evaluation.bounds import decibels_of_labels, effective_sample_size, share_at
 from onnxq.runtime.sessions import open_session, run
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -41,7 +41,7 @@ def test_what_differs_in_the_rows_of_files_is_told_from_chance_by_files(files: i
         rows = generator.integers(4, 33, files)
         chances = generator.beta(share * (1 / alike - 1), (1 - share) * (1 / alike - 1), files)
         differ, names = generator.binomial(1, np.repeat(chances, rows)), np.repeat(np.arange(files), rows).astype(str)
-        counted = telling(differ.tolist(), [1] * len(differ), names.tolist())
+        counted = effective_sample_size(differ.tolist(), [1] * len(differ), names.tolist())
         seen = int(differ.sum()), len(differ)
         held.append(share_at(decibels_of_labels(*seen, counted)) <= share)
         of_rows.append(share_at(decibels_of_labels(*seen)) <= share)
@@ -53,7 +53,7 @@ def test_what_differs_in_the_rows_of_files_is_told_from_chance_by_files(files: i
     ("differing", "counted"), [([1, 0, 0, 0], 1.0), ([4, 0, 0, 0], 1.0), ([2, 2, 2, 2], 8.0), ([0, 0, 0, 0], 0.0)]
 )
 def test_those_that_differ_count_between_one_and_all(differing: list[int], counted: float) -> None:
-    assert telling(differing, [4] * 4, ["a", "b", "c", "d"]) == counted
+    assert effective_sample_size(differing, [4] * 4, ["a", "b", "c", "d"]) == counted
 
 
 def test_many_that_differ_in_one_file_alone_are_not_taken_for_none() -> None:

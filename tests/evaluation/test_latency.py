@@ -14,8 +14,14 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import EngineError
-from onnxq.evaluation.comparison import Views
-from onnxq.evaluation.latency import Latency, measure_latencies, measure_latency, median_interval, told_apart
+from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.latency import (
+    Latency,
+    measure_latencies,
+    measure_latency,
+    median_interval,
+    selection_adjusted_interval,
+)
 from onnxq.runtime.engine import Engine, LoadedModel
 
 
@@ -157,7 +163,7 @@ def test_intervals_that_hold_together_are_wider() -> None:
 @pytest.mark.parametrize(("ratios", "is_known"), [((2.0, 2.02, 2.01), True), ((1.1, 1.3, 1.2), False)])
 def test_a_model_that_is_plainly_faster_is_known_among_others(ratios: tuple[float, ...], is_known: bool) -> None:
     one = Latency(1.0, 1.0 / ratios[0], 1, 12, 3, (min(ratios), max(ratios)), ratios=ratios)
-    found = told_apart({"0": one, "1": one}, "0")
+    found = selection_adjusted_interval({"0": one, "1": one}, "0")
     assert (found is not None) == is_known
     if found is not None:
         assert found.interval[0] < one.interval[0] < one.interval[1] < found.interval[1]
@@ -177,8 +183,10 @@ def test_times_are_known_of_what_luck_did_not_make_the_fastest(
     intervals: list[tuple[float, float]], known: list[int]
 ) -> None:
     timed = {str(place): Latency(1.0, 1.0, 1, 12, 3, ends) for place, ends in enumerate(intervals)}
-    assert [place for place in range(len(intervals)) if told_apart(timed, str(place)) is not None] == known
-    assert told_apart(timed, "another") is None
+    assert [
+        place for place in range(len(intervals)) if selection_adjusted_interval(timed, str(place)) is not None
+    ] == known
+    assert selection_adjusted_interval(timed, "another") is None
 
 
 class Failing(Engine):
@@ -208,4 +216,4 @@ def test_an_engine_that_fails_is_named(loads: bool, message: str, perceptron: Mo
     with pytest.raises(EngineError, match=f"engine 'mine' failed: {message}"):
         measure_latencies([path, path], [{"x": np.zeros(1)}], seconds=0.1, engine=engine)
     with pytest.raises(EngineError, match=f"engine 'mine' failed: {message}"):
-        Views.whole(path).open_on(engine, path, tmp_path).run({})
+        ComparisonSpec.whole(path).open_on(engine, path, tmp_path).run({})

@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnxq.calibration.data import Data
 from onnxq.errors import DataError
 from onnxq.evaluation import latency
-from onnxq.evaluation.latency import Bench, Latency, bench
+from onnxq.evaluation.latency import Latency, LatencyComparison, bench
 from onnxq.runtime.engines import open_engine
 
 
@@ -57,8 +57,8 @@ def test_samples_must_fit_both_models(model: Path, data: Path, build, tmp_path: 
         bench(model, tmp_path / "other.onnx", data, seconds=0.0)
 
 
-def made(speed: float, low: float, high: float) -> Bench:
-    return Bench("a.onnx", "b.onnx", Latency(speed, 1.0, 1, 60, 12, (low, high)), 8, "a machine", "1.2.3")
+def made(speed: float, low: float, high: float) -> LatencyComparison:
+    return LatencyComparison("a.onnx", "b.onnx", Latency(speed, 1.0, 1, 60, 12, (low, high)), 8, "a machine", "1.2.3")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def made(speed: float, low: float, high: float) -> Bench:
         ),
     ],
 )
-def test_the_verdict_is_one_sentence(found: Bench, sentence: str) -> None:
+def test_the_verdict_is_one_sentence(found: LatencyComparison, sentence: str) -> None:
     assert found.verdict == sentence
 
 

@@ -18,7 +18,7 @@ from onnxq.algorithms.encoding_config import Recipe, noted
 from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.config.presets import PRESETS
 from onnxq.errors import DataError
-from onnxq.evaluation.layers import Layer, Layers, SampleNoise, compare_layers
+from onnxq.evaluation.layers import Layer, Layers, SampleSqnr, compare_layers
 from onnxq.ir import as_graph
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import DIVIDED_KEY
@@ -161,7 +161,7 @@ def test_models_without_a_common_tensor_are_refused(build: Build, tmp_path: Path
 
 
 def test_json_has_words_for_infinity() -> None:
-    layer = Layer("t", "n", "Relu", "", math.inf, 20.0, (SampleNoise(3, -math.inf),))
+    layer = Layer("t", "n", "Relu", "", math.inf, 20.0, (SampleSqnr(3, -math.inf),))
     plain = json.loads(json.dumps(Layers(1, (layer,), {"u": "why"}).to_dict(), allow_nan=False))
     assert plain["layers"][0] == {
         "tensor": "t",

@@ -16,7 +16,7 @@ from onnxq.evaluation.probabilities import (
     unseen_noise,
     unsure_rows,
 )
-from onnxq.evaluation.sqnr import trust
+from onnxq.evaluation.sqnr import estimate_sqnr
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -52,7 +52,7 @@ def test_bounds_miss_by_less_where_hardly_any_answer_turns_over(count: int) -> N
     found, alone = (
         np.array([bound(part) for part in seen])
         for bound in (
-            lambda part: trust([((one,), (other,)) for one, other in part]).sqnr,
+            lambda part: estimate_sqnr([((one,), (other,)) for one, other in part]).sqnr,
             lambda part: lower_bound([energies(*pair) for pair in part]),
         )
     )

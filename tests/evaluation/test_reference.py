@@ -14,8 +14,8 @@ from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation import comparison as views
 from onnxq.evaluation import reference
-from onnxq.evaluation.comparison import Views
-from onnxq.evaluation.reference import Answer, Answers, Reference
+from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.reference import OutputsCache, ReferenceModel, SampleOutputs
 
 SAMPLES = [{"x": np.full((1, 4), value, np.float32)} for value in range(3)]
 
@@ -29,14 +29,14 @@ def model(build: Callable[..., ModelProto], tmp_path: Path) -> Path:
 
 def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[Sample]:
     ran: list[Sample] = []
-    given = Reference._given
-    monkeypatch.setattr(Reference, "_given", lambda self, sample: ran.append(sample) or given(self, sample))
+    given = ReferenceModel._given
+    monkeypatch.setattr(ReferenceModel, "_given", lambda self, sample: ran.append(sample) or given(self, sample))
     return ran
 
 
 def test_whoever_asks_a_sample_runs_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran, answers = count_runs(monkeypatch), Answers()
-    first, second = (Reference(model, Views.whole(model), answers) for _ in range(2))
+    ran, answers = count_runs(monkeypatch), OutputsCache()
+    first, second = (ReferenceModel(model, ComparisonSpec.whole(model), answers) for _ in range(2))
     found = [first.run(sample) for sample in SAMPLES]
     again = [second.run(dict(sample)) for sample in reversed(SAMPLES)][::-1]
     assert len(ran) == len(SAMPLES)
@@ -47,8 +47,8 @@ def test_whoever_asks_a_sample_runs_once(model: Path, monkeypatch: pytest.Monkey
 
 
 def test_several_are_answered_in_order_and_none_twice(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran, answers = count_runs(monkeypatch), Answers()
-    reference = Reference(model, Views.whole(model), answers)
+    ran, answers = count_runs(monkeypatch), OutputsCache()
+    reference = ReferenceModel(model, ComparisonSpec.whole(model), answers)
     first = reference.run(SAMPLES[1])
     found = [answer.outputs for answer in reference.answer_each(SAMPLES)]
     assert len(ran) == len(SAMPLES)
@@ -60,21 +60,21 @@ def test_several_are_answered_in_order_and_none_twice(model: Path, monkeypatch: 
 def test_other_outputs_and_other_files_are_asked_for_anew(
     model: Path, build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran, answers = count_runs(monkeypatch), Answers()
-    whole = Reference(model, Views.whole(model), answers).run(SAMPLES[1])
-    [turned] = Reference(model, Views(("z", "y")), answers).run(SAMPLES[1])[1:]
+    ran, answers = count_runs(monkeypatch), OutputsCache()
+    whole = ReferenceModel(model, ComparisonSpec.whole(model), answers).run(SAMPLES[1])
+    [turned] = ReferenceModel(model, ComparisonSpec(("z", "y")), answers).run(SAMPLES[1])[1:]
     assert len(ran) == 2
     np.testing.assert_array_equal(turned, whole[0])
     onnx.save(build("(float[1,4] x) => (float[1,4] y) { y = Neg(x) }"), model)
-    [changed] = Reference(model, Views.whole(model), answers).run(SAMPLES[1])
+    [changed] = ReferenceModel(model, ComparisonSpec.whole(model), answers).run(SAMPLES[1])
     np.testing.assert_array_equal(changed, -SAMPLES[1]["x"])
 
 
 def test_answers_that_were_longest_not_asked_for_go_first() -> None:
-    answers, given = Answers(held=2000), []
+    answers, given = OutputsCache(held=2000), []
 
     def ask(key: str) -> None:
-        answers.find(key, lambda: given.append(key) or Answer([np.zeros(200, np.float32)], 0.0))
+        answers.find(key, lambda: given.append(key) or SampleOutputs([np.zeros(200, np.float32)], 0.0))
 
     for key in "abacbab":
         ask(key)
@@ -82,15 +82,15 @@ def test_answers_that_were_longest_not_asked_for_go_first() -> None:
 
 
 def test_runs_are_timed_where_they_were_made(model: Path) -> None:
-    answers = Answers()
-    first = Reference(model, Views.whole(model), answers).answer(SAMPLES[0])
-    assert Reference(model, Views.whole(model), answers).answer(SAMPLES[0]).seconds == first.seconds > 0
+    answers = OutputsCache()
+    first = ReferenceModel(model, ComparisonSpec.whole(model), answers).answer(SAMPLES[0])
+    assert ReferenceModel(model, ComparisonSpec.whole(model), answers).answer(SAMPLES[0]).seconds == first.seconds > 0
     assert first.nbytes == 2 * 3 * 4
     assert first.nbytes <= reference._KEPT_BYTES
 
 
 def test_an_answer_lies_in_memory_of_its_own(model: Path) -> None:
-    answer = Reference(model, Views.whole(model), Answers()).answer(SAMPLES[0])
+    answer = ReferenceModel(model, ComparisonSpec.whole(model), OutputsCache()).answer(SAMPLES[0])
     assert all(output.flags.owndata for output in answer.outputs)
 
 
@@ -115,7 +115,7 @@ def test_a_model_that_was_made_is_blamed_and_not_the_sample(
     )
     shapes = {"s": np.array([-1, 8], np.int64), "s2": np.array([-1, 4], np.int64)}
     onnx.save(build(text, w=(4, 3), **shapes), made)
-    seen = Views.whole(model)
+    seen = ComparisonSpec.whole(model)
     assert seen.open(model).run(SAMPLES[0])
     with pytest.raises(ModelError, match=r"made.onnx cannot run the sample on .*; the float model runs it"):
         seen.open(made).run(SAMPLES[0])

@@ -14,8 +14,8 @@ from conftest import Build
 
 from onnxq.data.dataset import Origin
 from onnxq.errors import DataError
-from onnxq.evaluation.bounds import risk_of_look
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.bounds import alpha_spending
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, Top1
 
 Files = tuple[Path, Path]
@@ -48,7 +48,7 @@ def test_the_bound_lies_above_the_drop(metric: Metric, files: Files) -> None:
     scores = scorer.scores(files[1])
     assert (scores.reference, scores.candidate, scores.doubt) == (1.0, 0.75, "")
     assert 0.35 < scores.most_lost < 0.6
-    assert scorer.scores(files[1], risk_of_look(3)).most_lost > scores.most_lost
+    assert scorer.scores(files[1], alpha_spending(3)).most_lost > scores.most_lost
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
@@ -121,7 +121,7 @@ def test_bounds_of_answers_that_turn_over_together_hold(
     count: int, lost: float, alike: float, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers of 4 to 32 samples of a file turn over with a chance that is drawn by file."""
-    generator, views = np.random.default_rng(count), Views.whole(files[0])
+    generator, views = np.random.default_rng(count), ComparisonSpec.whole(files[0])
     held: dict[bool, list[bool]] = {True: [], False: []}
     for _ in range(120):
         names = np.repeat(np.arange(count), generator.integers(4, 33, count))

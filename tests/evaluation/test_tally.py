@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from onnxq.evaluation.bounds import RISK, lower_bound, of_files
-from onnxq.evaluation.outputs import Part
-from onnxq.evaluation.sqnr import DetailedTally, trust
+from onnxq.evaluation.outputs import OutputPart
+from onnxq.evaluation.sqnr import DetailedErrorAccumulator, estimate_sqnr
 from onnxq.numerics.affine import signal_to_noise
 
 
-def tally_of(*pairs: tuple[object, object]) -> DetailedTally:
-    tally = DetailedTally()
+def tally_of(*pairs: tuple[object, object]) -> DetailedErrorAccumulator:
+    tally = DetailedErrorAccumulator()
     for pair in pairs:
         tally.add_sample(*pair)
     return tally
@@ -34,7 +34,7 @@ def test_samples_of_one_file_count_as_one() -> None:
     tally, files = tally_of(*pairs), ["a", "a", "b", "b", "c", "c"]
     assert tally.bound(RISK, files) == lower_bound(of_files(tally.energies, files))
     labels = tally_of(*((np.array([0, 0]), np.array([one, one])) for one in (1, 1, 0, 0, 0, 0)))
-    assert (labels.telling(()), labels.telling(files)) == (None, 1.0)
+    assert (labels.effective_labels(()), labels.effective_labels(files)) == (None, 1.0)
 
 
 def test_what_is_no_float_is_counted() -> None:
@@ -51,7 +51,10 @@ def test_search_and_verdict_have_one_measure(dtype: type) -> None:
     plain = [one.astype(dtype) for one in (logits, logits + 0.1)]
     for expected, found in (probabilities, plain):
         tally = tally_of(*zip(expected, found, strict=True))
-        assert tally.bound() == trust([((one,), (other,)) for one, other in zip(expected, found, strict=True)]).sqnr
+        assert (
+            tally.bound()
+            == estimate_sqnr([((one,), (other,)) for one, other in zip(expected, found, strict=True)]).sqnr
+        )
 
 
 def test_what_the_reference_gives_no_numbers_for_is_left_out_and_counted() -> None:
@@ -96,8 +99,8 @@ def test_values_that_are_no_floats_are_counted(expected: object, found: object, 
 
 @pytest.mark.parametrize("sizes", [(1.0, 1e200), (1e-200, 1.0), (1e-200, 1.0, 1e200), (1e200, 1.0), (1e160, 1e302)])
 def test_samples_of_any_size_are_counted_beside_one_another(sizes: tuple[float, ...]) -> None:
-    part = Part(0, 0, 2, "a")
-    tally = DetailedTally([part])
+    part = OutputPart(0, 0, 2, "a")
+    tally = DetailedErrorAccumulator([part])
     for size in sizes:
         one = np.array([3.0, 4.0]) * size
         tally.add_sample(one, one * 1.01)

@@ -9,7 +9,7 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.evaluation.warnings import units
+from onnxq.evaluation.warnings import warn_input_units
 from onnxq.ir import load, read_model, save
 from onnxq.preparing.preparation import prepare
 
@@ -18,7 +18,7 @@ IMAGES = np.load(MODELS / "data" / "calib.npz")["image"][:8]
 
 
 def told(path: Path, samples: list[dict[str, np.ndarray]]) -> list[str]:
-    return list(units(path, load(path), samples))
+    return list(warn_input_units(path, load(path), samples))
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "vit", "gru"])

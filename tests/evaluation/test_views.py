@@ -17,7 +17,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import CandidateError, ModelError, is_fatal
 from onnxq.evaluation.agreement import compare_files
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
 from onnxq.pipeline import quantize
@@ -70,7 +70,7 @@ def test_a_detector_is_compared_on_the_boxes_that_the_float_model_keeps(detector
     assert report.agreement.sound
     assert 20 < report.agreement.worst_sqnr < 60
     # Compared as they are, one box more or less would decide.
-    plain = Views(("boxes", "scores"))
+    plain = ComparisonSpec(("boxes", "scores"))
     expected, found = (plain.open(path) for path in (detector, output))
     assert any(found.run(image)[0].shape != expected.run(image)[0].shape for image in IMAGES)
     # What was written has no outputs but the user's.
@@ -215,7 +215,7 @@ def test_weights_behind_what_nothing_compares_are_doubted(build: Build) -> None:
 
 def test_models_without_such_operators_are_compared_as_they_are(perceptron: ModelProto, tmp_path: Path) -> None:
     onnx.save(perceptron, tmp_path / "model.onnx")
-    assert Views.of(tmp_path / "model.onnx", tmp_path / "model.onnx") == Views(("y",))
+    assert ComparisonSpec.of(tmp_path / "model.onnx", tmp_path / "model.onnx") == ComparisonSpec(("y",))
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -226,7 +226,7 @@ def test_samples_that_run_at_once_come_in_order(
     path = tmp_path / "model.onnx"
     onnx.save(perceptron, path)
     samples = samples_for(perceptron, 7)[:count]
-    view = Views.whole(path).open(path, at_once=at_once)
+    view = ComparisonSpec.whole(path).open(path, at_once=at_once)
     found, expected = list(view.run_each(iter(samples))), [view.run(sample) for sample in samples]
     assert len(found) == count
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -234,21 +234,25 @@ def test_samples_that_run_at_once_come_in_order(
 
 def test_a_model_that_was_made_and_cannot_be_read_is_at_fault_alone(detector: Path, tmp_path: Path) -> None:
     (broken := tmp_path / "broken.onnx").write_bytes(b"no model")
-    views = Views.of(detector, detector)
-    for opening in (lambda: Views.of(detector, broken), lambda: views.open(broken), lambda: views.open_decoded(broken)):
+    views = ComparisonSpec.of(detector, detector)
+    for opening in (
+        lambda: ComparisonSpec.of(detector, broken),
+        lambda: views.open(broken),
+        lambda: views.open_decoded(broken),
+    ):
         with pytest.raises(CandidateError) as caught:
             opening()
         assert not is_fatal(caught.value)
     with pytest.raises(ModelError) as given:
-        Views.of(broken, detector)
+        ComparisonSpec.of(broken, detector)
     assert is_fatal(given.value)
 
 
 def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build, tmp_path: Path) -> None:
     onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
     with pytest.raises(CandidateError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
-        Views.of(detector, detector).open(tmp_path / "o")
-    assert Views.of(detector, tmp_path / "o") == Views(("boxes", "scores"))
+        ComparisonSpec.of(detector, detector).open(tmp_path / "o")
+    assert ComparisonSpec.of(detector, tmp_path / "o") == ComparisonSpec(("boxes", "scores"))
 
 
 NOISY = """(float[8,32] x) => (float[8,16] y) {{

@@ -11,13 +11,13 @@ from reports import FULL, PAYLOAD, hostile
 
 from onnxq.errors import OutputError
 from onnxq.evaluation.agreement import Agreement
-from onnxq.evaluation.layers import Layer, Layers, SampleNoise
+from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
 from onnxq.report.page import Comparison
 
 LAYERS = Layers(
     4,
     (
-        Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleNoise(3, 31.5),)),
+        Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleSqnr(3, 31.5),)),
         Layer("y", "b", "Relu", "static", math.inf, 36.5, ()),
     ),
     {"z": "its channels were divided"},

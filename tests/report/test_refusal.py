@@ -21,7 +21,7 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
-from onnxq.evaluation.verification import Elsewhere
+from onnxq.evaluation.verification import EngineVerification
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
 from onnxq.report import FidelityError, check_fidelity, check_gain
@@ -179,7 +179,7 @@ def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
 )
 def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, told: str) -> None:
     there = Agreement(64, (replace(output("y", sqnr), finite=finite),))
-    report = changed(REPORT, fidelity={"elsewhere": Elsewhere("openvino 2026.4.1", there)})
+    report = changed(REPORT, fidelity={"elsewhere": EngineVerification("openvino 2026.4.1", there)})
     try:
         check_fidelity(report, Goal(20.0))
         found = ""
@@ -193,7 +193,7 @@ def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, told: s
     ("floats", "told"), [(12.5, ", and the float model has 12.5 dB there; nothing was written; take"), (60.0, "; ")]
 )
 def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, told: str) -> None:
-    there = Elsewhere("openvino 2026.4.1", Agreement(64, (output("y", 12.0),)), floats)
+    there = EngineVerification("openvino 2026.4.1", Agreement(64, (output("y", 12.0),)), floats)
     message = re.escape(f"on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more{told}")
     with pytest.raises(FidelityError, match=message):
         check_fidelity(changed(REPORT, fidelity={"elsewhere": there}), Goal(20.0))

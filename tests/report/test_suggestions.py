@@ -11,7 +11,7 @@ from reports import REPORT, changed
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.metrics import Scores
-from onnxq.evaluation.verification import Elsewhere
+from onnxq.evaluation.verification import EngineVerification
 from onnxq.report import FidelityError
 from onnxq.report.refusal import suggestions
 from onnxq.search.refinement import Gain
@@ -107,7 +107,7 @@ def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[s
 
 
 def test_the_engine_that_is_less_faithful_says_what_may_be_asked_for() -> None:
-    elsewhere = Elsewhere("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
+    elsewhere = EngineVerification("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
     told = refused(search={"sensitivities": ()}, fidelity={"elsewhere": elsewhere})
     assert "onnxq quantize ... --min-sqnr 12" in [command for command, _ in told]
 

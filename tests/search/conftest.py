@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.calibration.statistics import Evidence
 from onnxq.config.presets import PRESETS
-from onnxq.evaluation.verification import Judge
+from onnxq.evaluation.verification import Verifier
 from onnxq.ir import load
 from onnxq.runtime.targets import TARGETS
 from onnxq.search.context import Chooser, Files
@@ -26,4 +26,4 @@ def chooser(tmp_path: Path) -> Chooser:
     bench = open_workbench(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     files = Files(float_model, tmp_path / "out.onnx", external_data=False)
     panel = Panel(float_model, bench.prepared, samples, 2)
-    return Chooser(bench, files, samples, Judge(float_model, samples, 1.0), Evidence(), silent, panel)
+    return Chooser(bench, files, samples, Verifier(float_model, samples, 1.0), Evidence(), silent, panel)

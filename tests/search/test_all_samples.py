@@ -11,9 +11,9 @@ import pytest
 from onnxq.calibration.data import Data
 from onnxq.data.dataset import Selection, split
 from onnxq.evaluation.agreement import compare
-from onnxq.evaluation.comparison import Views
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.reference import Reference
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.steps.budget import Budget
@@ -39,8 +39,8 @@ def quantized(model: object, data: object, folder: Path, accuracy: str) -> Quant
 
 def judged_again(model: Path, folder: Path, samples: list[dict[str, np.ndarray]]) -> float:
     """Return the SQNR of the file that was written on the samples that judge."""
-    views = Views.of(model, folder / "model.onnx")
-    return compare(Reference(model, views), views.open(folder / "model.onnx"), split(samples)[1]).worst_sqnr
+    views = ComparisonSpec.of(model, folder / "model.onnx")
+    return compare(ReferenceModel(model, views), views.open(folder / "model.onnx"), split(samples)[1]).worst_sqnr
 
 
 @pytest.mark.parametrize("methods", ["ranges", "migration", "ranges,migration,bias"])

@@ -17,7 +17,7 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
-from onnxq.evaluation.verification import Elsewhere, Kernels, Verification
+from onnxq.evaluation.verification import EngineVerification, Kernels, Verification
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import open_session
@@ -137,7 +137,7 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
 
     def attempted(self: object, *given: object, stored: bool = False) -> Chosen:
         steps.append(stored)
-        elsewhere = Elsewhere("elsewhere 1", agreement(there), floats)
+        elsewhere = EngineVerification("elsewhere 1", agreement(there), floats)
         seen = Verification(agreement(25.0), Kernels(0, 0, 0), None, elsewhere)
         return Chosen(Recipe(), Outcome(plan, (), 1), seen, None)
 

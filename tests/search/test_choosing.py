@@ -21,7 +21,7 @@ from onnxq.calibration.methods import parse_range
 from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, SchemeError
 from onnxq.evaluation import latency
-from onnxq.evaluation.goal import Goal, Judged
+from onnxq.evaluation.goal import EvaluationSplit, Goal
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError
@@ -227,7 +227,7 @@ def test_without_a_search_a_plan_that_fails_is_refused(clipped: tuple[ModelProto
     model, data = clipped
     with pytest.raises(FidelityError, match=r"output y has .* dB, expected 25 dB or more") as refused:
         quantize(model, data, goal=25.0, budget=Budget(search="off", latency=0, accuracy="off"))
-    assert refused.value.report.samples.judged == Judged(samples=10, seen=2, places=((0, 9),), apart=True)
+    assert refused.value.report.samples.judged == EvaluationSplit(samples=10, seen=2, places=((0, 9),), apart=True)
 
 
 def test_in_the_end_weights_are_only_stored(clipped: tuple[ModelProto, Data]) -> None:

@@ -15,7 +15,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import open_samples
-from onnxq.evaluation.comparison import View, Views
+from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.ir import load, read_model, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparing.preparation import prepare
@@ -99,12 +99,12 @@ def test_codes_that_no_kernel_convolves_are_decoded_ahead(
     trials = Trials.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
     opened = []
 
-    def counted(views: Views, model: Path, *, at_once: bool) -> View:
+    def counted(views: ComparisonSpec, model: Path, *, at_once: bool) -> ComparisonSession:
         opened.append(model)
         return open_decoded(views, model, at_once=at_once)
 
-    open_decoded = Views.open_decoded
-    monkeypatch.setattr(Views, "open_decoded", counted)
+    open_decoded = ComparisonSpec.open_decoded
+    monkeypatch.setattr(ComparisonSpec, "open_decoded", counted)
     assert 20 < trials.sqnr(plan, Recipe()) < 60
     assert bool(opened) == decoded
 

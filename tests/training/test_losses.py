@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onnxq.errors import DataError, SchemeError
-from onnxq.evaluation.sqnr import noise_by_sample
+from onnxq.evaluation.sqnr import nsr_by_sample
 from onnxq.training.losses import CrossEntropy, Distillation, load_loss
 from onnxq.training.training_set import Batch
 
@@ -29,7 +29,7 @@ def test_distillation_is_the_noise_that_judges_count(probabilities: bool) -> Non
     loss = Distillation.of(lessons(expected))
     total = sum(float(loss({"y": one}, batch)) for one, batch in zip(found, lessons(expected), strict=True)) / 4
     pairs = [((one.numpy(),), (other.numpy(),)) for one, other in zip(expected, found, strict=True)]
-    assert total == pytest.approx(noise_by_sample(pairs).sum(), rel=1e-3)
+    assert total == pytest.approx(nsr_by_sample(pairs).sum(), rel=1e-3)
 
 
 def test_outputs_that_are_no_floats_are_no_lesson() -> None:

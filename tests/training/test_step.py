@@ -15,7 +15,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
-from onnxq.evaluation.verification import Judge, Verification
+from onnxq.evaluation.verification import Verification, Verifier
 from onnxq.pipeline import Quantized
 from onnxq.runtime.sessions import open_session, run
 from onnxq.search.context import Chosen
@@ -76,13 +76,13 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
     offer_elsewhere(monkeypatch)
     latencies = []
 
-    def verified(judge: Judge, candidate: Path, look: int, known: Latency | None = None) -> Verification:
+    def verified(judge: Verifier, candidate: Path, look: int, known: Latency | None = None) -> Verification:
         found = verify(judge, candidate, look, known)
         latencies.append(found.latency)
         return found
 
-    verify = Judge.verified
-    monkeypatch.setattr(Judge, "verified", verified)
+    verify = Verifier.verified
+    monkeypatch.setattr(Verifier, "verified", verified)
     plan = Wanted.of("int4-block32", "openvino", ())
     budget = replace(QUICK, latency=0.05, engine="elsewhere")
     train(
