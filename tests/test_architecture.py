@@ -106,7 +106,7 @@ def test_passes_know_no_command_line(wanted: str) -> None:
 
 
 def test_only_the_terminal_draws() -> None:
-    drawing = {"onnxq.cli.console", "onnxq.cli.measured", "onnxq.cli.progress_bars", "onnxq.cli.terminal"}
+    drawing = {"onnxq.cli.progress_bars", "onnxq.cli.terminal"}
     assert set(importers_of("rich", "onnxq")) == drawing
 
 

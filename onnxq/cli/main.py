@@ -16,17 +16,11 @@ _BAD_INPUT = 2
 
 # Commands and their modules below onnxq.cli, of which only that of the command that runs is loaded.
 _SECTIONS = {
-    "Quantize": {
-        "quantize": "quantize",
-        "plan": "quantize",
-        "train": "train",
-        "web-folder": "web_folder",
-        "presets": "presets",
-    },
-    "Compare": {"compare": "compare", "bench": "bench", "portability": "portability", "diff": "diff"},
-    "Look inside": {"inspect": "inspect", "explain": "explain", "sensitivity": "sensitivity", "report": "report"},
-    "Calibrate": {"calibrate": "calibration", "stats": "calibration"},
-    "Rewrite": {"optimize": "optimize", "run": "run", "dequantize": "dequantize"},
+    "Quantize": dict.fromkeys(("quantize", "plan", "train", "web-folder", "presets"), "quantize"),
+    "Compare": dict.fromkeys(("compare", "bench", "portability", "diff"), "compare"),
+    "Look inside": dict.fromkeys(("inspect", "explain", "sensitivity", "report"), "inspect"),
+    "Calibrate": dict.fromkeys(("calibrate", "stats"), "calibrate"),
+    "Rewrite": dict.fromkeys(("optimize", "run", "dequantize"), "rewrite"),
 }
 
 

@@ -49,7 +49,7 @@ def progress_bars(
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-    from onnxq.cli.console import open_console
+    from onnxq.cli.terminal import open_console
 
     console, deadline = open_console(stderr=True), Deadline.within(seconds)
 

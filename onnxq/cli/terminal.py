@@ -1,18 +1,18 @@
-"""What people see: tables, on stderr unless they are the answer itself."""
+"""What is printed in colours: a console that shows texts of a model as they are."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
-from onnxq.cli.console import open_console
-from onnxq.cli.measured import measured
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit
@@ -21,7 +21,7 @@ from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.preparing.rewriting import Rewritten
 from onnxq.report import Report
-from onnxq.report.formatting import counted, decibels, duration, shortened, size, threads
+from onnxq.report.formatting import counted, decibels, duration, milliseconds, shortened, size, threads, visible
 from onnxq.report.refusal import suggestions
 from onnxq.report.report import speed, which
 from onnxq.rewrite import Applied
@@ -30,6 +30,98 @@ from onnxq.search.refinement import TRAINING
 if TYPE_CHECKING:
     from onnxq.commands.inspection import Inspection
     from onnxq.commands.optimization import Optimized
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """Return a console that shows the names of a model as they are, and obeys nothing that they hold."""
+    return _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
+
+
+# What a run has measured, as tables for people who ask for all of it.
+
+_SHOWN_NODES = 10
+# Names of places at which a method found something; a report file has them all.
+_NAMED = 2
+# Columns that figures take beside names, and those that names have at least.
+_FIGURES, _NAME = 42, 18
+
+
+def measured(report: Report, columns: int) -> list[Table]:
+    """Return the tables that a report has figures for.
+
+    Args:
+        report: what was found out.
+        columns: of the terminal, which names are shortened for.
+    """
+    width = max(columns - _FIGURES, _NAME)
+    found, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
+    return [table for table in (*found, plans, _noises(report, width)) if table.rows]
+
+
+def _table(title: str, *header: str) -> Table:
+    return Table(*header, title=title, title_justify="left")
+
+
+def _worst(report: Report, width: int) -> Table:
+    worst = _table("Where outputs are worst", "largest error at", "sample", "SQNR", "float -> codes")
+    for output in report.agreement.outputs:
+        for one in output.worst:
+            index = f"[{', '.join(map(str, one.place.index))}]"
+            name = shortened(output.name, max(width - len(index), _NAME // 2))
+            values = f"{one.place.reference:.4g} -> {one.place.candidate:.4g}"
+            file = f", {shortened(PurePath(one.file).name, _NAME)}" if one.file else ""
+            worst.add_row(f"{name}{index}", f"{one.sample}{file}", decibels(one.sqnr), values)
+    return worst
+
+
+def _gains(report: Report, width: int) -> Table:
+    gains = _table("Accuracy, at the worst output", "method", "without", "with", "seconds", "kept")
+    for gain in report.encoding.gains:
+        told = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
+        named = ", ".join(shortened(name, width) for name in gain.where[:_NAMED])
+        more = f" and {len(gain.where) - _NAMED} more" if len(gain.where) > _NAMED else ""
+        kept = "; ".join(filter(None, (*told, f"{named}{more}")))
+        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
+    return gains
+
+
+def _regions(report: Report, width: int) -> Table:
+    regions = _table("Integer regions, profiled", "from node", "mode", "nodes", "float", "integer")
+    for region in report.performance.regions:
+        times = (milliseconds(time) for time in (region.float_milliseconds, region.milliseconds))
+        name = shortened(region.first, width)
+        regions.add_row(name, str(region.mode), str(region.nodes), *times)
+    return regions
+
+
+def _plans(report: Report) -> Table:
+    plans = _table("Plans that were weighed", "nodes", "profiled", "expected", "worst", "speed")
+    for point in report.search.frontier:
+        modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
+        told = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
+        plans.add_row(
+            "the float model" if point.is_float else f"{', '.join(told)}{' (taken)' if point.chosen else ''}",
+            f"{point.milliseconds:.2f} ms",
+            decibels(point.predicted),
+            decibels(point.sqnr),
+            "-" if point.speed is None else f"{point.speed:.2f}x",
+        )
+    return plans
+
+
+def _noises(report: Report, width: int) -> Table:
+    hurt = _table("What hurts most", "node", "as", "alone, at the worst output")
+    for one in report.search.sensitivities[:_SHOWN_NODES]:
+        hurt.add_row(shortened(one.node, width), str(one.mode), decibels(one.sqnr))
+    return hurt
+
+
+# What people see: tables, on stderr unless they are the answer itself.
 
 _SHOWN_REASONS = 5
 # What an output is called has so much of the terminal beside its figures, and no less than this.

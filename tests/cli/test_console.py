@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxq.cli.console import open_console
+from onnxq.cli.terminal import open_console
 
 
 def test_names_are_shown_as_they_are_and_obeyed_in_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from reports import FULL, REPORT, changed
 
 from onnxq.cli import terminal
-from onnxq.cli.measured import measured
+from onnxq.cli.terminal import measured
 from onnxq.config.scheme import Mode
 from onnxq.search.search import NodeNoise
 

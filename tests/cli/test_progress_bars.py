@@ -6,7 +6,8 @@ import pytest
 from rich import progress as rich_progress
 from rich.console import Console
 
-from onnxq.cli import console, progress_bars
+from onnxq.cli import progress_bars
+from onnxq.cli import terminal as console
 
 
 def test_where_no_terminal_is_a_line_is_printed_every_ten_seconds(

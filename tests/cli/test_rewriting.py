@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from onnxq.cli.rewriting import changes_option, compared_option, tolerance_option
+from onnxq.cli.rewrite import changes_option, compared_option, tolerance_option
 
 
 @click.command()

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.main import cli
-from onnxq.cli.train import note
+from onnxq.cli.quantize import note
 from onnxq.errors import ModelError, OnnxqError, SchemeError
 from onnxq.steps.budget import Budget
 from onnxq.training import pipeline

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands import CALIB, MODELS, invoke
-from onnxq.cli.web_folder import _NAMES
+from onnxq.cli.quantize import _NAMES
 from onnxq.commands.web_folder import DTYPES, Written
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onnxq.calibration.calibrate import Collection
     from onnxq.data.images import ImageOptions
 
+
 _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
 
 

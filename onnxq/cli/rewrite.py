@@ -1,0 +1,203 @@
+"""Options of the commands that rewrite float models, as decorators."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxq.cli.groups import DATA, FIDELITY, OUTPUT, PASSES, GroupedCommand, option
+from onnxq.cli.options import (
+    FILE,
+    WRITING_EXIT_CODES,
+    FiniteRange,
+    image_options,
+    limit_option,
+    pass_option,
+    time_to_spend,
+)
+
+if TYPE_CHECKING:
+    from onnxq.data.images import ImageOptions
+if TYPE_CHECKING:
+    from onnxq.data.images import ImageOptions
+
+
+compared_option = option(
+    "--data", group=DATA, type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]"
+)
+tolerance_option = option(
+    "--tolerance",
+    group=FIDELITY,
+    type=FiniteRange(min=0),
+    metavar="SHARE",
+    default=1e-5,
+    show_default=True,
+    help="By how much of its largest value an output may differ.",
+)
+changes_option = option("--report", group=OUTPUT, type=FILE, help="Write what every pass changed and left as JSON.")
+
+
+# The command that optimizes a float model. Heavy imports wait until it runs.
+
+
+@click.command(cls=GroupedCommand, short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
+@click.argument("model", type=FILE)
+@option("-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.optimized.onnx]")
+@compared_option
+@option("--without", group=PASSES, multiple=True, metavar="NAME", help="Leave a pass or rule out. Repeatable.")
+@tolerance_option
+@time_to_spend("Time to spend on comparing latency; 0 leaves it out.")
+@option("--strip-metadata", group=PASSES, is_flag=True, help="Leave out what exporters wrote about nodes and tensors.")
+@option(
+    "--unverified",
+    group=FIDELITY,
+    is_flag=True,
+    help="Rewrite a model that onnxruntime does not run, without comparing anything.",
+)
+@limit_option
+@changes_option
+@image_options
+def optimize(
+    model: Path,
+    output: Path | None,
+    data: Path | None,
+    without: tuple[str, ...],
+    tolerance: float,
+    seconds: float,
+    strip_metadata: bool,
+    unverified: bool,
+    limit: int | None,
+    report: Path | None,
+    images: ImageOptions | None,
+) -> None:
+    """Rewrite MODEL into canonical form: never slower, never larger, and equal but for the rounding of floats.
+
+    A rule that changes an output is left out; where the result is larger or slower, MODEL is written as it was.
+    Prints the name of the written file on stdout; what every rule did goes to stderr.
+    """
+    from onnxq.cli import terminal
+    from onnxq.commands import optimization
+    from onnxq.preparing.rewriting import Verify
+    from onnxq.system.publish import check_output, data_file, write_text
+
+    chosen = output if output is not None else model.with_suffix(".optimized.onnx")
+    if report is not None:
+        check_output(report, model)
+        if report.resolve() in (chosen.resolve(), data_file(chosen).resolve()):
+            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    verify = Verify(data, tolerance, limit or Verify.limit, images)
+    done = optimization.optimize(
+        model,
+        chosen,
+        verify=verify,
+        without=without,
+        seconds=seconds,
+        strip_metadata=strip_metadata,
+        unverified=unverified,
+    )
+    terminal.print_optimized(done)
+    if report is not None:
+        write_text(report, json.dumps(done.to_dict(), indent=2) + "\n", "report")
+    click.echo(chosen)
+
+
+# The command that applies passes. Heavy imports wait until it runs.
+
+
+def _list_passes(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    """Print every pass with its options and their defaults, as --pass takes them, and what it does."""
+    if not wanted or context.resilient_parsing:
+        return
+    from onnxq.preparing.named_passes import option_texts, passes_by_name
+
+    for name, step in passes_by_name().items():
+        text = ":".join((name, *(f"{option}={value}" for option, value in option_texts(step).items())))
+        click.echo(f"{text}\t{(inspect.getdoc(step) or '').partition(chr(10))[0]}")
+    context.exit()
+
+
+@click.command(cls=GroupedCommand, short_help="Apply passes and rules, onnxq's or your own.", epilog=WRITING_EXIT_CODES)
+@click.argument("model", type=FILE)
+@pass_option("A pass to apply")
+@option("-o", "--output", group=OUTPUT, type=FILE, required=True, help="File to write.")
+@option(
+    "--verify-each",
+    group=FIDELITY,
+    is_flag=True,
+    help="Compare the outputs after every pass with MODEL's, unoptimised, and name the first pass that changes them.",
+)
+@compared_option
+@tolerance_option
+@limit_option
+@changes_option
+@option(
+    "--list",
+    group=PASSES,
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_passes,
+    help="List the passes and rules with their options, one a line.",
+)
+@image_options
+def run(
+    model: Path,
+    passes: tuple[str, ...],
+    output: Path,
+    verify_each: bool,
+    data: Path | None,
+    tolerance: float,
+    limit: int | None,
+    report: Path | None,
+    images: ImageOptions | None,
+) -> None:
+    """Apply passes to MODEL in the order given, and write it when onnxruntime loads it.
+
+    Prints the name of the written file on stdout; what every pass did goes to stderr.
+    """
+    from onnxq.cli import terminal
+    from onnxq.data.images import ImageOptions
+    from onnxq.preparing import rewriting
+    from onnxq.system.publish import check_output, data_file, write_text
+
+    if not passes:
+        raise click.UsageError("give at least one --pass; --list shows what there is")
+    if not verify_each and (data is not None or limit is not None or images != ImageOptions()):
+        raise click.UsageError("--data, --limit and --image-* are about --verify-each; add that")
+    if report is not None:
+        check_output(report, model)
+        if report.resolve() in (output.resolve(), data_file(output).resolve()):
+            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    verify = rewriting.Verify(data, tolerance, limit or rewriting.Verify.limit, images) if verify_each else None
+    done = rewriting.run_passes(model, passes, output, verify_each=verify)
+    terminal.print_applied(done)
+    if report is not None:
+        write_text(report, json.dumps(done.to_dict(), indent=2) + "\n", "report")
+    click.echo(output)
+
+
+# The command that goes back to floats. Heavy imports wait until it runs.
+
+
+@click.command(short_help="Turn a quantized model back into a float model.", epilog=WRITING_EXIT_CODES)
+@click.argument("model", type=FILE)
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    help="File to write.  [default: MODEL.float.onnx in the current folder]",
+)
+def dequantize(model: Path, output: Path | None) -> None:
+    """Turn a quantized MODEL, of onnxq or onnxruntime, back into a plain float model.
+
+    Weights become exactly what their codes mean. Prints the name of the written file on stdout.
+    """
+    from onnxq.commands import dequantization
+
+    chosen = output or Path(f"{model.stem}.float.onnx")
+    dequantization.dequantize(model, chosen)
+    click.echo(chosen)
