@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 from processes import inference_seconds, keep_bytecode
 
+from onnxq.config.effort import METHODS
 from onnxq.evaluation.agreement import compare_files
-from onnxq.search.effort import METHODS
 
 OWN = Path(__file__).parents[1] / "models"
 EFFORTS = ("off", *METHODS, "fast", "full")

@@ -39,8 +39,8 @@ from onnxq.ir import load
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.evaluator import Trials
-from onnxq.search.workbench import open_workbench
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -264,10 +264,12 @@ def tried(
 ) -> Iterator[tuple[Sequence[str], list[tuple[tuple[Any, ...], list[Any]]]]]:
     """Yield the outputs of the float model and of a plan's for each sample, of plans with ever fewer integers."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = open_workbench(load(model), PRESETS["int8"], target_named(DEFAULT_TARGET), Path(folder), AllowedOps.QDQ)
+        bench = open_prepared_model(
+            load(model), PRESETS["int8"], target_named(DEFAULT_TARGET), Path(folder), AllowedOps.QDQ
+        )
         samples = list(bench.samples(calib, Data(calib), lambda _: None))
         evidence = bench.calibrate(bench.plan({}), samples, silent)
-        trials = Trials.of(bench, model, samples, evidence)
+        trials = PlanEvaluator.of(bench, model, samples, evidence)
         weighted = [one.node for one in bench.plan({}).decisions if one.weights]
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):

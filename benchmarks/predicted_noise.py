@@ -28,9 +28,9 @@ from onnxq.numerics.affine import decibels
 from onnxq.onnx_api import weightless_model
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import target_named
-from onnxq.search.evaluator import Trials
-from onnxq.search.sensitivity import Switchboard, likely_shares, measure_noises, worst
-from onnxq.search.workbench import open_workbench
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import open_prepared_model
+from onnxq.search.sensitivity import QuantizerToggleSession, likely_shares, measure_sensitivities, worst_output_nsr
 from onnxq.system.resources import silent
 
 SAMPLES = 16
@@ -66,15 +66,15 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
     """Return a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         samples = open_samples(data, model_inputs(weightless_model(load(path))))
-        bench = open_workbench(
+        bench = open_prepared_model(
             load(path), preset_named("int8"), target_named("onnxruntime-cpu"), Path(folder), AllowedOps.QDQ
         )
         full = bench.plan({})
-        trials = Trials.of(bench, path, list(evenly(samples, SAMPLES)), bench.calibrate(full, samples, silent))
+        trials = PlanEvaluator.of(bench, path, list(evenly(samples, SAMPLES)), bench.calibrate(full, samples, silent))
         start = time.perf_counter()
-        board = Switchboard.of(trials, full, USUAL)
+        board = QuantizerToggleSession.of(trials, full, USUAL)
         runs, shares = math.ceil(seconds / trials.answered.seconds), likely_shares(full, trials.evidence)
-        noises = measure_noises(board, len(trials.answered.samples), runs, shares=shares)
+        noises = measure_sensitivities(board, len(trials.answered.samples), runs, shares=shares)
         took = time.perf_counter() - start
         generator = np.random.default_rng(0)
         weighted = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
@@ -82,10 +82,18 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
         for share in np.linspace(0.05, 0.95, plans):
             left = {node: Demotion(Mode.STORAGE, "left out") for node in weighted if generator.random() < share}
             plan = bench.plan(left)
-            differences.append(decibels(noises.of_plan(plan)) - decibels(worst(trials.noise(plan, USUAL).sum(0))))
+            differences.append(
+                decibels(noises.of_plan(plan)) - decibels(worst_output_nsr(trials.noise(plan, USUAL).sum(0)))
+            )
         errors = np.abs(differences)
         corrected = np.abs(np.array(differences) - differences[0])[1:]
-        figures = (took, decibels(worst(noises.joint)), np.median(errors), errors.max(), np.median(corrected))
+        figures = (
+            took,
+            decibels(worst_output_nsr(noises.joint)),
+            np.median(errors),
+            errors.max(),
+            np.median(corrected),
+        )
         counts = f"{len(board.sources)} | {len(noises.alone)}"
         return f"| {path.stem} | {counts} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |"
 

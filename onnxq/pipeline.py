@@ -21,7 +21,7 @@ from onnxq.report import Report, check_fidelity, check_gain, check_speed
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.steps.budget import Budget
 from onnxq.steps.forms import hopeless_forms, slowed_by_forms
 from onnxq.steps.opening import Model, checked_output, opened, rewritten
@@ -345,7 +345,7 @@ def sensitivity(
         seen = evidenced(ready, data, methods_tried(ready, budget), Goal(), budget)
         chooser = chooser_of(ready, seen, Goal(), budget, deadline)
         refined = chooser.refined(seen.plan, first_recipe(ready), tried(ready, budget).split[0])
-        laboratory = chooser.with_evidence(refined.basis.evidence).laboratory(refined.basis.recipe)
+        laboratory = chooser.with_evidence(refined.basis.evidence).profiler(refined.basis.recipe)
         try:
             timed = chooser.measurable and laboratory.timing.engine.profiles
             return measure_sensitivity(laboratory, timed=timed, seconds=min(budget.effort.seconds, deadline.left))
@@ -403,7 +403,7 @@ def explain(
 
 
 @contextmanager
-def _planned(model: Model, wanted: Wanted) -> Iterator[tuple[Workbench, Plan]]:
+def _planned(model: Model, wanted: Wanted) -> Iterator[tuple[PreparedModel, Plan]]:
     """Yield the workbench of a model and the plan that is tried first, which fits it."""
     graph = rewritten(model, wanted.prepare)
     with staging(None) as folder:

@@ -31,8 +31,8 @@ from onnxq.report.parts import (
     WeightChannels,
 )
 from onnxq.search.kernel_times import NodeTime, Region
-from onnxq.search.refinement import Gain
-from onnxq.search.search import NodeNoise, Point
+from onnxq.search.refinement import MethodGain
+from onnxq.search.search import NodeSensitivity, Point
 
 WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
 REPORT = Report(
@@ -51,7 +51,8 @@ REPORT = Report(
         Kernels(integer=1, quantize=2, heavy_float=0), Latency(reference=2.0, candidate=1.0, threads=1, runs=5)
     ),
     search=Search(
-        measured=4, sensitivities=(NodeNoise("a", Mode.STATIC, -math.inf), NodeNoise("b", Mode.STORAGE, math.inf))
+        measured=4,
+        sensitivities=(NodeSensitivity("a", Mode.STATIC, -math.inf), NodeSensitivity("b", Mode.STORAGE, math.inf)),
     ),
     encoding=Encoding("MinMax()"),
     run=Run(seconds=0.5),
@@ -83,7 +84,7 @@ FULL = replace(
     ),
     search=Search(
         4,
-        (NodeNoise("a", Mode.STATIC, 33.5), NodeNoise("b", Mode.STATIC, 40.0)),
+        (NodeSensitivity("a", Mode.STATIC, 33.5), NodeSensitivity("b", Mode.STATIC, 40.0)),
         (
             Point(1, 0, 1.5, 31.25, 2.0, chosen=True),
             Point(0, 1, 1.75, None, None, predicted=36.0),
@@ -93,8 +94,8 @@ FULL = replace(
     encoding=Encoding(
         "MinMax()",
         gains=(
-            Gain("ranges", 30.0, 31.5, "percentile", 2.0, where=("x", "y", "z")),
-            Gain("bias", 31.5, 31.5, "", 1.0, "no less noise"),
+            MethodGain("ranges", 30.0, 31.5, "percentile", 2.0, where=("x", "y", "z")),
+            MethodGain("bias", 31.5, 31.5, "", 1.0, "no less noise"),
         ),
         delivered=(Delivery(8, 2, 1, (("why", 1),)),),
         tensors=(TensorValues("x", -1.0, 3.0, (0.0, 1.0), 0.25, (1, 0, 5)),),

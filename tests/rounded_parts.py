@@ -13,11 +13,11 @@ from onnxq.calibration.statistics import Evidence
 from onnxq.data.inputs import Sample
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import Array, open_session, run
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 
 
 def both_outputs(
-    bench: Workbench, plan: Plan, evidence: Evidence, recipe: Recipe, samples: Sequence[Sample], folder: Path
+    bench: PreparedModel, plan: Plan, evidence: Evidence, recipe: Recipe, samples: Sequence[Sample], folder: Path
 ) -> Iterator[tuple[Array, Array]]:
     """Yield what the model that is built gives as its output ``y``, and what the parts give, for each sample."""
     rounded = rounded_by(encode(plan, bench.graph, evidence, recipe), plan, bench.graph)

@@ -17,7 +17,7 @@ from onnxq.errors import DataError, ModelError, OutputError, SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import plan, quantize
 from onnxq.report import FidelityError
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -51,7 +51,7 @@ def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
 def test_silent_samples_are_refused_before_anything_is_calibrated_also_where_it_is_forced(
     apart: bool, residual: ModelProto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Workbench, "calibrate", lambda *arguments: pytest.fail("it was calibrated"))
+    monkeypatch.setattr(PreparedModel, "calibrate", lambda *arguments: pytest.fail("it was calibrated"))
     (entry,) = residual.graph.input
     shape = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
     silent = [{entry.name: np.zeros(shape, np.float32)} for _ in range(3)]
@@ -114,7 +114,7 @@ def test_node_times_are_not_kept_in_the_output(name: str, tmp_path: Path) -> Non
 
 
 def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workbench, "is_large", True)
+    monkeypatch.setattr(PreparedModel, "is_large", True)
     with pytest.raises(FidelityError) as caught:
         quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency=0))
     assert {one.node for one in caught.value.report.search.sensitivities} == {"/gru/GRU", "/gru/GRU_1", "/head/Gemm"}

@@ -38,7 +38,7 @@ from onnxq.ir import Tensor
 from onnxq.passes.shapes import FoldShapes
 from onnxq.report import FidelityError, Report
 from onnxq.search import attempts, refinement
-from onnxq.search.evaluator import Trials
+from onnxq.search.evaluator import PlanEvaluator
 from onnxq.steps.steps import Prepared, Settled
 from onnxq.steps.wanted import Wanted
 
@@ -78,7 +78,10 @@ def test_outside_of_a_run_errors_are_raised() -> None:
         ("onnxq.search.frontier.find_fastest", "the search for the fastest plan"),
         ("onnxq.steps.steps.units", "the look at unused units"),
         ("onnxq.steps.reporting._ran", "the look at kernels"),
-        ("onnxq.search.context.Chooser.affordable", "the search for factors of channels that cost no time"),
+        (
+            "onnxq.search.context.SearchContext.drop_costly_scales",
+            "the search for factors of channels that cost no time",
+        ),
         ("onnxq.search.refinement.CHOOSERS", "accuracy method 'bias'"),
     ],
 )
@@ -97,12 +100,12 @@ def test_a_part_that_fails_is_left_out_and_reported(
 def test_a_search_that_fails_ends_in_stored_weights(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose = attempts.choose
+    choose = attempts.search_plan
 
     def once(*given: Any, is_stored: bool = False) -> Any:
         return choose(*given, is_stored=True) if is_stored else fail()
 
-    monkeypatch.setattr(attempts, "choose", once)
+    monkeypatch.setattr(attempts, "search_plan", once)
     report = quick()
     assert report.run.failures == ("the search failed and was left out: ZeroDivisionError: a fault of ours",)
     assert {one.mode for one in report.plan.decisions if one.weights} == {Mode.STORAGE}
@@ -111,14 +114,14 @@ def test_a_search_that_fails_ends_in_stored_weights(
 
 
 def test_models_that_do_not_run_are_no_end(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Trials._run
+    run = PlanEvaluator._run
 
-    def of_floats(trials: Trials, plan: Any, *given: Any) -> Any:
+    def of_floats(trials: PlanEvaluator, plan: Any, *given: Any) -> Any:
         if plan.count(Mode.STATIC):
             raise RunError("the sample cannot be run")
         return run(trials, plan, *given)
 
-    monkeypatch.setattr(Trials, "_run", of_floats)
+    monkeypatch.setattr(PlanEvaluator, "_run", of_floats)
     report = quick()
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) == 2
@@ -288,7 +291,7 @@ def program():
     from onnxq.cli.main import main
     from onnxq.search import attempts
     from onnxq.steps.preparation_check import PreparationCheck
-    choose, published = attempts.choose, pipeline.published
+    choose, published = attempts.search_plan, pipeline.published
     def search(*given, is_stored=False):
         return choose(*given, is_stored=True) if is_stored else os.abort()
     def publish(*given):
@@ -305,7 +308,7 @@ run_isolated(program)
 @pytest.mark.parametrize(
     ("crash", "code", "crashes"),
     [
-        ("attempts.choose = search", 0, 1),
+        ("attempts.search_plan = search", 0, 1),
         ("PreparationCheck.fault = lambda *_: os.abort()", 0, 2),
         ("pipeline.published = publish", 2, 0),
     ],

@@ -183,7 +183,7 @@ def _ranges() -> Iterable[tuple[str, str]]:
 
 
 def _efforts() -> Iterable[tuple[str, str]]:
-    from onnxq.search.effort import ACCURACIES, METHODS
+    from onnxq.config.effort import ACCURACIES, METHODS
 
     return ((name, "") for name in (*ACCURACIES, *METHODS))
 

@@ -37,7 +37,7 @@ from onnxq.report.charts import (
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, size, threads, visible
 from onnxq.report.refusal import suggestions
 from onnxq.report.report import EQUAL, Report, compared, speed, told_equal, which
-from onnxq.search.refinement import Gain
+from onnxq.search.refinement import MethodGain
 from onnxq.system.publish import write_text
 
 # Characters that end a script element or a line of JavaScript, whatever string they stand in.
@@ -250,7 +250,7 @@ def _blocks(links: Sequence[Link], nodes: Sequence[NodeView]) -> tuple[Block, ..
     return tuple(map(block, links))
 
 
-def _bought(gain: Gain) -> str:
+def _bought(gain: MethodGain) -> str:
     change = gain.after - gain.before
     return f"{change:+.1f} dB" if gain.kept and math.isfinite(change) else "-"
 

@@ -25,8 +25,8 @@ from onnxq.planning.plan import Plan
 from onnxq.report.formatting import size
 from onnxq.rewrite import Applied, Pass
 from onnxq.search.kernel_times import NodeTime, Region
-from onnxq.search.refinement import Gain
-from onnxq.search.search import NodeNoise, Point
+from onnxq.search.refinement import MethodGain
+from onnxq.search.search import NodeSensitivity, Point
 from onnxq.system.records import read_record
 from onnxq.system.resources import available_cores
 from onnxq.version import VERSION
@@ -327,7 +327,7 @@ class Search:
     """
 
     measured: int
-    sensitivities: tuple[NodeNoise, ...] = ()
+    sensitivities: tuple[NodeSensitivity, ...] = ()
     frontier: tuple[Point, ...] = ()
     limit: str = ""
 
@@ -353,7 +353,7 @@ class Encoding:
     ranges: str
     range_methods: Mapping[str, str] = field(default_factory=dict)
     corrected_biases: int = 0
-    gains: tuple[Gain, ...] = ()
+    gains: tuple[MethodGain, ...] = ()
     spared: float | None = None
     delivered: tuple[Delivery, ...] = ()
     left_by_standard: int = 0

@@ -40,25 +40,29 @@ from onnxq.calibration.methods import (
     expected_errors,
 )
 from onnxq.calibration.statistics import Evidence, TensorEvidence
+from onnxq.config.effort import Accuracy
 from onnxq.data.dataset import Selection
 from onnxq.ir import Graph, constants
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan
-from onnxq.search.cross_validation import ALL, WORTH, Basis, Folds, Groups, channel_requests
-from onnxq.search.effort import Accuracy
-from onnxq.search.evaluator import Trials
-from onnxq.search.workbench import Workbench
+from onnxq.search.cross_validation import ALL, WORTH, AlgorithmResult, CrossValidator, Groups, channel_requests
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import PreparedModel
 
 
 def with_ranges(
-    folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy, methods: Sequence[RangeMethod] = FIRST_RANGES
-) -> Basis:
+    validator: CrossValidator,
+    plan: Plan,
+    basis: AlgorithmResult,
+    accuracy: Accuracy,
+    methods: Sequence[RangeMethod] = FIRST_RANGES,
+) -> AlgorithmResult:
     """Return the basis with the ranges of least noise, see `choose_ranges`, where they hold on samples held out.
 
     Those of tensors end where what follows is flat, see `flat_ends`, where that takes off noise.
 
     Args:
-        folds: judges candidates.
+        validator: judges candidates.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
         accuracy: how many models to build at most.
@@ -66,30 +70,30 @@ def with_ranges(
     """
     if not plan.calibrated:
         return basis.unfit("no range of data is found by samples")
-    trials = replace(folds.trials, evidence=basis.evidence)
-    recipe = _narrowed(trials, plan, basis.recipe)
+    evaluator = replace(validator.evaluator, evidence=basis.evidence)
+    recipe = _narrowed(evaluator, plan, basis.recipe)
 
     def measure(choice: RangeChoice[RangeMethod]) -> Noise:
-        return trials.noise(plan, _chosen(recipe, choice))
+        return evaluator.noise(plan, _chosen(recipe, choice))
 
     # Tensors are looked at one by one only where models are left for them.
     ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
     patience = 2 if accuracy.thorough else 1
     choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods, patience=patience)
     found = replace(basis, recipe=_chosen(recipe, choice))
-    kept = found.recipe.key != recipe.key and _holds(folds, plan, found, recipe)
+    kept = found.recipe.key != recipe.key and _holds(validator, plan, found, recipe)
     return found if kept else replace(basis, recipe=recipe)
 
 
-def _narrowed(trials: Trials, plan: Plan, recipe: Recipe) -> Recipe:
+def _narrowed(evaluator: PlanEvaluator, plan: Plan, recipe: Recipe) -> Recipe:
     """Return a recipe whose ranges end where what follows is flat, where that takes off noise.
 
     Where functions are flat no samples say, so that none are held out, and no chance is allowed for.
     """
-    ends = flat_ends(trials.bench.graph, plan, trials.evidence)
+    ends = flat_ends(evaluator.bench.graph, plan, evaluator.evidence)
     own = {tensor: Within(recipe.own_ranges.get(tensor, recipe.ranges), *both) for tensor, both in ends.items()}
     found = replace(recipe, own_ranges={**recipe.own_ranges, **own})
-    return found if own and pooled(trials.noise(plan, found)) < pooled(trials.noise(plan, recipe)) else recipe
+    return found if own and pooled(evaluator.noise(plan, found)) < pooled(evaluator.noise(plan, recipe)) else recipe
 
 
 def _chosen(recipe: Recipe, choice: RangeChoice[RangeMethod]) -> Recipe:
@@ -99,16 +103,16 @@ def _chosen(recipe: Recipe, choice: RangeChoice[RangeMethod]) -> Recipe:
     return replace(recipe, ranges=choice.default, own_ranges={**choice.own, **own})
 
 
-def _holds(folds: Folds, plan: Plan, found: Basis, before: Recipe) -> bool:
+def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before: Recipe) -> bool:
     """Whether ranges leave less noise than those before on samples that neither are made of.
 
     Ranges that clip fit the samples that they are made of, the more so the fewer these are. Those before are only made
     anew where they would win with what they know of the samples that judge.
     """
-    held_out = folds.held_out(plan)
+    held_out = validator.held_out_evaluator(plan)
     now = pooled(held_out.noise(plan, found.recipe))
     knowing = replace(held_out, evidence=found.evidence)
-    return any(now < WORTH * pooled(trials.noise(plan, before)) for trials in (knowing, held_out))
+    return any(now < WORTH * pooled(evaluator.noise(plan, before)) for evaluator in (knowing, held_out))
 
 
 def ranges_by_tensor(
@@ -150,38 +154,40 @@ _ALIKE = (Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0))
 _APART = Setting(1.0, 1.0, 0.0)
 
 
-def with_migration(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+def with_equalization(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
+) -> AlgorithmResult:
     """Return the basis with factors for the channels of a plan's tensors, where these lower the noise.
 
     Factors fill what channels leave of the range of their tensor, so that what was worth clipping without them need not
     be with them: the whole range is tried too, where ranges are open.
 
     Args:
-        folds: say whether they do.
+        validator: say whether they do.
         plan: the one in which every node is static that can be.
         basis: what codes are chosen by otherwise.
         accuracy: whether sites are tried one by one as well, and in how many models.
     """
-    found = sites(folds.trials.bench.graph, plan).found
+    found = sites(validator.evaluator.bench.graph, plan).found
     if not found:
         return basis.unfit("no layers can take in factors of the channels between them")
     if _share(found, plan, basis.evidence) < 1 - WORTH:
         return basis.unfit("hardly any of the noise comes from tensors whose channels could have factors")
-    channels = _Channels(folds.trials.bench, folds.groups, plan, found, basis.evidence)
+    channels = _Channels(validator.evaluator.bench, validator.groups, plan, found, basis.evidence)
     first = _Candidate(channels, basis, dict.fromkeys(found, _FIRST))
     # A range method that the user names stays.
     whole = first.whole() if "ranges" in accuracy.methods else first
     if accuracy.thorough:
         # First the ranges, and then, with these, how much of them.
         alike = [one.alike(_WITH_MARGIN) for one in (first, whole, whole.roomy())]
-        best = folds.quietest(plan, list({one.basis.recipe.key: one for one in alike}.values()))
-        best = _finer(folds, plan, folds.quietest(plan, [best, best.alike(_FIRST)]), accuracy.models)
-        return folds.kept(plan, basis, [best])
+        best = validator.lowest_error(plan, list({one.basis.recipe.key: one for one in alike}.values()))
+        best = _finer(validator, plan, validator.lowest_error(plan, [best, best.alike(_FIRST)]), accuracy.models)
+        return validator.kept(plan, basis, [best])
     # Of eight models seven lost by whole ranges or a margin, so that these are tried where nothing else pays.
-    kept = folds.kept(plan, basis, [first])
+    kept = validator.kept(plan, basis, [first])
     is_clipped = whole.basis.recipe.key != basis.recipe.key
     other = whole if is_clipped else first.alike(_WITH_MARGIN)
-    return folds.kept(plan, basis, [other]) if kept is basis else kept
+    return validator.kept(plan, basis, [other]) if kept is basis else kept
 
 
 def _share(found: Iterable[Site], plan: Plan, evidence: Evidence) -> float:
@@ -199,7 +205,9 @@ def _share(found: Iterable[Site], plan: Plan, evidence: Evidence) -> float:
     return sum(noises[tensor] for tensor in within & noises.keys()) / every if every else float(bool(within))
 
 
-def migrated_again(bench: Workbench, groups: Sequence[Selection], plan: Plan, basis: Basis) -> Migration:
+def refit_equalization(
+    bench: PreparedModel, groups: Sequence[Selection], plan: Plan, basis: AlgorithmResult
+) -> Migration:
     """Return the factors that the settings of a basis mean on other samples than those it was found on.
 
     Args:
@@ -219,10 +227,10 @@ class _Candidate:
     """A finding: factors by settings for each site; sites without one have none."""
 
     channels: _Channels
-    basis: Basis
+    basis: AlgorithmResult
     settings: Mapping[Site, Setting]
 
-    def __call__(self, groups: Groups) -> Basis:
+    def __call__(self, groups: Groups) -> AlgorithmResult:
         recipe, parts = self.basis.recipe, self.channels.shares(self.basis.recipe, groups)
         factors = {site: factors_of(site, parts[site], setting) for site, setting in self.settings.items()}
         migrated = replace(recipe, migration=migration_of(factors))
@@ -250,13 +258,13 @@ class _Candidate:
         return replace(self, settings={**self.settings, site: setting})
 
 
-def _finer(folds: Folds, plan: Plan, best: _Candidate, models: int) -> _Candidate:
+def _finer(validator: CrossValidator, plan: Plan, best: _Candidate, models: int) -> _Candidate:
     """Return what becomes of a candidate with other settings: of all sites, and of each, the largest first.
 
     What takes off noise by more than chance is kept, so that few samples leave all as it is.
 
     Args:
-        folds: say what does.
+        validator: say what does.
         plan: what becomes of each node.
         best: the candidate.
         models: how many other settings are tried at most.
@@ -268,7 +276,7 @@ def _finer(folds: Folds, plan: Plan, best: _Candidate, models: int) -> _Candidat
     )
     for change in islice(changes, models):
         other = change(best)
-        if folds.surely_pays(plan, other, best):
+        if validator.improves_significantly(plan, other, best):
             best = other
     return best
 
@@ -277,7 +285,7 @@ class _Channels:
     """What the channels of sites use of their ranges."""
 
     def __init__(
-        self, bench: Workbench, groups: Sequence[Selection], plan: Plan, found: Sequence[Site], evidence: Evidence
+        self, bench: PreparedModel, groups: Sequence[Selection], plan: Plan, found: Sequence[Site], evidence: Evidence
     ) -> None:
         self._plan, self._found, self._evidence = plan, found, evidence
         self._constants = {tensor.name: tensor for tensor in constants(bench.graph)}
@@ -328,7 +336,7 @@ class _Channels:
 
 
 def _seen(
-    bench: Workbench, groups: Sequence[Selection], plan: Plan, found: Sequence[Site]
+    bench: PreparedModel, groups: Sequence[Selection], plan: Plan, found: Sequence[Site]
 ) -> tuple[dict[str, Request], list[tuple[int, Evidence]]]:
     """Return what is asked of each tensor of sites, and what each part of each group shows, with the group."""
     requests, inside = channel_requests(bench.graph, found), _inside(bench.graph, found)

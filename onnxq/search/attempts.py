@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.range_search import pooled
+from onnxq.config.effort import OFF, Accuracy, Effort
 from onnxq.config.scheme import Spec
 from onnxq.data.dataset import Selection
 from onnxq.errors import tolerate
@@ -19,28 +20,26 @@ from onnxq.numerics.affine import decibels
 from onnxq.numerics.formats import format_named
 from onnxq.ops import operator_of
 from onnxq.planning.plan import Demotion, Plan
-from onnxq.search.context import SEARCH_RUNS, Chooser, Chosen
-from onnxq.search.cross_validation import WORTH, Folds
-from onnxq.search.effort import OFF, Accuracy
-from onnxq.search.efforts import Effort
-from onnxq.search.evaluator import Trials
-from onnxq.search.refinement import Gain, Refined, refit
-from onnxq.search.search import FINER, Demotions, Outcome, as_stored, slower, without_integers
+from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
+from onnxq.search.cross_validation import WORTH, CrossValidator
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.refinement import MethodGain, RefinedEncoding, refit
+from onnxq.search.search import FINER, Demotions, PlanSearch, as_stored, slower, without_integers
 
 # How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
-_MORE_SEARCHES = 2
+_REPEATED_SEARCHES = 2
 # Models of the shortest search.
-_SHORTEST = 3
+_FEWEST_MODELS = 3
 _UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
 # A metric falls as the noise rises, so the noisiest aim is tried first.
-_METRIC_AIMS = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
+_METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
 # Weights that are only stored aim at so many decibels more than the last of these, and than what it was tried for.
-_FINER_AIM = 20.0
+_STORED_MARGIN_DB = 20.0
 
 
-def choose(
-    chooser: Chooser,
+def search_plan(
+    context: SearchContext,
     plan: Plan,
     recipe: Recipe,
     effort: Effort,
@@ -48,11 +47,11 @@ def choose(
     last: Accuracy,
     *,
     is_stored: bool = False,
-) -> Chosen:
+) -> SearchResult:
     """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
 
     Args:
-        chooser: searches, builds and judges.
+        context: searches, builds and judges.
         plan: what the scheme wants.
         recipe: how codes are chosen.
         effort: how much to measure.
@@ -61,16 +60,16 @@ def choose(
         is_stored: whether weights are only stored.
     """
     # Models that were built to choose codes are none of the search.
-    effort = replace(effort, measurements=effort.measurements + chooser.trials.count)
-    choice = _Choice(chooser, plan, recipe, effort, goal, last, is_stored)
-    return choice.faithful() if goal.metric is None else choice.by_metric()
+    effort = replace(effort, measurements=effort.measurements + context.evaluator.count)
+    choice = _Attempts(context, plan, recipe, effort, goal, last, is_stored)
+    return choice.reach_decibels() if goal.metric is None else choice.reach_metric()
 
 
 @dataclass(frozen=True, eq=False)
-class _Choice:
-    """One choice by measuring: what a chooser is asked for, see `choose`."""
+class _Attempts:
+    """One choice by measuring: what a chooser is asked for, see `search_plan`."""
 
-    chooser: Chooser
+    context: SearchContext
     plan: Plan
     recipe: Recipe
     effort: Effort
@@ -78,120 +77,120 @@ class _Choice:
     last: Accuracy
     is_stored: bool = False
 
-    def by_metric(self) -> Chosen:
+    def reach_metric(self) -> SearchResult:
         """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
 
         A plan that reaches the next aims too is not searched for again. In the end weights are only stored, as finely
         as can be; the last one is returned where none will do.
         """
-        trials = self.chooser.trials
+        evaluator = self.context.evaluator
         reached, number = -math.inf, 0
-        for aim in _METRIC_AIMS:
+        for aim in _METRIC_AIMS_DB:
             if aim <= reached:
                 continue
             number += 1
-            found = self._attempted(trials, aim, number)
+            found = self._attempt(evaluator, aim, number)
             if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
                 return found
-            if self._is_spent(trials):
+            if self._is_spent(evaluator):
                 break
-            reached = trials.sqnr(found.outcome.plan, self.recipe)
+            reached = evaluator.sqnr(found.outcome.plan, self.recipe)
         if not any(one.weights for one in found.outcome.plan.decisions):
             return found
-        return self._attempted(trials, max(reached, _METRIC_AIMS[-1]) + _FINER_AIM, number + 1, stored=True)
+        return self._attempt(evaluator, max(reached, _METRIC_AIMS_DB[-1]) + _STORED_MARGIN_DB, number + 1, stored=True)
 
-    def faithful(self) -> Chosen:
+    def reach_decibels(self) -> SearchResult:
         """Return a plan that is faithful to the samples that judge it, or the last that was tried.
 
         If it is not, the next plan is to have as many decibels more on the samples of the trials as this one lacked on
         those that judge. In the end weights are only stored.
         """
-        trials, aim = self.chooser.trials, self.chooser.aim(self.goal)
-        found = self._attempted(trials, aim)
-        for number in range(_MORE_SEARCHES + 1):
-            lacking = found.lacks(self.goal) or self._unpromised(trials, found)
+        evaluator, aim = self.context.evaluator, self.context.aim(self.goal)
+        found = self._attempt(evaluator, aim)
+        for number in range(_REPEATED_SEARCHES + 1):
+            lacking = found.lacks(self.goal) or self._lacking_promise(evaluator, found)
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
-            spent = self._is_spent(trials)
+            spent = self._is_spent(evaluator)
             # Plans are tried on onnxruntime, so another search would not know what is wrong elsewhere.
-            last = number == _MORE_SEARCHES or spent or found.verification.disputed
+            last = number == _REPEATED_SEARCHES or spent or found.verification.disputed
             if last and found.verification.floats_miss(self.goal.min_sqnr):
                 # What only stores weights computes in the engine's floats.
                 break
-            reached = trials.sqnr(found.outcome.plan, found.recipe)
+            reached = evaluator.sqnr(found.outcome.plan, found.recipe)
             aim = lacking + (max(aim, reached) if math.isfinite(reached) else aim)
-            found = self._attempted(trials, aim, number + 2, stored=last)
+            found = self._attempt(evaluator, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)
             if last:
                 break
         return found
 
-    def _is_spent(self, trials: Trials) -> bool:
+    def _is_spent(self, evaluator: PlanEvaluator) -> bool:
         """Whether nothing is left to search with again."""
-        return trials.count + _SHORTEST > self.effort.measurements or not self.chooser.has_time(SEARCH_RUNS)
+        return evaluator.count + _FEWEST_MODELS > self.effort.measurements or not self.context.has_time(SEARCH_RUNS)
 
-    def _unpromised(self, trials: Trials, found: Chosen) -> float:
+    def _lacking_promise(self, evaluator: PlanEvaluator, found: SearchResult) -> float:
         """Return by how many decibels neither the samples of the trials nor those that judge can promise the goal.
 
         The best of plans that all fell short on the former may pass the few that judge by luck.
         """
         wanted, outputs = self.goal.min_sqnr, found.verification.agreement.outputs
-        if trials.sqnr(found.outcome.plan, self.recipe) >= wanted:
+        if evaluator.sqnr(found.outcome.plan, self.recipe) >= wanted:
             return 0.0
         # What labels stand for is a bound itself.
         by_judging = min((one.decibels if one.bound is None else one.bound for one in outputs), default=-math.inf)
-        return max(wanted - max(trials.sqnr(found.outcome.plan, found.recipe), by_judging), 0.0)
+        return max(wanted - max(evaluator.sqnr(found.outcome.plan, found.recipe), by_judging), 0.0)
 
-    def _attempted(self, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
+    def _attempt(self, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False) -> SearchResult:
         """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
-        chooser = self.chooser
+        context = self.context
         if stored or self.is_stored:
-            planner = without_integers(chooser.bench.plan, self.plan, _UNFAITHFUL)
-            outcome = chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
+            planner = without_integers(context.bench.plan, self.plan, _UNFAITHFUL)
+            outcome = context.lowest_error(evaluator, self.recipe, planner, aim, self.effort.measurements)
         else:
-            outcome = self._searched(trials, aim)
+            outcome = self._search(evaluator, aim)
         # What is built and judged from here on has its time reserved.
-        spent = trials.count >= self.effort.measurements or not chooser.has_time(0)
-        refined = self._refined(trials, outcome, aim)
-        verification = chooser.built(outcome, refined.basis.recipe, number)
+        spent = evaluator.count >= self.effort.measurements or not context.has_time(0)
+        refined = self._refine(evaluator, outcome, aim)
+        verification = context.built(outcome, refined.basis.recipe, number)
         speed = self._speed(verification)
         if outcome.plan.decodes and (speed < 1 or not self._keeps_up(verification)):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
-            outcome = replace(self._stored(trials, outcome, speed, aim), frontier=weighed)
-            refined = self._refined(trials, outcome, aim)
-            verification = chooser.built(outcome, refined.basis.recipe, number)
-        scores = chooser.judge.scores(chooser.files.staged, number)
+            outcome = replace(self._store_weights(evaluator, outcome, speed, aim), frontier=weighed)
+            refined = self._refine(evaluator, outcome, aim)
+            verification = context.built(outcome, refined.basis.recipe, number)
+        scores = context.judge.scores(context.files.staged, number)
         outcome = replace(outcome, spent=spent)
-        given = refined.basis.recipe, outcome, verification, scores, refined.gains, trials.answered.samples
-        return Chosen(*given, keeps_up=self._keeps_up(verification))
+        given = refined.basis.recipe, outcome, verification, scores, refined.gains, evaluator.answered.samples
+        return SearchResult(*given, keeps_up=self._keeps_up(verification))
 
-    def _searched(self, trials: Trials, aim: float) -> Outcome:
+    def _search(self, evaluator: PlanEvaluator, aim: float) -> PlanSearch:
         """Search for a plan; where the search fails, leave out what hurts most of all that the scheme wants."""
-        chooser = self.chooser
+        context = self.context
         with tolerate("the search for the fastest plan"):
-            preferred = chooser.smaller(trials, self.recipe, self.effort, aim) if self.goal.prefers_size else chooser
-            return preferred.search(replace(trials, bench=preferred.bench), self.recipe, self.effort, aim)
-        return chooser.quietest(trials, self.recipe, chooser.bench.plan, aim, self.effort.measurements)
+            preferred = context.smaller(evaluator, self.recipe, self.effort, aim) if self.goal.prefers_size else context
+            return preferred.search(replace(evaluator, bench=preferred.bench), self.recipe, self.effort, aim)
+        return context.lowest_error(evaluator, self.recipe, context.bench.plan, aim, self.effort.measurements)
 
-    def _refined(self, trials: Trials, outcome: Outcome, aim: float) -> Refined:
+    def _refine(self, evaluator: PlanEvaluator, outcome: PlanSearch, aim: float) -> RefinedEncoding:
         """Return how the codes of a plan are chosen best; of a faithful one only with all effort."""
-        spared = not self.last.methods or (not self.last.thorough and trials.sqnr(outcome.plan, self.recipe) >= aim)
-        return self.chooser.refined(outcome.plan, self.recipe, OFF if spared else self.last)
+        spared = not self.last.methods or (not self.last.thorough and evaluator.sqnr(outcome.plan, self.recipe) >= aim)
+        return self.context.refined(outcome.plan, self.recipe, OFF if spared else self.last)
 
-    def _stored(self, trials: Trials, outcome: Outcome, speed: float, aim: float) -> Outcome:
+    def _store_weights(self, evaluator: PlanEvaluator, outcome: PlanSearch, speed: float, aim: float) -> PlanSearch:
         """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
         reason = slower(speed)
-        same = self.chooser.bench.plan(as_stored(outcome.plan, self.plan, reason))
-        if trials.sqnr(same, self.recipe) >= aim:
+        same = self.context.bench.plan(as_stored(outcome.plan, self.plan, reason))
+        if evaluator.sqnr(same, self.recipe) >= aim:
             return replace(outcome, plan=same, regions=(), times=())
         if self.goal.prefers_size:
             return outcome
-        planner = without_integers(self.chooser.bench.plan, self.plan, reason)
-        return self.chooser.quietest(trials, self.recipe, planner, aim, self.effort.measurements)
+        planner = without_integers(self.context.bench.plan, self.plan, reason)
+        return self.context.lowest_error(evaluator, self.recipe, planner, aim, self.effort.measurements)
 
     def _keeps_up(self, verification: Verification) -> bool:
         """Whether the model that is staged is not slower than float, as this look at it and no earlier one has it."""
-        return not self.chooser.measurable or verification.keeps_up
+        return not self.context.measurable or verification.keeps_up
 
     def _speed(self, verification: Verification) -> float:
         """Return how many times as fast as float the model that is staged is, by what was found of it first.
@@ -199,7 +198,7 @@ class _Choice:
         Plans are chosen by it, so that the same one is chosen the next time. It is 1 where nothing tells, and
         `NOT_SLOWER` at most where the model is not shown to keep up.
         """
-        if verification.latency is None or not self.chooser.measurable:
+        if verification.latency is None or not self.context.measurable:
             # Another runtime's time tells nothing of the target's.
             return 1.0
         speed = verification.latency.speed
@@ -208,58 +207,62 @@ class _Choice:
         elif verification.kernels.computes_in_float:
             # It is as fast as float, whatever chance made of that.
             speed = max(speed, 1.0)
-        return self.chooser.laboratory(self.recipe).found_speed(self.chooser.files.staged, speed)
+        return self.context.profiler(self.recipe).found_speed(self.context.files.staged, speed)
 
 
 # What is taken where there is no search: the scheme's plan, with tables as fine as the goal takes.
 
 _REASON = "a row that is looked up adds nothing up, so errors of coarser codes would not cancel"
 _BITS = 8
-_MEGABYTE = 1e6
+_BYTES_PER_MEGABYTE = 1e6
 
 
-def unsearched(chooser: Chooser, plan: Plan, recipe: Recipe, goal: Goal, last: Accuracy, *, tables: bool) -> Chosen:
+def apply_scheme(
+    context: SearchContext, plan: Plan, recipe: Recipe, goal: Goal, last: Accuracy, *, tables: bool
+) -> SearchResult:
     """Build and judge a plan as it is, but for its tables.
 
     Args:
-        chooser: builds and judges.
+        context: builds and judges.
         plan: what the scheme wants.
         recipe: how codes are chosen.
         goal: how faithful the model has to be.
         last: what is tried for the accuracy of the plan.
         tables: whether tables may have more bits than the scheme wants.
     """
-    gains: tuple[Gain, ...] = ()
-    if tables and goal.metric is None and len(chooser.samples) > 1 and chooser.has_time(SEARCH_RUNS):
+    gains: tuple[MethodGain, ...] = ()
+    if tables and goal.metric is None and len(context.samples) > 1 and context.has_time(SEARCH_RUNS):
         with tolerate("lookup tables of more bits"):
-            plan, gains = with_finer_tables(chooser.trials, plan, recipe, aim_of(goal.min_sqnr))
+            plan, gains = with_finer_tables(context.evaluator, plan, recipe, aim_of(goal.min_sqnr))
     # What is found for one plan costs most, so that with little effort only what is lacking is made up for.
-    refined = chooser.refined(plan, recipe, last, enough_of(goal))
-    return replace(chooser.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))
+    refined = context.refined(plan, recipe, last, enough_of(goal))
+    return replace(context.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))
 
 
-def with_finer_tables(trials: Trials, plan: Plan, recipe: Recipe, aim: float) -> tuple[Plan, tuple[Gain, ...]]:
+def with_finer_tables(
+    evaluator: PlanEvaluator, plan: Plan, recipe: Recipe, aim: float
+) -> tuple[Plan, tuple[MethodGain, ...]]:
     """Return a plan with as many tables of 8 bits as an aim takes, and what they did, where any were tried.
 
     What a product multiplies is rounded so that its errors cancel in sums; of a table each error stands as it is, so it
     is worth most bits for its bytes. First come those that take off most noise for the bytes that they add.
 
     Args:
-        trials: try plans.
+        evaluator: try plans.
         plan: the one without.
         recipe: how codes are chosen.
         aim: decibels to reach.
     """
-    finer = _finer(trials, plan)
-    if not finer or trials.sqnr(plan, recipe) >= aim:
+    finer = _finer(evaluator, plan)
+    if not finer or evaluator.sqnr(plan, recipe) >= aim:
         return plan, ()
-    start, before = time.monotonic(), pooled(trials.noise(plan, recipe))
+    start, before = time.monotonic(), pooled(evaluator.noise(plan, recipe))
 
     def planned(demotions: Demotions) -> Plan:
-        return trials.bench.plan(demotions)
+        return evaluator.bench.plan(demotions)
 
     def noise(demotions: Demotions) -> float:
-        return pooled(trials.noise(planned(demotions), recipe))
+        return pooled(evaluator.noise(planned(demotions), recipe))
 
     alone = {node: noise({node: one}) for node, one in finer.items()}
     added = {node: _added_bytes(plan, node) for node in finer}
@@ -269,21 +272,23 @@ def with_finer_tables(trials: Trials, plan: Plan, recipe: Recipe, aim: float) ->
     )
     taken: dict[str, Demotion] = {}
     for node in worth:
-        if taken and trials.sqnr(planned(taken), recipe) >= aim:
+        if taken and evaluator.sqnr(planned(taken), recipe) >= aim:
             break
         taken[node] = finer[node]
-    kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _MEGABYTE:.2f} MB more"
-    gain = Gain("tables", decibels(before), decibels(noise(taken)), kept, time.monotonic() - start, where=tuple(taken))
+    kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _BYTES_PER_MEGABYTE:.2f} MB more"
+    gain = MethodGain(
+        "tables", decibels(before), decibels(noise(taken)), kept, time.monotonic() - start, where=tuple(taken)
+    )
     if not taken or gain.after <= gain.before:
-        return plan, (Gain("tables", gain.before, gain.before, "", gain.seconds, "no less noise"),)
+        return plan, (MethodGain("tables", gain.before, gain.before, "", gain.seconds, "no less noise"),)
     return planned(taken), (gain,)
 
 
-def _finer(trials: Trials, plan: Plan) -> dict[str, Demotion]:
+def _finer(evaluator: PlanEvaluator, plan: Plan) -> dict[str, Demotion]:
     """Return what tables of fewer bits than 8 may become, by node."""
     return {
         node.name: Demotion(decision.mode, _REASON, weight=FINER, finer=_REASON)
-        for _, node in all_nodes(trials.bench.graph)
+        for _, node in all_nodes(evaluator.bench.graph)
         if (operator := operator_of(node)) is not None and operator.looks_up
         for decision in (plan.by_node[node.name],)
         if decision.weights and len(set(node.inputs[0].outputs)) == 1 and _is_coarse(decision.weights[0].spec)
@@ -302,42 +307,49 @@ def _added_bytes(plan: Plan, node: str) -> float:
 # Ranges and factors of all samples, once the model of those that were not kept for judging has been judged.
 
 # The samples that judge have judged the model before.
-_SECOND = 2
+_SECOND_LOOK = 2
 # Runs of the float model for each of these samples: to calibrate, to see channels, and to compare.
-_RUNS = 3
+_RUNS_PER_SAMPLE = 3
 
 
-def refitted(chooser: Chooser, full: Plan, refined: Refined, found: Chosen) -> tuple[Refined, Chosen]:
+def refit_on_all_samples(
+    context: SearchContext, full: Plan, refined: RefinedEncoding, found: SearchResult
+) -> tuple[RefinedEncoding, SearchResult]:
     """Return what was chosen with ranges and factors of all samples, unless those that judge see more noise then.
 
     What was found by cross-validation is found once more on all there is, as is usual. The verdict stays that of the
     model before: it is of samples that it had not seen.
 
     Args:
-        chooser: has built and judged it.
+        context: has built and judged it.
         full: the plan in which every node is static that can be.
         refined: what the codes rest on.
         found: what was chosen.
     """
-    judge, plan = chooser.judge, found.outcome.plan
-    apart = judge.samples is not chooser.samples and judge.scorer is None
-    if not apart or not plan.calibrated or chooser.bench.is_large or not chooser.has_time(_RUNS * len(judge.samples)):
+    judge, plan = context.judge, found.outcome.plan
+    apart = judge.samples is not context.samples and judge.scorer is None
+    if (
+        not apart
+        or not plan.calibrated
+        or context.bench.is_large
+        or not context.has_time(_RUNS_PER_SAMPLE * len(judge.samples))
+    ):
         return refined, found
     start, before = time.monotonic(), found.verification.agreement.worst_sqnr
     more = Selection(judge.samples, range(len(judge.samples)))
-    folds = Folds(chooser.trials, chooser.samples)
-    reached, better, count = before, False, len(chooser.samples) + len(more)
+    validator = CrossValidator(context.evaluator, context.samples)
+    reached, better, count = before, False, len(context.samples) + len(more)
     with tolerate("ranges of all samples"):
-        basis = refit(folds, full, plan, replace(refined.basis, recipe=found.recipe), more)
-        again = chooser.with_evidence(basis.evidence)
-        after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND)
+        basis = refit(validator, full, plan, replace(refined.basis, recipe=found.recipe), more)
+        again = context.with_evidence(basis.evidence)
+        after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND_LOOK)
         reached = after.agreement.worst_sqnr
         better = after.agreement.sound and not (math.isnan(reached) or reached < before)
     told, where = f"{len(plan.calibrated)} ranges of {count} samples", tuple(plan.calibrated)
-    gain = Gain("all samples", before, reached, told, 0.0, where=where)
+    gain = MethodGain("all samples", before, reached, told, 0.0, where=where)
     if not better:
-        chooser.bench.build(
-            plan, chooser.evidence, found.recipe, chooser.files.staged, external_data=chooser.files.external_data
+        context.bench.build(
+            plan, context.evidence, found.recipe, context.files.staged, external_data=context.files.external_data
         )
         gain = replace(gain, after=before, kept="", left="no less noise", where=())
     gains = (*found.gains, replace(gain, seconds=time.monotonic() - start))

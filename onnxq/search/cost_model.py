@@ -20,7 +20,7 @@ _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 
 
 @dataclass(frozen=True)
-class Alternative:
+class KernelOption:
     """What happens to a node instead of what the scheme says.
 
     Attributes:
@@ -39,21 +39,21 @@ class Alternative:
     def described(self) -> str:
         """How the figures of a decision call it.
 
-        >>> Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,))).described
+        >>> KernelOption(Mode.WEIGHT_ONLY, Spec("int4", (32,))).described
         'with float data and int4 codes'
         """
         return f"with float data and {self.weight.format} codes" if self.weight else "with dynamic scales"
 
 
-STATIC = Alternative(Mode.STATIC)
+STATIC = KernelOption(Mode.STATIC)
 """What the alternatives stand beside: an integer kernel whose neighbours see codes."""
 
-Way = tuple[str, Alternative]
+NodeOption = tuple[str, KernelOption]
 """A node and what it could be."""
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
+class OfferedOption:
     """An alternative that some nodes can take, measured where all of them take it.
 
     Attributes:
@@ -63,20 +63,20 @@ class Offer:
         times: of the plan's model.
     """
 
-    alternative: Alternative
+    alternative: KernelOption
     plan: Plan
     nodes: frozenset[str]
     times: NodeTimes
 
 
-def alternatives(target: Target) -> Iterator[Alternative]:
+def alternatives(target: Target) -> Iterator[KernelOption]:
     """Yield the alternatives that a runtime has fast kernels for."""
     if target.kernels.dynamic or target.kernels.own_dynamic:
-        yield Alternative(Mode.DYNAMIC)
-    yield from (Alternative(Mode.WEIGHT_ONLY, spec) for spec in target.kernels.multiplied)
+        yield KernelOption(Mode.DYNAMIC)
+    yield from (KernelOption(Mode.WEIGHT_ONLY, spec) for spec in target.kernels.multiplied)
 
 
-def wishes(alternative: Alternative, full: Plan, target: Target) -> Mapping[str, Demotion]:
+def wishes(alternative: KernelOption, full: Plan, target: Target) -> Mapping[str, Demotion]:
     """Return the demotions that put every node on an alternative that may be.
 
     Those may that the scheme wants as integers, and those whose weights it wants stored as the same codes. Other
@@ -98,7 +98,7 @@ def wishes(alternative: Alternative, full: Plan, target: Target) -> Mapping[str,
     }
 
 
-def takers(alternative: Alternative, plan: Plan, wished: Set[str]) -> frozenset[str]:
+def takers(alternative: KernelOption, plan: Plan, wished: Set[str]) -> frozenset[str]:
     """Return the nodes on which a plan fulfils the wish for an alternative; the others have fallen back."""
     return frozenset(one.node for one in plan.decisions if one.mode is alternative.mode and one.node in wished)
 
@@ -106,20 +106,20 @@ def takers(alternative: Alternative, plan: Plan, wished: Set[str]) -> frozenset[
 # What it costs to run each node in each way, and each border between floats and integers, on this machine.
 
 # What a QuantizeLinear or DequantizeLinear costs where no border of the measured models tells: nanoseconds.
-_BORDER = 3_000.0
-_BORDER_ELEMENT = 0.5
+_BORDER_NS = 3_000.0
+_BORDER_ELEMENT_NS = 0.5
 # And what floats take that are written and read in the place of codes.
-_WIDER_ELEMENT = 0.2
+_WIDER_ELEMENT_NS = 0.2
 OUTSIDE = ""
 """Stands for what reads a tensor beside nodes: whatever a graph or body returns is floats."""
 
 
-def gives_codes(node: Node, target: Target) -> bool:
+def outputs_quantized(node: Node, target: Target) -> bool:
     """Whether a node gives codes as an integer kernel, rather than floats."""
     return not any(one.op in target.kernels.fused.float_output for one in _with_clamped(node, target))
 
 
-def gives_either(node: Node, target: Target) -> bool:
+def outputs_either(node: Node, target: Target) -> bool:
     """Whether a node gives floats as fast as codes, where those that read it do not all want codes."""
     return any(one.op in target.kernels.fused.either_output for one in _with_clamped(node, target))
 
@@ -129,7 +129,7 @@ def _with_clamped(node: Node, target: Target) -> list[Node]:
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class CostModel:
     """Nanoseconds of the nodes and borders of a graph and its bodies, from runs of whole models in different modes.
 
     Attributes:
@@ -148,7 +148,7 @@ class Costs:
     full: Plan
     floats: NodeTimes
     static: NodeTimes
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[OfferedOption, ...] = ()
     quantized: Mapping[str, float] = field(default_factory=dict)
     dequantized: Mapping[str, float] = field(default_factory=dict)
 
@@ -164,12 +164,12 @@ class Costs:
         return self._converted(names, self.full, self.static)
 
     @cached_property
-    def offered(self) -> Mapping[Alternative, Mapping[str, float]]:
+    def offered(self) -> Mapping[KernelOption, Mapping[str, float]]:
         """Nanoseconds of the nodes that can take an alternative, what they make slower around them included."""
         return {offer.alternative: self._converted(offer.nodes, offer.plan, offer.times) for offer in self.offers}
 
     @cached_property
-    def worthwhile(self) -> Mapping[Alternative, Mapping[str, float]]:
+    def worthwhile(self) -> Mapping[KernelOption, Mapping[str, float]]:
         """What is offered and faster than in float, and for coarser codes, than with finer ones; none else is taken."""
         least = dict(self.floats.nodes)
         found = {}
@@ -179,7 +179,7 @@ class Costs:
                 least.update(found[alternative])
         return found
 
-    def corrected(self, static: Set[str], alternatives: Mapping[str, Alternative], observed: NodeTimes) -> Costs:
+    def corrected(self, static: Set[str], alternatives: Mapping[str, KernelOption], observed: NodeTimes) -> CostModel:
         """Return the same with what the kernels of a model really took.
 
         Args:
@@ -226,11 +226,11 @@ class Costs:
             if maker is None and not any(name in self.static_nodes for name in readers):
                 continue
             size = self.floats.elements.get(source.name, 0.0) if source is not None else 0.0
-            into = round(quantized.get(tensor.name, _BORDER + quantize * size))
-            back = round(dequantized.get(tensor.name, _BORDER + dequantize * size))
-            if source is not None and maker is not None and gives_either(source, self.target):
+            into = round(quantized.get(tensor.name, _BORDER_NS + quantize * size))
+            back = round(dequantized.get(tensor.name, _BORDER_NS + dequantize * size))
+            if source is not None and maker is not None and outputs_either(source, self.target):
                 # No kernel decodes, and nobody's codes make no noise.
-                wider = round(dequantized.get(tensor.name, _WIDER_ELEMENT * size))
+                wider = round(dequantized.get(tensor.name, _WIDER_ELEMENT_NS * size))
                 found.append(Border(maker, readers, into, wider))
                 maker, into, back = None, 0, 0
             found.append(Border(maker, readers, into, back, tensor=tensor.name))
@@ -300,7 +300,7 @@ class Costs:
 
     def _integer_maker(self, maker: Node | None) -> str | None:
         """Return the node when it gives codes as an integer kernel, rather than floats."""
-        given = maker is not None and maker.name in self.static_nodes and gives_codes(maker, self.target)
+        given = maker is not None and maker.name in self.static_nodes and outputs_quantized(maker, self.target)
         return str(maker.name) if maker is not None and given else None
 
     @cached_property
@@ -343,5 +343,5 @@ class Costs:
                 if size and tensor.name in known:
                     times[direction] += known[tensor.name]
                     sizes[direction] += size
-        rates = [time / size if size else _BORDER_ELEMENT for time, size in zip(times, sizes, strict=True)]
+        rates = [time / size if size else _BORDER_ELEMENT_NS for time, size in zip(times, sizes, strict=True)]
         return rates[0], rates[1]

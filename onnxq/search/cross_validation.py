@@ -1,4 +1,4 @@
-"""Folds: what is found on some of the samples is judged by others, and the other way round."""
+"""CrossValidator: what is found on some of the samples is judged by others, and the other way round."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onnxq.algorithms.range_search import Noise, pooled, takes_off
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import RangeMethod
 from onnxq.calibration.statistics import Evidence
+from onnxq.config.effort import Accuracy
 from onnxq.data.dataset import Selection, by_file, even_places, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.evaluation.bounds import student_t_quantile
 from onnxq.ir import Graph, constants
 from onnxq.planning.plan import Plan
-from onnxq.search.effort import Accuracy
-from onnxq.search.evaluator import Trials, noises
-from onnxq.search.workbench import Workbench
+from onnxq.search.evaluator import PlanEvaluator, measure_errors
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import Progress, silent
 
 Groups = tuple[int, ...]
@@ -49,7 +49,7 @@ _NO_DOUBT, _LITTLE_DOUBT = 0.01, 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Basis:
+class AlgorithmResult:
     """What codes are chosen by.
 
     Attributes:
@@ -64,7 +64,7 @@ class Basis:
     settings: Mapping[Site, Setting] = field(default_factory=lambda: MappingProxyType({}))
     left: str = ""
 
-    def unfit(self, reason: str) -> Basis:
+    def unfit(self, reason: str) -> AlgorithmResult:
         """Return the same, which a method leaves as it is, as it does not apply for that reason."""
         return replace(self, left=f"it does not apply: {reason}")
 
@@ -72,12 +72,12 @@ class Basis:
 LARGE = "the model is above 1 GiB"
 """Why methods do not apply that build a model, or see much of its data, too often for that."""
 
-Finding: TypeAlias = Callable[[Groups], Basis]
+Finding: TypeAlias = Callable[[Groups], AlgorithmResult]
 """What a method makes of some groups of samples."""
 Found = TypeVar("Found", bound=Finding)
 
 
-def groups_of(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
+def split_groups(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
     """Return the two halves of those samples by which candidates are judged, and others, at most 512 in all.
 
     Where samples share files, each half has those too that share one with it, by which nothing is judged.
@@ -99,24 +99,24 @@ def groups_of(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Folds:
+class CrossValidator:
     """The samples in three groups: the two halves of those that judge candidates, and all others.
 
     What a fold finds, it finds on one half and the others; the half that was left out judges it. What is taken in the
     end is found on all.
 
     Attributes:
-        trials: build candidates and judge them.
+        evaluator: build candidates and judge them.
         samples: all of them, two at least.
     """
 
-    trials: Trials
+    evaluator: PlanEvaluator
     samples: SampleSource
 
     @cached_property
     def groups(self) -> tuple[Selection, ...]:
         """The samples by group, at most 512 in all."""
-        return groups_of(self.samples, len(self.trials.answered.samples))
+        return split_groups(self.samples, len(self.evaluator.answered.samples))
 
     @property
     def found_on(self) -> tuple[Groups, Groups]:
@@ -124,18 +124,18 @@ class Folds:
         return (1, 2), (0, 2)
 
     @cached_property
-    def _judges(self) -> tuple[Trials, Trials]:
+    def _judges(self) -> tuple[PlanEvaluator, PlanEvaluator]:
         """What judges each fold."""
-        one, other = halves(self.samples, len(self.trials.answered.samples))
+        one, other = halves(self.samples, len(self.evaluator.answered.samples))
         places = sorted((*one, *other))
-        return self.trials.part(list(map(places.index, one))), self.trials.part(list(map(places.index, other)))
+        return self.evaluator.part(list(map(places.index, one))), self.evaluator.part(list(map(places.index, other)))
 
     def of(self, groups: Groups, most: int) -> Selection:
         """Return at most so many samples of some groups, evenly spaced."""
         places = sorted(place for group in groups for place in self.groups[group].places)
         return Selection(self.samples, [places[place] for place in even_places(len(places), most)])
 
-    def quietest(self, plan: Plan, findings: Sequence[Found]) -> Found:
+    def lowest_error(self, plan: Plan, findings: Sequence[Found]) -> Found:
         """Return the finding with which the first fold has the least noise."""
         if len(findings) == 1:
             return findings[0]
@@ -143,8 +143,14 @@ class Folds:
         return findings[seen.index(min(seen))]
 
     def kept(
-        self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = WORTH, *, once: bool = False
-    ) -> Basis:
+        self,
+        plan: Plan,
+        basis: AlgorithmResult,
+        findings: Sequence[Finding],
+        worth: float = WORTH,
+        *,
+        once: bool = False,
+    ) -> AlgorithmResult:
         """Return what the best of some findings makes of all samples, or the basis where none is worth it.
 
         Args:
@@ -152,12 +158,14 @@ class Folds:
             basis: what there is without them.
             findings: of which the first fold says which is the best.
             worth: how many times the noise of the basis it may leave at most, as both folds see it.
-            once: whether the first fold decides by itself, see `pays`.
+            once: whether the first fold decides by itself, see `improves`.
         """
-        best = self.quietest(plan, findings)
-        return best(ALL) if self.pays(plan, best, lambda _: basis, worth, once=once) else basis
+        best = self.lowest_error(plan, findings)
+        return best(ALL) if self.improves(plan, best, lambda _: basis, worth, once=once) else basis
 
-    def pays(self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH, *, once: bool = False) -> bool:
+    def improves(
+        self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH, *, once: bool = False
+    ) -> bool:
         """Return whether a finding leaves less noise than another, as both folds see it.
 
         The second fold finds nothing where what the first sees cannot be made up for, or leaves no doubt.
@@ -181,7 +189,7 @@ class Folds:
         was, now = self._seen(plan, ((1, other), (1, finding)))
         return first[1] + pooled(now) < worth * (first[0] + pooled(was))
 
-    def surely_pays(self, plan: Plan, finding: Finding, other: Finding) -> bool:
+    def improves_significantly(self, plan: Plan, finding: Finding, other: Finding) -> bool:
         """Return whether a finding leaves less noise than another by more than chance, sample by sample.
 
         All samples together have to see more than one standard error less, or where they are few, as much more as
@@ -204,37 +212,37 @@ class Folds:
         freedom = max(sum(map(len, found)) - 1, 1)
         return takes_off(np.concatenate(before), np.concatenate(found), student_t_quantile(freedom, _CHANCE))
 
-    def held_out(self, plan: Plan) -> Trials:
+    def held_out_evaluator(self, plan: Plan) -> PlanEvaluator:
         """Return trials by samples that the ranges and means of their evidence are not made of.
 
         It is made of the samples that judge candidates, for others to judge, or where there are hardly any others, of
         one half for the other.
         """
-        bench = self.trials.bench
+        bench = self.evaluator.bench
         if len(self.groups[2]) < len(self.groups[1]):
             # What the float model gives for these is known, and so is what models give that were tried before.
             evidence = bench.calibrate(plan, self.of((0, 2), _MOST), silent)
             return replace(self._judges[1], evidence=evidence)
         evidence = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
-        none = replace(self.trials.part(()), evidence=evidence)
+        none = replace(self.evaluator.part(()), evidence=evidence)
         return none.joined(self.of((2,), _MOST_HELD_OUT))
 
     def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
         """Yield the noise that a fold sees of a finding, one after the other."""
 
-        def each() -> Iterator[tuple[Trials, Plan, Recipe]]:
+        def each() -> Iterator[tuple[PlanEvaluator, Plan, Recipe]]:
             for fold, finding in asked:
                 basis = finding(self.found_on[fold])
                 yield replace(self._judges[fold], evidence=basis.evidence), plan, basis.recipe
 
-        return noises(each())
+        return measure_errors(each())
 
 
 # Calibration for methods of accuracy: the samples run once, and what their groups show is known apart.
 
 
 def observe_groups(
-    bench: Workbench,
+    bench: PreparedModel,
     plan: Plan,
     samples: SampleSource,
     accuracy: Accuracy,
@@ -253,7 +261,7 @@ def observe_groups(
     """
     if not accuracy.methods:
         return
-    groups = groups_of(samples, accuracy.judges(len(samples)))
+    groups = split_groups(samples, accuracy.judges(len(samples)))
     requests = requests_for(plan, methods)
     if bench.is_large or not requests or sum(map(len, groups)) < len(samples):
         return

@@ -29,7 +29,7 @@ from onnxq.ir import Graph, all_graphs
 from onnxq.planning.plan import Plan
 from onnxq.preparing.placing import coded_tensors
 from onnxq.runtime.sessions import return_memory
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.publish import stored_bytes
 
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
@@ -38,15 +38,15 @@ Runner: TypeAlias = Callable[[Sequence[int]], Answers]
 """Runs a model on the samples of some numbers."""
 
 # Bytes of files that are kept, and models that are whatever they take: one that runs, and the next.
-_ROOM, _NEEDED = 1 << 29, 2
+_FILE_BYTES, _NEEDED_MODELS = 1 << 29, 2
 # Bytes of outputs that are kept.
-_HELD = 1 << 26
+_OUTPUT_BYTES = 1 << 26
 # No two models of a process are built in the same place.
 _NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BuiltModel:
     """The model of a plan.
 
     Attributes:
@@ -60,7 +60,7 @@ class Candidate:
     is_whole: bool = True
 
 
-class Candidates:
+class BuiltModels:
     """Models that were built and run, so that one that is tried, judged otherwise, profiled and timed is built once.
 
     What was longest not asked for is removed when there is no room for more.
@@ -70,14 +70,14 @@ class Candidates:
         held: bytes of outputs that are kept.
     """
 
-    def __init__(self, room: int = _ROOM, held: int = _HELD) -> None:
+    def __init__(self, room: int = _FILE_BYTES, held: int = _OUTPUT_BYTES) -> None:
         self._room, self._held = room, held
-        self._models: OrderedDict[Hashable, Candidate] = OrderedDict()
+        self._models: OrderedDict[Hashable, BuiltModel] = OrderedDict()
         self._answers: OrderedDict[Hashable, Answers] = OrderedDict()
         self._running: dict[Hashable, Future[Answers]] = {}
         self._background = ThreadPoolExecutor(1)
 
-    def model(self, key: Hashable, folder: Path, build: Callable[[Path], Candidate]) -> Candidate:
+    def model(self, key: Hashable, folder: Path, build: Callable[[Path], BuiltModel]) -> BuiltModel:
         """Return a model, built now or before; its file stays until two others are asked for.
 
         Args:
@@ -88,7 +88,10 @@ class Candidates:
         if key not in self._models:
             self._models[key] = build(folder / f"candidate.{next(_NUMBERS)}.onnx")
         self._models.move_to_end(key)
-        while len(self._models) > _NEEDED and sum(stored_bytes(one.path) for one in self._models.values()) > self._room:
+        while (
+            len(self._models) > _NEEDED_MODELS
+            and sum(stored_bytes(one.path) for one in self._models.values()) > self._room
+        ):
             self._models.popitem(last=False)[1].path.unlink(missing_ok=True)
         return self._models[key]
 
@@ -133,9 +136,9 @@ class Candidates:
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # Models of which nobody has asked for the noise while others are built.
-_AHEAD = 1
+_BUILT_AHEAD = 1
 # Seconds that a process takes before its first run.
-_STARTUP = 0.4
+_STARTUP_SECONDS = 0.4
 
 Judgement = TypeVar("Judgement")
 
@@ -164,7 +167,7 @@ class _Trusted:
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
+class EvaluationSplit:
     """The samples that judge candidates, on which the float model runs once, and the candidates built so far.
 
     Attributes:
@@ -179,7 +182,7 @@ class Panel:
     prepared: Path
     samples: SampleSource
     count: int
-    built: Candidates = field(default_factory=Candidates)
+    built: BuiltModels = field(default_factory=BuiltModels)
 
     @cached_property
     def answered(self) -> ReferenceOutputs:
@@ -195,7 +198,7 @@ class Panel:
 
 
 @dataclass(frozen=True, eq=False)
-class Trials:
+class PlanEvaluator:
     """What is needed to build a plan's model and see how far it is from the float model.
 
     Attributes:
@@ -207,11 +210,11 @@ class Trials:
         earlier: how many models were tried before, on fewer samples.
     """
 
-    bench: Workbench
+    bench: PreparedModel
     evidence: Evidence
     answered: ReferenceOutputs
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
-    built: Candidates = field(default_factory=Candidates)
+    built: BuiltModels = field(default_factory=BuiltModels)
     earlier: int = 0
 
     @property
@@ -221,18 +224,18 @@ class Trials:
 
     def process_seconds(self, run: float) -> float:
         """Return how long a process takes to run the float model over the samples, each run so many seconds."""
-        return _STARTUP + len(self.answered.samples) * run
+        return _STARTUP_SECONDS + len(self.answered.samples) * run
 
     @classmethod
-    def of(cls, bench: Workbench, reference: Path, samples: SampleSource, evidence: Evidence) -> Trials:
+    def of(cls, bench: PreparedModel, reference: Path, samples: SampleSource, evidence: Evidence) -> PlanEvaluator:
         """Run the float model once on a few samples, to try plans against it; see `ReferenceOutputs.of`."""
         return cls(bench, evidence, ReferenceOutputs.of(reference, bench.prepared, samples))
 
-    def part(self, places: Sequence[int]) -> Trials:
+    def part(self, places: Sequence[int]) -> PlanEvaluator:
         """Return trials on some of the samples, for which the float model does not run again."""
         return replace(self, answered=self.answered.part(places), measured={})
 
-    def joined(self, samples: SampleSource) -> Trials:
+    def joined(self, samples: SampleSource) -> PlanEvaluator:
         """Return trials on more samples, on which the float model runs now."""
         return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count)
 
@@ -300,14 +303,14 @@ class Trials:
         """Return how many bytes the file of a plan's model has."""
         return stored_bytes(self.candidate(plan, recipe).path)
 
-    def candidate(self, plan: Plan, recipe: Recipe) -> Candidate:
+    def candidate(self, plan: Plan, recipe: Recipe) -> BuiltModel:
         """Return a plan's model, built now or before; its file stays until others are asked for."""
         bench = self.bench
 
-        def build(path: Path) -> Candidate:
+        def build(path: Path) -> BuiltModel:
             write = bench.build_beside if bench.is_large else partial(bench.build, external_data=False)
             graph = write(plan, self.evidence, recipe, path)
-            return Candidate(path, coded_tensors(graph, bench.graph), is_whole=not bench.is_large)
+            return BuiltModel(path, coded_tensors(graph, bench.graph), is_whole=not bench.is_large)
 
         return self.built.model(self._key(plan, recipe), bench.prepared.parent, build)
 
@@ -331,21 +334,21 @@ def candidate_key(plan: Plan, recipe: Recipe, evidence: Evidence) -> Hashable:
     return plan.effect, recipe.key, _ThisEvidence(evidence)
 
 
-def noises(asked: Iterable[tuple[Trials, Plan, Recipe]]) -> Iterator[NDArray[np.float64]]:
-    """Yield the noise of models in order, see `Trials.noise`; each runs while the next is built.
+def measure_errors(asked: Iterable[tuple[PlanEvaluator, Plan, Recipe]]) -> Iterator[NDArray[np.float64]]:
+    """Yield the noise of models in order, see `PlanEvaluator.noise`; each runs while the next is built.
 
     Args:
         asked: by what a model is tried, and what it is built from.
     """
-    begun: deque[tuple[Trials, Plan, Recipe]] = deque()
-    for trials, plan, recipe in asked:
-        trials.begin(plan, recipe)
-        begun.append((trials, plan, recipe))
-        if len(begun) > _AHEAD:
+    begun: deque[tuple[PlanEvaluator, Plan, Recipe]] = deque()
+    for evaluator, plan, recipe in asked:
+        evaluator.begin(plan, recipe)
+        begun.append((evaluator, plan, recipe))
+        if len(begun) > _BUILT_AHEAD:
             yield _noise_of(begun.popleft())
     yield from map(_noise_of, begun)
 
 
-def _noise_of(asked: tuple[Trials, Plan, Recipe]) -> NDArray[np.float64]:
-    trials, plan, recipe = asked
-    return trials.noise(plan, recipe)
+def _noise_of(asked: tuple[PlanEvaluator, Plan, Recipe]) -> NDArray[np.float64]:
+    evaluator, plan, recipe = asked
+    return evaluator.noise(plan, recipe)

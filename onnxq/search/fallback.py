@@ -12,17 +12,17 @@ from onnxq.numerics.affine import decibels
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.runtime.targets import Target
-from onnxq.search.profiling import Builds, Measures
+from onnxq.search.profiling import PlanTester, Profiler
 from onnxq.search.search import (
     FINER,
     FINEST,
     Demotions,
     Measure,
-    NodeNoise,
-    NodeNoises,
-    Outcome,
+    NodeSensitivity,
     Planner,
-    handed_back,
+    PlanSearch,
+    SensitivitiesOfNodes,
+    backward_elimination,
     sizes_of,
     small_nodes,
 )
@@ -31,7 +31,7 @@ from onnxq.system.resources import Progress
 # Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
 _STORED_SHARE = 0.6
 # Finer weights take away too little of the noise of all codes where weights make no more than this part of it.
-_QUIET_SHARE = 0.25
+_LOW_ERROR_SHARE = 0.25
 # Between codes of fewer bits than 8 and FINER, the coarsest first: the second takes hardly more bytes than one scale a
 # channel does.
 _BETWEEN = (Spec("int4", (32,)), Spec("int8-narrow", (128,), scale="float16"))
@@ -47,11 +47,11 @@ def stored_goal(full: Plan, goal: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class FinerWeights:
+class WeightPrecisionSearch:
     """Finds which weights need finer codes where nodes only store them.
 
     Attributes:
-        laboratory: builds and measures.
+        profiler: builds and measures.
         full: the plan in which every node is an integer kernel that can be.
         stores: demotions that leave no node an integer kernel.
         goal: SQNR in decibels to reach.
@@ -60,7 +60,7 @@ class FinerWeights:
         parts: into how many of them weights are told apart.
     """
 
-    laboratory: Builds
+    profiler: PlanTester
     full: Plan
     stores: Demotions
     goal: float
@@ -74,7 +74,7 @@ class FinerWeights:
         Args:
             share: part of the noise of all codes that those of weights make.
         """
-        enough = self.goal if share <= _QUIET_SHARE else self._stored_goal
+        enough = self.goal if share <= _LOW_ERROR_SHARE else self._stored_goal
         return self._sqnr({}) < enough
 
     def found(self, noise: Mapping[str, float]) -> Demotions:
@@ -89,7 +89,7 @@ class FinerWeights:
         weighted = self._weighted
         sizes = {node: sum(weight.elements for weight in one.weights) for node, one in weighted.items()}
         order = sorted(weighted, key=lambda node: -noise.get(node, 0.0) / (sizes[node] + 1))
-        return self._handed_back(self._too_fine(order, noise), order)
+        return self._hand_back(self._too_fine(order, noise), order)
 
     def _too_fine(self, order: Sequence[str], noise: Mapping[str, float]) -> Demotions:
         """Return what becomes of the noisiest weights, so many of them in their order that the rest may stay."""
@@ -118,7 +118,7 @@ class FinerWeights:
         # Codes of 16 bits are twice as large, and floats four times, so they are for what is not faithful otherwise.
         return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, noise)
 
-    def _handed_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
+    def _hand_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
         """Return finer codes for fewer of the weights, or codes that are less fine; first come the quiet large ones."""
 
         def is_enough(demotions: Demotions) -> bool:
@@ -128,11 +128,11 @@ class FinerWeights:
         if reached < self.goal:
             return better
         quiet = [node for node in reversed(order) if node in better]
-        kept = handed_back(better, dict.fromkeys(quiet), is_enough, most=self.most)
+        kept = backward_elimination(better, dict.fromkeys(quiet), is_enough, most=self.most)
         for spec in _BETWEEN:
             finer = [node for node in quiet if node in kept and _is_between(self._weighted[node], spec, kept[node])]
             coarser = {node: _finer(kept[node].mode, self._own(node), spec) for node in finer}
-            kept = handed_back(kept, coarser, is_enough, most=self.most)
+            kept = backward_elimination(kept, coarser, is_enough, most=self.most)
         return kept
 
     @cached_property
@@ -163,7 +163,7 @@ class FinerWeights:
         return stored_goal(self.full, self.goal)
 
     def _sqnr(self, demotions: Demotions) -> float:
-        return self.laboratory.sqnr(self.laboratory.plan({**self.stores, **demotions}))
+        return self.profiler.sqnr(self.profiler.plan({**self.stores, **demotions}))
 
 
 def _finer(mode: Mode, coarse: Spec, spec: Spec) -> Demotion:
@@ -203,8 +203,8 @@ _BITS = 4
 _REASON = "a small file is preferred to a fast model"
 
 
-def coarser_weights(
-    laboratory: Measures, target: Target, goal: float, *, runs: int, most: int, is_late: Callable[[], bool]
+def choose_fewer_bits(
+    profiler: Profiler, target: Target, goal: float, *, runs: int, most: int, is_late: Callable[[], bool]
 ) -> Demotions:
     """Return what makes codes of 4 bits of as many weights as a goal takes, in a model that computes in float.
 
@@ -212,33 +212,33 @@ def coarser_weights(
     that hold much become coarser first. What noise that leaves allowed is for integer kernels.
 
     Args:
-        laboratory: builds and measures.
+        profiler: builds and measures.
         target: the runtime.
         goal: SQNR in decibels to reach.
-        runs: how often to run a sample to measure what coarser codes add in noise, see `measure_noises`.
+        runs: how often to run a sample to measure what coarser codes add in noise, see `measure_sensitivities`.
         most: models to build at most, to find how many may be coarser.
         is_late: whether time is up: then no more become coarser.
     """
-    full = laboratory.plan({})
+    full = profiler.plan({})
     stores = {one.node: Demotion(Mode.STORAGE, _REASON) for one in full.decisions if one.mode is not Mode.FLOAT}
-    coarser = _possible(laboratory, full, stores, target)
+    coarser = _possible(profiler, full, stores, target)
     if not coarser or is_late():
         return {}
-    plan, reached = laboratory.plan({**stores, **coarser}), stored_goal(full, goal)
-    if laboratory.sqnr(plan) >= reached:
+    plan, reached = profiler.plan({**stores, **coarser}), stored_goal(full, goal)
+    if profiler.sqnr(plan) >= reached:
         return coarser
-    noise = laboratory.noises(plan, coarser.keys(), runs).nodes
+    noise = profiler.noises(plan, coarser.keys(), runs).nodes
     sizes = {node: sum(weight.elements for weight in plan.by_node[node].weights) for node in coarser}
     quiet = {node: coarser[node] for node in sorted(sizes, key=lambda node: noise.get(node, 0.0) / sizes[node])}
 
     def is_enough(demotions: Mapping[str, Demotion]) -> bool:
-        return not is_late() and laboratory.sqnr(laboratory.plan(demotions)) >= reached
+        return not is_late() and profiler.sqnr(profiler.plan(demotions)) >= reached
 
-    kept = handed_back(stores, quiet, is_enough, most=most)
+    kept = backward_elimination(stores, quiet, is_enough, most=most)
     return {node: one for node, one in kept.items() if one.weight == COARSER}
 
 
-def _possible(laboratory: Measures, full: Plan, stores: Demotions, target: Target) -> Demotions:
+def _possible(profiler: Profiler, full: Plan, stores: Demotions, target: Target) -> Demotions:
     """Return what makes codes of 4 bits of all weights that can be.
 
     Where what decodes them stands in no opset that the model is the same in, they are those that are multiplied.
@@ -246,10 +246,10 @@ def _possible(laboratory: Measures, full: Plan, stores: Demotions, target: Targe
     if target.reads.fewest_bits > _BITS:
         return {}
     wished = {node: Demotion(Mode.WEIGHT_ONLY, _REASON, weight=COARSER) for node in _usual(full, target)}
-    plan = laboratory.plan({**stores, **wished})
+    plan = profiler.plan({**stores, **wished})
     every = {node: one for node, one in wished.items() if _is_coarser(plan, node)}
     multiplied = {node: one for node, one in every.items() if plan.by_node[node].mode is Mode.WEIGHT_ONLY}
-    possible = (one for one in (every, multiplied) if laboratory.expresses(laboratory.plan({**stores, **one})))
+    possible = (one for one in (every, multiplied) if profiler.expresses(profiler.plan({**stores, **one})))
     return next(possible, {})
 
 
@@ -273,24 +273,24 @@ _STORED = frozenset({Mode.STORAGE, Mode.WEIGHT_ONLY})
 # What 8-bit storage makes of weights.
 _PLAIN, _PLAIN_BITS = Spec("int8-narrow", per=Granularity.CHANNEL), 8
 # Decibels of noise above the signal that nothing has to be told apart beyond.
-_LOUDEST = 100.0
+_LOUDEST_DB = 100.0
 
 
-def leave_what_hurts(
+def greedy_fallback(
     planner: Planner,
     measure: Measure,
     goal: float,
     progress: Progress,
     *,
-    told: NodeNoises | None = None,
+    told: SensitivitiesOfNodes | None = None,
     size: Callable[[Plan], float] | None = None,
-) -> Outcome:
+) -> PlanSearch:
     """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
 
     Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
     demotion reaches the goal. Demoted nodes store their weights as codes, of 16 bits when they are among the smallest
     nodes, which together hold a hundredth of all weights; only when that is still too noisy do stored weights get finer
-    codes, see `FinerWeights`, and then the rest is tried as integers once more.
+    codes, see `WeightPrecisionSearch`, and then the rest is tried as integers once more.
 
     Args:
         planner: demotions to plan.
@@ -308,10 +308,10 @@ def leave_what_hurts(
     full = planner({})
     full_sqnr = counter(full)
     if full_sqnr >= goal:
-        return Outcome(full, (), counter.calls)
+        return PlanSearch(full, (), counter.calls)
     small = small_nodes(full)
 
-    def ranked(modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
+    def ranked(modes: Set[Mode], demoted: Demotions) -> list[NodeSensitivity]:
         if told is None:
             return _alone(planner, counter, modes, demoted)
         counter.expect(0)
@@ -321,12 +321,12 @@ def leave_what_hurts(
     static = ranked({Mode.STATIC}, {})
     demotions = {one.node: _demotion(one, small) for one in static}
     best = _shortest_prefix(planner, counter, demotions, {}, goal)
-    stored: list[NodeNoise] = []
+    stored: list[NodeSensitivity] = []
     if best[1] < goal:
         stored = ranked(_STORED, demotions)
         tried = _Tried(planner, counter, demotions, [best])
         left = _with_finer_weights(
-            tried, {one.node: 10 ** (-max(one.sqnr, -_LOUDEST) / 10) for one in stored}, goal, size
+            tried, {one.node: 10 ** (-max(one.sqnr, -_LOUDEST_DB) / 10) for one in stored}, goal, size
         )
         best = max(tried.found, key=_sqnr)
         if (sqnr := tried.sqnr(plan := tried.plan(left))) >= goal:
@@ -336,7 +336,7 @@ def leave_what_hurts(
             best = best if best[1] >= goal else (plan, sqnr)
     seen = (one for one in (*static, *stored) if told is None or one.sqnr < math.inf)
     sensitivities = sorted(seen, key=lambda one: one.sqnr)
-    return Outcome(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
+    return PlanSearch(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,7 +370,7 @@ def _with_finer_weights(
     plan, counter = tried.plan({}), tried.counter
     stored = replace(plan, decisions=tuple(one for one in plan.decisions if one.mode in _STORED))
     most = HANDED_BACK if counter.parts == math.inf else _FEW_HANDED_BACK
-    weights = FinerWeights(tried, stored, {}, goal, lambda: counter.is_over, most, counter.parts)
+    weights = WeightPrecisionSearch(tried, stored, {}, goal, lambda: counter.is_over, most, counter.parts)
     better = dict(weights.found(noise))
     coarse = {one.node for one in stored.decisions if _bits(one) < _PLAIN_BITS}
     if size is None or not coarse & better.keys() or tried.sqnr(tried.plan(better)) < goal:
@@ -385,11 +385,11 @@ def _with_finer_weights(
 
     if is_enough({**better, **plain}):
         return {**better, **plain}
-    fewer = handed_back(better, {node: plain[node] for node in better if node in coarse}, is_enough, most=most)
+    fewer = backward_elimination(better, {node: plain[node] for node in better if node in coarse}, is_enough, most=most)
     return min(better, dict(fewer), key=lambda one: size(tried.plan(one)))
 
 
-def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeNoise]:
+def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeSensitivity]:
     """Measure weighted nodes of ``modes``, each with every other weight in float, as long as may be; noisiest first."""
     plan = planner(demoted)
     units = [decision.node for decision in plan.decisions if decision.mode in modes and decision.weights]
@@ -403,7 +403,7 @@ def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demot
         sqnr = measure.measured(planner(others | kept))
         if sqnr is None:
             break
-        found.append(NodeNoise(unit, plan.by_node[unit].mode, sqnr))
+        found.append(NodeSensitivity(unit, plan.by_node[unit].mode, sqnr))
     return sorted(found, key=lambda one: one.sqnr)
 
 
@@ -433,7 +433,7 @@ def _shortest_prefix(
     return best
 
 
-def _demotion(one: NodeNoise, small: set[str]) -> Demotion:
+def _demotion(one: NodeSensitivity, small: set[str]) -> Demotion:
     reason = f"{one.mode} quantization of it hurts the worst output too much"
     stored = Demotion(Mode.STORAGE, reason)
     return replace(stored, weight=FINEST, finer=reason) if one.node in small else stored

@@ -11,18 +11,18 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from onnxq.config.effort import Effort
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
-from onnxq.search.cost_model import STATIC, Way
-from onnxq.search.efforts import Effort
-from onnxq.search.fallback import FinerWeights
+from onnxq.search.cost_model import STATIC, NodeOption
+from onnxq.search.fallback import WeightPrecisionSearch
 from onnxq.search.kernel_times import find_regions, node_times
-from onnxq.search.profiling import Measures, measure_noise, offers_of, profile_costs
-from onnxq.search.search import Outcome, Point, handed_back
-from onnxq.search.tradeoff import AS_LONG, SILENT, Assignment, Noise, Prices
+from onnxq.search.profiling import Profiler, measure_option_sensitivities, offered_options, profile_costs
+from onnxq.search.search import PlanSearch, Point, backward_elimination
+from onnxq.search.tradeoff import AS_LONG, UNMEASURED, Assignment, CostTradeoff, OptionSensitivities
 from onnxq.system.resources import Progress
 
 # Of short timings, a difference of so little says nothing.
@@ -30,17 +30,17 @@ _SAME_SPEED = 0.98
 # A plan that is expected to take less than a faithful one, but more than this part of it, is not worth a model.
 _HARDLY_FASTER = 0.98
 # What is trusted of a plan may lie below every number.
-_LOWEST_SQNR = -100.0
+_LOWEST_SQNR_DB = -100.0
 # A plan that is so many decibels from the goal counts half of one that has just reached it.
-_NEAR = 3.0
+_NEAR_DB = 3.0
 # How spread in decibels, squared, plans have to be to say half of how much more is trusted for each that is predicted.
-_PRIOR = 2.0
+_PRIOR_DB2 = 2.0
 # Between these: luck must not turn the line around.
 _FLATTEST, _STEEPEST = 0.25, 4.0
 
 
 @dataclass(frozen=True)
-class Candidate:
+class WeighedPlan:
     """An assignment with its plan, how it was found, and what was measured of it.
 
     Attributes:
@@ -57,13 +57,13 @@ class Candidate:
     assignment: Assignment
     plan: Plan
     weight: float
-    without: frozenset[Way]
+    without: frozenset[NodeOption]
     predicted: float | None = None
     sqnr: float | None = None
     speed: float | None = None
 
 
-def expectation(measured: Iterable[Candidate], goal: float) -> Callable[[float], float]:
+def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float], float]:
     """Return what tells the SQNR that a plan can be expected to be trusted with from what is predicted of it.
 
     Codes that err alike make more noise together than alone, what an output is trusted with is less than what was seen
@@ -76,18 +76,18 @@ def expectation(measured: Iterable[Candidate], goal: float) -> Callable[[float],
         goal: SQNR in decibels.
     """
     known = [
-        (decibels(one.assignment.noise), max(one.sqnr, _LOWEST_SQNR))
+        (decibels(one.assignment.noise), max(one.sqnr, _LOWEST_SQNR_DB))
         for one in measured
         if one.sqnr is not None and one.sqnr < math.inf and one.assignment.noise > 0
     ]
     if not known:
         return lambda predicted: predicted
     alone, seen = np.array(known).T
-    weights = 1 / (1 + np.square((seen - goal) / _NEAR))
+    weights = 1 / (1 + np.square((seen - goal) / _NEAR_DB))
     weights /= weights.sum()
     centre, height = float(weights @ alone), float(weights @ seen)
     off = alone - centre
-    steepness = float(weights @ (off * (seen - height)) + _PRIOR) / float(weights @ np.square(off) + _PRIOR)
+    steepness = float(weights @ (off * (seen - height)) + _PRIOR_DB2) / float(weights @ np.square(off) + _PRIOR_DB2)
     steepness = min(max(steepness, _FLATTEST), _STEEPEST)
     return lambda predicted: height + steepness * (predicted - centre)
 
@@ -115,14 +115,14 @@ def halfway(assigned: Callable[[int], Assignment], low: int, high: int) -> int:
     return min(found, high - 1)
 
 
-def fastest(timed: Sequence[Candidate]) -> Candidate:
+def fastest(timed: Sequence[WeighedPlan]) -> WeighedPlan:
     """Return the fastest, or the most faithful one of those that are not told from it by their speed."""
     most = max(one.speed or 0.0 for one in timed)
     alike = (one for one in timed if (one.speed or 0.0) >= _SAME_SPEED * most)
     return max(alike, key=lambda one: one.sqnr or -math.inf)
 
 
-def distinct(tried: Iterable[Candidate]) -> Iterator[Candidate]:
+def distinct(tried: Iterable[WeighedPlan]) -> Iterator[WeighedPlan]:
     """Yield the first of each that make the same model."""
     seen = set()
     for one in tried:
@@ -131,7 +131,7 @@ def distinct(tried: Iterable[Candidate]) -> Iterator[Candidate]:
             yield one
 
 
-def points(tried: Iterable[Candidate], best: Candidate) -> tuple[Point, ...]:
+def points(tried: Iterable[WeighedPlan], best: WeighedPlan) -> tuple[Point, ...]:
     """Return what to tell of plans, by expected time; of those that make the same model the last."""
     known: dict[object, Point] = {}
     for one in tried:
@@ -151,9 +151,13 @@ def points(tried: Iterable[Candidate], best: Candidate) -> tuple[Point, ...]:
 # What is told of a search that has ended.
 
 
-def outcome_of(
-    best: Candidate, weighed: Sequence[Candidate], prices: Prices, noise: Noise, laboratory: Measures
-) -> Outcome:
+def summarize_search(
+    best: WeighedPlan,
+    weighed: Sequence[WeighedPlan],
+    prices: CostTradeoff,
+    noise: OptionSensitivities,
+    profiler: Profiler,
+) -> PlanSearch:
     """Return what is told of a search.
 
     Args:
@@ -161,31 +165,31 @@ def outcome_of(
         weighed: all that was tried.
         prices: by which.
         noise: that was measured; silence where none was.
-        laboratory: what measured.
+        profiler: what measured.
     """
     costs = prices.costs
-    alone = () if noise is SILENT else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
-    if not laboratory.is_timed:
-        return Outcome(best.plan, alone, laboratory.measured)
-    measured = costs.floats, laboratory.times(best.plan)
+    alone = () if noise is UNMEASURED else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
+    if not profiler.is_timed:
+        return PlanSearch(best.plan, alone, profiler.measured)
+    measured = costs.floats, profiler.times(best.plan)
     regions, times = find_regions(costs.graph, best.plan, *measured), node_times(best.plan, *measured)
     floats = Point(0, 0, costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
     frontier = tuple(sorted((*points(weighed, best), floats), key=lambda one: one.milliseconds))
-    return Outcome(best.plan, alone, laboratory.measured, frontier, regions, times)
+    return PlanSearch(best.plan, alone, profiler.measured, frontier, regions, times)
 
 
 # The fastest plan that is faithful enough: latency weighed against noise along the frontier of the two.
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
-_WEIGHTS, _STEP = 48, math.sqrt(2)
+_MULTIPLIERS, _MULTIPLIER_STEP = 48, math.sqrt(2)
 # So many times is the plan tried that is expected to reach the goal, which may be known already; then one halfway.
-_GUESSES = 4
+_MOST_GUESSES = 4
 # Assignments that are solved for each one that is tried.
-_SOLVED = 6
+_SOLVED_PER_TRIAL = 6
 # What is expected to miss the goal by more decibels is not tried.
-_DOUBT = 1.0
+_DOUBT_DB = 1.0
 # Part of the search's time after which no more alternatives are profiled.
-_PROFILED = 1 / 4
+_PROFILING_SHARE = 1 / 4
 # So many of the noisiest nodes are taken out of a plan of integers, and how often it is asked which of them may return.
 _NOISIEST, _HANDED_BACK = 8, 8
 # Another plan with more integers than this part of them all is nearly whole itself.
@@ -193,7 +197,7 @@ _NEARLY = 0.9
 # A plan that is expected to take so many times as long as float is not tried; other work makes profiles slow.
 _HOPELESS = 2.0
 # Models that it takes at least to find out which stored weights are to be finer.
-_FINER = 4
+_FEWEST_FINER_MODELS = 4
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # A plan with integers has to be this many times as fast as float to be worth the bytes of scales and zero points. One
 # that is expected to take most of its time has to be as fast as what only stores weights besides.
@@ -201,8 +205,8 @@ _WORTH, _LITTLE = 1.03, 0.8
 
 
 def find_fastest(
-    laboratory: Measures, graph: Graph, target: Target, goal: float, effort: Effort, progress: Progress
-) -> Outcome:
+    profiler: Profiler, graph: Graph, target: Target, goal: float, effort: Effort, progress: Progress
+) -> PlanSearch:
     """Find the fastest plan whose worst output reaches ``goal``.
 
     Each node's time as float, as static integers, and in each alternative that the runtime has kernels for, and each
@@ -214,7 +218,7 @@ def find_fastest(
     the costs for another try.
 
     Args:
-        laboratory: builds and measures.
+        profiler: builds and measures.
         graph: the prepared graph.
         target: the runtime.
         goal: SQNR in decibels to reach.
@@ -224,13 +228,13 @@ def find_fastest(
     Returns:
         The plan, what was measured, and the frontier.
     """
-    effort = replace(effort, seconds=min(effort.seconds, effort.processes * laboratory.process))
-    return _Search(laboratory, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
+    effort = replace(effort, seconds=min(effort.seconds, effort.processes * profiler.process))
+    return _Search(profiler, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    laboratory: Measures
+    profiler: Profiler
     graph: Graph
     target: Target
     goal: float
@@ -238,55 +242,57 @@ class _Search:
     progress: Progress
     deadline: float
 
-    def run(self) -> Outcome:
-        prices = self._prices()
-        noise = SILENT
-        tried = [self._measured(self._planned(prices, noise, 0.0, prices.quickest))]
+    def run(self) -> PlanSearch:
+        prices = self._tradeoff()
+        noise = UNMEASURED
+        tried = [self._measure(self._plan(prices, noise, 0.0, prices.quickest))]
         if not self._is_faithful(tried[0]):
-            noise = self._noise(prices)
-            tried = self._crossing(prices, noise)
-            weights = FinerWeights(self.laboratory, self._full, self._stores, self.goal, lambda: self._is_late)
-            is_over = self.laboratory.measured + _FINER > self.effort.measurements or self._is_enough(prices, tried)
+            noise = self._measure_sensitivities(prices)
+            tried = self._sweep_multiplier(prices, noise)
+            weights = WeightPrecisionSearch(self.profiler, self._full, self._stores, self.goal, lambda: self._is_late)
+            is_over = self.profiler.measured + _FEWEST_FINER_MODELS > self.effort.measurements or self._is_enough(
+                prices, tried
+            )
             if not is_over and weights.are_needed(noise.static.share_of_nodes):
                 prices = replace(prices, left=weights.found(noise.static.nodes))
-                tried += self._crossing(prices, noise)
+                tried += self._sweep_multiplier(prices, noise)
         faithful = sorted(filter(self._is_faithful, tried), key=lambda one: one.assignment.nanoseconds)
-        if faithful and noise is not SILENT:
-            faithful.insert(0, self._grown(prices, noise, faithful[0]))
+        if faithful and noise is not UNMEASURED:
+            faithful.insert(0, self._greedy_add_back(prices, noise, faithful[0]))
         promising = list(distinct(faithful))[: self.effort.timed]
         if not promising or not self._is_late:
-            promising = self._with_whole(prices, noise, tried, promising)
-        timed = self._timed(promising) if promising else []
+            promising = self._add_uniform(prices, noise, tried, promising)
+        timed = self._time(promising) if promising else []
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
         for _ in range(self.effort.refinements):
             if self._is_late or best.speed is None:
                 break
-            corrected = corrected.corrected(best.assignment, self.laboratory.times(best.plan))
-            again = self._refined(corrected, noise, best, {one.plan.effect for one in timed})
+            corrected = corrected.corrected(best.assignment, self.profiler.times(best.plan))
+            again = self._correct(corrected, noise, best, {one.plan.effect for one in timed})
             if again is None:
                 break
             timed.append(again)
             if fastest(timed) is not again:
                 break
             best = again
-        if best.speed and self.laboratory.is_timed:
+        if best.speed and self.profiler.is_timed:
             little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
             if best.speed < _WORTH or (little and len(timed) < self.effort.timed):
-                stored = self._stored(prices)
+                stored = self._store_all(prices)
                 if self._is_faithful(stored):
-                    [stored] = self._timed([stored]) if best.speed >= _WORTH else [stored]
+                    [stored] = self._time([stored]) if best.speed >= _WORTH else [stored]
                     best = fastest([best, stored]) if best.speed >= _WORTH else stored
                 tried.append(stored)
-        return outcome_of(best, [*tried, *timed], prices, noise, self.laboratory)
+        return summarize_search(best, [*tried, *timed], prices, noise, self.profiler)
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() > self.deadline or self.laboratory.measured >= self.effort.measurements
+        return time.monotonic() > self.deadline or self.profiler.measured >= self.effort.measurements
 
     @cached_property
     def _full(self) -> Plan:
-        return self.laboratory.plan({})
+        return self.profiler.plan({})
 
     @cached_property
     def _stores(self) -> Mapping[str, Demotion]:
@@ -294,123 +300,133 @@ class _Search:
         reason = "with integers the model is hardly faster than in float on this machine"
         return {one.node: Demotion(Mode.STORAGE, reason) for one in self._full.decisions if one.mode in _INTEGERS}
 
-    def _prices(self) -> Prices:
-        latest = self.deadline - (1 - _PROFILED) * self.effort.seconds
-        given = (self.laboratory, self.graph, self.target, self._stores)
+    def _tradeoff(self) -> CostTradeoff:
+        latest = self.deadline - (1 - _PROFILING_SHARE) * self.effort.seconds
+        given = (self.profiler, self.graph, self.target, self._stores)
         costs = profile_costs(*given, latest=latest, progress=self.progress)
-        return Prices(costs, is_timed=self.laboratory.is_timed)
+        return CostTradeoff(costs, is_timed=self.profiler.is_timed)
 
-    def _noise(self, prices: Prices) -> Noise:
+    def _measure_sensitivities(self, prices: CostTradeoff) -> OptionSensitivities:
         """Measure what the codes of all ways add that any node may take."""
         rest = max(self.deadline - time.monotonic(), 0.0)
         asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
         asked = {offer: nodes for offer, nodes in asked.items() if nodes and not self._is_late}
-        runs = math.ceil(min(self.effort.noise * self.laboratory.process, rest / 2) / self.laboratory.run)
-        return measure_noise(self.laboratory, self._full, self._stores, asked, runs)
+        runs = math.ceil(min(self.effort.noise * self.profiler.process, rest / 2) / self.profiler.run)
+        return measure_option_sensitivities(self.profiler, self._full, self._stores, asked, runs)
 
-    def _measured(self, one: Candidate) -> Candidate:
+    def _measure(self, one: WeighedPlan) -> WeighedPlan:
         """Measure how faithful a candidate is."""
-        return replace(one, sqnr=self.laboratory.sqnr(one.plan))
+        return replace(one, sqnr=self.profiler.sqnr(one.plan))
 
-    def _timed(self, promising: Sequence[Candidate]) -> list[Candidate]:
+    def _time(self, promising: Sequence[WeighedPlan]) -> list[WeighedPlan]:
         """Time plans beside the float model and one another, only the first when time is up."""
         given = promising[:1] if self._is_late else promising
-        speeds = self.laboratory.speeds([one.plan for one in given])
+        speeds = self.profiler.speeds([one.plan for one in given])
         known = (None if math.isnan(speed) else speed for speed in speeds)
         return [replace(one, speed=speed) for one, speed in zip(given, known, strict=True)]
 
-    def _with_whole(
-        self, prices: Prices, noise: Noise, tried: Sequence[Candidate], promising: Sequence[Candidate]
-    ) -> list[Candidate]:
+    def _add_uniform(
+        self,
+        prices: CostTradeoff,
+        noise: OptionSensitivities,
+        tried: Sequence[WeighedPlan],
+        promising: Sequence[WeighedPlan],
+    ) -> list[WeighedPlan]:
         """Return promising plans and the one that is nearly whole, whose costs, with few borders, are surer."""
-        full, best = prices.planned(self._full, SILENT), next(iter(promising), None)
+        full, best = prices.planned(self._full, UNMEASURED), next(iter(promising), None)
         hopeless = best and full.nanoseconds > _HOPELESS * prices.costs.floats.total
         # Nothing that leaves as little out is expected to be faster where whole itself is not.
         is_near = best and best.plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
         most = 0 if best and is_near and not is_worth_trying(full, best.assignment) else _NOISIEST
-        found = () if hopeless else self._whole(prices, noise, expectation(tried, self.goal), most)
+        found = () if hopeless else self._uniform(prices, noise, expectation(tried, self.goal), most)
         if (whole := next(filter(self._is_faithful, found), None)) is None:
             return list(promising)
         if promising and whole.assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
             return [one for one in promising if one.plan.effect == whole.plan.effect] or [whole]
         return list(distinct([*promising, whole]))
 
-    def _whole(self, prices: Prices, noise: Noise, trusted: Callable[[float], float], most: int) -> Iterator[Candidate]:
+    def _uniform(
+        self, prices: CostTradeoff, noise: OptionSensitivities, trusted: Callable[[float], float], most: int
+    ) -> Iterator[WeighedPlan]:
         """Yield plans in which all is as the scheme wants it, but for some of the noisiest, those expected to do."""
         full, ways = prices.planned(self._full, noise), prices.ways(noise)
         noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
         stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
 
-        def all_but(left: Mapping[str, Demotion]) -> Candidate:
+        def all_but(left: Mapping[str, Demotion]) -> WeighedPlan:
             # What a convolution gives in front of a clamp that is left out was never seen as codes.
             left = {**left, **dict.fromkeys(prices.alone(full.static - left.keys()), stored)}
-            plan = self.laboratory.plan({name: prices.left.get(name, one) for name, one in left.items()})
-            return Candidate(prices.planned(plan, noise), plan, 0.0, frozenset())
+            plan = self.profiler.plan({name: prices.left.get(name, one) for name, one in left.items()})
+            return WeighedPlan(prices.planned(plan, noise), plan, 0.0, frozenset())
 
         def is_enough(left: Mapping[str, Demotion]) -> bool:
-            return not self._is_late and self._is_faithful(self._measured(all_but(left)))
+            return not self._is_late and self._is_faithful(self._measure(all_but(left)))
 
         for count in (0, most) if most else (0,):
-            if count and (noise is SILENT or not noisiest or self._is_late):
+            if count and (noise is UNMEASURED or not noisiest or self._is_late):
                 break
             left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(count, len(noisiest) - 1)], stored)
             # Plans that missed what was expected may have had codes that are left out here.
             expected = max(trusted(found := decibels(all_but(left).assignment.noise)), found)
-            if noise is SILENT or expected >= self.goal - _DOUBT:
+            if noise is UNMEASURED or expected >= self.goal - _DOUBT_DB:
                 if len(left) > 1 and is_enough(left):
-                    left = handed_back(left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK)
-                one = self._measured(replace(all_but(left), predicted=None if noise is SILENT else expected))
+                    left = backward_elimination(
+                        left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK
+                    )
+                one = self._measure(replace(all_but(left), predicted=None if noise is UNMEASURED else expected))
                 yield one
                 if self._is_faithful(one):
                     break
 
-    def _stored(self, prices: Prices) -> Candidate:
+    def _store_all(self, prices: CostTradeoff) -> WeighedPlan:
         """Return the plan in which nodes store their weights that could be integer kernels, finer where need be."""
         assignment = Assignment(frozenset(), {}, prices.costs.floats.total, 0.0)
-        plan = self.laboratory.plan({**self._stores, **prices.left})
-        return self._measured(Candidate(assignment, plan, 0.0, frozenset()))
+        plan = self.profiler.plan({**self._stores, **prices.left})
+        return self._measure(WeighedPlan(assignment, plan, 0.0, frozenset()))
 
-    def _planned(self, prices: Prices, noise: Noise, weight: float, assignment: Assignment) -> Candidate:
-        plan = self.laboratory.plan(prices.demotions(assignment, noise))
-        return Candidate(assignment, plan, weight, prices.excluded)
+    def _plan(
+        self, prices: CostTradeoff, noise: OptionSensitivities, weight: float, assignment: Assignment
+    ) -> WeighedPlan:
+        plan = self.profiler.plan(prices.demotions(assignment, noise))
+        return WeighedPlan(assignment, plan, weight, prices.excluded)
 
-    def _is_faithful(self, one: Candidate) -> bool:
+    def _is_faithful(self, one: WeighedPlan) -> bool:
         return one.sqnr is not None and one.sqnr >= self.goal
 
-    def _is_enough(self, prices: Prices, tried: Sequence[Candidate]) -> bool:
+    def _is_enough(self, prices: CostTradeoff, tried: Sequence[WeighedPlan]) -> bool:
         """Return whether a faithful plan gains half of what there is to gain, or time is up and there is one."""
-        floats = prices.assignment(frozenset(), SILENT, 0.0).nanoseconds
+        floats = prices.assignment(frozenset(), UNMEASURED, 0.0).nanoseconds
         least = tried[0].assignment.nanoseconds
         found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
         return found <= (floats + least) / 2 or (self._is_late and found < math.inf)
 
-    def _crossing(self, prices: Prices, noise: Noise) -> list[Candidate]:
+    def _sweep_multiplier(self, prices: CostTradeoff, noise: OptionSensitivities) -> list[WeighedPlan]:
         """Return what was measured of plans that grow quieter with the weight of noise, the fastest one first.
 
         Sought is the first that is faithful; the quietest is measured even when time is up.
         """
         first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
-        weights = (0.0, *(first * _STEP**index for index in range(_WEIGHTS)))
+        weights = (0.0, *(first * _MULTIPLIER_STEP**index for index in range(_MULTIPLIERS)))
         assigned = prices.by_weight(noise, weights)
-        tried = [self._measured(self._planned(prices, noise, 0.0, assigned(0)))]
+        tried = [self._measure(self._plan(prices, noise, 0.0, assigned(0)))]
         low, high, guesses = 0, len(weights), 0
         while high - low > 1 and len(tried) <= self.effort.tried:
             if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
                 break
             expected = partial(expected_at, assigned, expectation(tried, self.goal))
             index = high - 1
-            if guesses == _GUESSES:
+            if guesses == _MOST_GUESSES:
                 index = halfway(assigned, low, high) if high < len(weights) else (low + high) // 2
             elif not self._is_late:
                 guesses += 1
                 index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
-            one = self._planned(prices, noise, weights[index], assigned(index))
-            one = self._measured(replace(one, predicted=expected(index)))
+            one = self._plan(prices, noise, weights[index], assigned(index))
+            one = self._measure(replace(one, predicted=expected(index)))
             tried = list(distinct([*tried, one]))
             low, high = (low, index) if self._is_faithful(one) else (index, high)
         return tried
 
-    def _grown(self, prices: Prices, noise: Noise, start: Candidate) -> Candidate:
+    def _greedy_add_back(self, prices: CostTradeoff, noise: OptionSensitivities, start: WeighedPlan) -> WeighedPlan:
         """Let nodes be what a faithful plan does not make of them after all: groups, quiet ones first, that are split.
 
         What nodes add in noise together is not what they add alone, so a bisection stops short of what can be had.
@@ -420,16 +436,16 @@ class _Search:
         groups = [sorted(out, key=lambda way: ways[way])]
         best, tried, kept_out = start, 0, frozenset(out)
         trusted = expectation([start], self.goal)
-        for _ in range(_SOLVED * self.effort.grown):
+        for _ in range(_SOLVED_PER_TRIAL * self.effort.grown):
             if not groups or tried == self.effort.grown or self._is_late:
                 break
             group = groups.pop(0)
             assignment = (fewer := prices.without(kept_out - set(group))).best(noise, 0.0)
             if not is_worth_trying(assignment, best.assignment):
                 continue  # Nor is any part of the group.
-            if (expected := trusted(decibels(assignment.noise))) >= self.goal - _DOUBT:
-                one = self._planned(fewer, noise, 0.0, assignment)
-                one, tried = self._measured(replace(one, predicted=expected)), tried + 1
+            if (expected := trusted(decibels(assignment.noise))) >= self.goal - _DOUBT_DB:
+                one = self._plan(fewer, noise, 0.0, assignment)
+                one, tried = self._measure(replace(one, predicted=expected)), tried + 1
                 if self._is_faithful(one):
                     best, kept_out = one, kept_out - set(group)
                     continue
@@ -438,36 +454,38 @@ class _Search:
                 groups += [group[:middle], group[middle:]]
         return best
 
-    def _refined(self, prices: Prices, noise: Noise, best: Candidate, timed: Set[object]) -> Candidate | None:
+    def _correct(
+        self, prices: CostTradeoff, noise: OptionSensitivities, best: WeighedPlan, timed: Set[object]
+    ) -> WeighedPlan | None:
         """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
         assignment = (fewer := prices.without(best.without)).best(noise, best.weight)
-        again = self._planned(fewer, noise, best.weight, assignment)
+        again = self._plan(fewer, noise, best.weight, assignment)
         now = prices.repriced(best.assignment, noise).nanoseconds
         if again.plan.effect in timed or now < AS_LONG * again.assignment.nanoseconds:
             return None
-        again = self._measured(again)
-        return self._timed([again])[0] if self._is_faithful(again) else None
+        again = self._measure(again)
+        return self._time([again])[0] if self._is_faithful(again) else None
 
 
 # The fastest of a few plans by how long their whole models take, on runtimes that do not tell of single nodes.
 
 
-def fastest_whole(laboratory: Measures, target: Target, quiet: Plan, goal: float) -> Plan:
+def fastest_uniform_plan(profiler: Profiler, target: Target, quiet: Plan, goal: float) -> Plan:
     """Return the fastest of the plans that reach a goal.
 
     Weighed are the quiet plan, and each alternative that the target has kernels for, taken by all nodes that can.
 
     Args:
-        laboratory: builds, times and judges.
+        profiler: builds, times and judges.
         target: the runtime.
         quiet: the plan in which as much is integer as the goal allows; it is the answer where no other will do.
         goal: SQNR in decibels to reach.
     """
-    full = laboratory.plan({})
+    full = profiler.plan({})
     stored = Demotion(Mode.STORAGE, "as integers it was not timed alone")
     stores = {one.node: stored for one in full.decisions if one.mode in DECODING}
-    offered = (offer.plan for offer in offers_of(laboratory, full, target, stores))
-    plans = [quiet, *(plan for plan in offered if laboratory.expresses(plan) and laboratory.sqnr(plan) >= goal)]
-    speeds = laboratory.speeds(plans) if len(plans) > 1 else [1.0]
+    offered = (offer.plan for offer in offered_options(profiler, full, target, stores))
+    plans = [quiet, *(plan for plan in offered if profiler.expresses(plan) and profiler.sqnr(plan) >= goal)]
+    speeds = profiler.speeds(plans) if len(plans) > 1 else [1.0]
     known = (0.0 if math.isnan(speed) else speed for speed in speeds)
     return max(zip(plans, known, strict=True), key=lambda one: one[1])[0]

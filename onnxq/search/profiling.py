@@ -23,17 +23,23 @@ from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.targets import Target
 from onnxq.search.cost_cache import CostCache, cost_key
-from onnxq.search.cost_model import Costs, Offer, alternatives, takers, wishes
-from onnxq.search.evaluator import Candidate, Trials
+from onnxq.search.cost_model import CostModel, OfferedOption, alternatives, takers, wishes
+from onnxq.search.evaluator import BuiltModel, PlanEvaluator
 from onnxq.search.kernel_times import UNTIMED, NodeTimes, trace_kernels
 from onnxq.search.search import Demotions, sizes_of
-from onnxq.search.sensitivity import ByKind, Noises, Switchboard, likely_shares, measure_noises
-from onnxq.search.tradeoff import Noise
+from onnxq.search.sensitivity import (
+    ProbeByLayerKind,
+    QuantizerToggleSession,
+    Sensitivities,
+    likely_shares,
+    measure_sensitivities,
+)
+from onnxq.search.tradeoff import OptionSensitivities
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.resources import Progress, cached_by_mtime, silent
 
 
-class Builds(Protocol):
+class PlanTester(Protocol):
     """Builds the models of plans and tells how faithful they are."""
 
     def plan(self, demotions: Demotions) -> Plan:
@@ -45,7 +51,7 @@ class Builds(Protocol):
         ...
 
 
-class Measures(Builds, Protocol):
+class Profiler(PlanTester, Protocol):
     """Builds the models of plans and measures them."""
 
     @property
@@ -58,7 +64,7 @@ class Measures(Builds, Protocol):
         """How many models were built and run so far."""
         ...
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
+    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
         ...
 
@@ -91,13 +97,13 @@ TIMED_SAMPLES = 4
 """On how many samples models are timed."""
 
 # Runs under the profiler, in all: so many seconds' worth of runs of the float model, between these.
-_PROFILED = 0.06
+_PROFILED_SECONDS = 0.06
 _FEWEST_RUNS, _MOST_RUNS = 4, 12
 # So many times as long as the float model's may runs with switches take; on small models they take hardly longer.
-_SWITCHED = 10
+_SWITCHED_SLOWDOWN = 10
 # Models are loaded anew for each: other work that meets a single one would decide.
 _ROUNDS = 3
-_SHORTEST_RUN = 1e-6
+_SHORTEST_RUN_SECONDS = 1e-6
 _digest = cached_by_mtime(file_digest)
 
 
@@ -117,11 +123,11 @@ class Timing:
 
 
 @dataclass(frozen=True, eq=False)
-class Laboratory:
+class PlanProfiler:
     """What the search for the fastest plan measures, with one recipe.
 
     Attributes:
-        trials: builds candidates and knows the float model's outputs.
+        evaluator: builds candidates and knows the float model's outputs.
         recipe: how codes are chosen.
         reference: file of the float model.
         timing: on what models are timed, and for how long.
@@ -133,13 +139,13 @@ class Laboratory:
         weighs: whether noise counts by the samples on which it depends what can be trusted, to choose plans by.
     """
 
-    trials: Trials
+    evaluator: PlanEvaluator
     recipe: Recipe
     reference: Path
     timing: Timing
     costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
-    asked: dict[Hashable, Noises] = field(default_factory=dict)
+    asked: dict[Hashable, Sensitivities] = field(default_factory=dict)
     timed: dict[str, Latency] = field(default_factory=dict)
     weighs: bool = True
 
@@ -151,20 +157,20 @@ class Laboratory:
     @property
     def measured(self) -> int:
         """How many models were built and run so far."""
-        return self.trials.count
+        return self.evaluator.count
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Plan with some nodes taken out of integer arithmetic."""
-        return self.trials.bench.plan(demotions)
+        return self.evaluator.bench.plan(demotions)
 
     def sqnr(self, plan: Plan) -> float:
         """Return the SQNR in decibels that the worst output can be trusted to have."""
-        found = self.trials.sqnr(plan, self.recipe)
+        found = self.evaluator.sqnr(plan, self.recipe)
         # How many there will be is not known, so the bar only counts.
         self.progress("search", self.measured, 0)
         return found
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
+    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
         key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key, self.weighs
 
@@ -172,11 +178,11 @@ class Laboratory:
             self.progress("noise", done, total)
 
         if key not in self.asked:
-            board, bench = Switchboard.of(self.trials, plan, self.recipe, nodes), self.trials.bench
-            asked = ByKind(board, bench.graph) if bench.is_large else board
-            shares = likely_shares(plan, self.trials.evidence)
-            count, longest = len(self.trials.answered.samples), _SWITCHED * runs * self.run
-            self.asked[key] = measure_noises(
+            board, bench = QuantizerToggleSession.of(self.evaluator, plan, self.recipe, nodes), self.evaluator.bench
+            asked = ProbeByLayerKind(board, bench.graph) if bench.is_large else board
+            shares = likely_shares(plan, self.evaluator.evidence)
+            count, longest = len(self.evaluator.answered.samples), _SWITCHED_SLOWDOWN * runs * self.run
+            self.asked[key] = measure_sensitivities(
                 asked, count, runs, told, shares=shares, longest=longest, weighed=self.weighs
             )
         return self.asked[key]
@@ -184,25 +190,25 @@ class Laboratory:
     @property
     def run(self) -> float:
         """Seconds of a run of the float model by its profile, so that they are the same where node times are known."""
-        return max(self.times(None).total / 1e9 or self.trials.answered.seconds, _SHORTEST_RUN)
+        return max(self.times(None).total / 1e9 or self.evaluator.answered.seconds, _SHORTEST_RUN_SECONDS)
 
     @property
     def process(self) -> float:
         """Seconds that a process takes to run the float model over the samples, by which efforts are measured."""
-        return self.trials.process_seconds(self.run)
+        return self.evaluator.process_seconds(self.run)
 
     def expresses(self, plan: Plan) -> bool:
         """Whether a model can be built that does what a plan says, whatever opset that needs."""
-        return self.trials.bench.expresses(plan)
+        return self.evaluator.bench.expresses(plan)
 
     def times(self, plan: Plan | None) -> NodeTimes:
         """Return how long each node takes, as measured now or before; None stands for the float model."""
-        effect = (self.trials.bench.emit, plan.effect) if plan is not None else None
-        return self.costs.times(self._key(self.trials.bench.digest, effect), lambda: self._profiled(plan))
+        effect = (self.evaluator.bench.emit, plan.effect) if plan is not None else None
+        return self.costs.times(self._key(self.evaluator.bench.digest, effect), lambda: self._profiled(plan))
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return how many times as fast as the float model the models of plans run, all by turns; NaN if unknown."""
-        return self.speeds_of([self.trials.candidate(plan, self.recipe).path for plan in plans])
+        return self.speeds_of([self.evaluator.candidate(plan, self.recipe).path for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
         """Return how many times as fast as the float model some models run, all by turns, as measured now or before.
@@ -244,8 +250,8 @@ class Laboratory:
         )
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
-        bench = self.trials.bench
-        model = Candidate(bench.prepared, {}) if plan is None else self.trials.candidate(plan, self.recipe)
+        bench = self.evaluator.bench
+        model = BuiltModel(bench.prepared, {}) if plan is None else self.evaluator.candidate(plan, self.recipe)
         timed, engine = self.timing.samples, self.timing.engine
         samples = timed if len(list(all_graphs(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
@@ -260,7 +266,7 @@ class Laboratory:
     @property
     def _runs(self) -> int:
         """How often a model runs under the profiler."""
-        return min(max(round(_PROFILED / max(self.trials.answered.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
+        return min(max(round(_PROFILED_SECONDS / max(self.evaluator.answered.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
 
 
 def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
@@ -276,14 +282,14 @@ def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
 # Measuring plans where time tells nothing, as for another machine: what is to be computed stands for it.
 
 # Nanoseconds of a core of today for a node, an element of what it gives, and a product with a weight.
-_NODE, _ELEMENT, _PRODUCT = 5_000.0, 0.5, 0.1
+_NODE_NS, _ELEMENT_NS, _PRODUCT_NS = 5_000.0, 0.5, 0.1
 # Part of that which integers take: they are a quarter of the bytes.
-_AS_INTEGERS = 1 / 4
+_INTEGER_SHARE = 1 / 4
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 
 @dataclass(frozen=True, eq=False)
-class Untimed(Laboratory):
+class AnalyticProfiler(PlanProfiler):
     """A laboratory that takes no times, so that what it finds is the same on every machine.
 
     A node takes what its products and elements take, as far as shapes tell, and a quarter of that as the integers that
@@ -315,7 +321,7 @@ class Untimed(Laboratory):
         if decision is None or decision.mode not in DECODING:
             return 1.0
         wanted = self._full.by_node[decision.node].mode
-        return _AS_INTEGERS if decision.mode is wanted else 1.0
+        return _INTEGER_SHARE if decision.mode is wanted else 1.0
 
     @cached_property
     def _full(self) -> Plan:
@@ -326,11 +332,11 @@ class Untimed(Laboratory):
         sizes, nodes = sizes_of(self._full), list(self._nodes())
         elements = {node.name: float(_count(_shape(node))) for node in nodes}
         products = {node.name: sizes.get(node.name, 0) * _positions(node) for node in nodes}
-        times = {name: _NODE + _ELEMENT * held + _PRODUCT * products[name] for name, held in elements.items()}
+        times = {name: _NODE_NS + _ELEMENT_NS * held + _PRODUCT_NS * products[name] for name, held in elements.items()}
         return NodeTimes(times, {}, elements, 0.0)
 
     def _nodes(self) -> Iterator[Node]:
-        for scope in all_graphs(self.trials.bench.graph):
+        for scope in all_graphs(self.evaluator.bench.graph):
             yield from scope.nodes
 
 
@@ -352,22 +358,22 @@ def _count(shape: Sequence[object]) -> int:
 # What is measured of a model before plans are weighed: each node's time in each mode, and the noise of codes.
 
 # Nodes that take less of a run in float are not worth a model that tells what else than static they could be.
-_SEEN = 0.05
+_SEEN_SHARE = 0.05
 
 
 def profile_costs(
-    laboratory: Measures,
+    profiler: Profiler,
     graph: Graph,
     target: Target,
     stores: Mapping[str, Demotion],
     *,
     latest: float,
     progress: Progress,
-) -> Costs:
+) -> CostModel:
     """Profile the float model, the one in which all is static, and one for each alternative that any node can take.
 
     Args:
-        laboratory: builds and measures.
+        profiler: builds and measures.
         graph: the prepared graph.
         target: the runtime.
         stores: demotions that leave no node an integer kernel.
@@ -379,62 +385,64 @@ def profile_costs(
         The costs. Alternatives are left out whose nodes take hardly any of the time, for which no model can be built,
         such as one at the opset that they need, and whose run makes too many events for a profile.
     """
-    full = laboratory.plan({})
-    asked = tuple(offers_of(laboratory, full, target, stores))
+    full = profiler.plan({})
+    asked = tuple(offered_options(profiler, full, target, stores))
     total = 2 + len(asked)
     progress("profile", 0, total)
-    floats = laboratory.times(None)
+    floats = profiler.times(None)
     progress("profile", 1, total)
-    static = laboratory.times(full)
+    static = profiler.times(full)
     offers = []
     for number, one in enumerate(asked, start=2):
         progress("profile", number, total)
         mode = one.alternative.mode
         already = frozenset(other.node for other in full.decisions if other.mode is mode and other.node in one.nodes)
         taken = sum(floats.nodes.get(node, 0.0) for node in one.nodes)
-        if taken > _SEEN * floats.total and time.monotonic() < latest and laboratory.expresses(one.plan):
-            offers.append(replace(one, times=laboratory.times(one.plan)))
+        if taken > _SEEN_SHARE * floats.total and time.monotonic() < latest and profiler.expresses(one.plan):
+            offers.append(replace(one, times=profiler.times(one.plan)))
         elif already:
             # What the scheme wants can only be weighed against float where it is an offer too.
-            offers.append(Offer(one.alternative, full, already, static))
-    return Costs(graph, target, full, floats, static, tuple(offer for offer in offers if offer.times.nodes))
+            offers.append(OfferedOption(one.alternative, full, already, static))
+    return CostModel(graph, target, full, floats, static, tuple(offer for offer in offers if offer.times.nodes))
 
 
-def offers_of(laboratory: Measures, full: Plan, target: Target, stores: Mapping[str, Demotion]) -> Iterator[Offer]:
+def offered_options(
+    profiler: Profiler, full: Plan, target: Target, stores: Mapping[str, Demotion]
+) -> Iterator[OfferedOption]:
     """Yield each alternative that any node can take, with a plan in which all take it that can; nothing is timed."""
     for alternative in alternatives(target):
         wished = wishes(alternative, full, target)
-        nodes = takers(alternative, laboratory.plan(wished), wished.keys())
+        nodes = takers(alternative, profiler.plan(wished), wished.keys())
         if nodes:
-            plan = laboratory.plan({**stores, **{node: wished[node] for node in nodes}})
-            yield Offer(alternative, plan, nodes, UNTIMED)
+            plan = profiler.plan({**stores, **{node: wished[node] for node in nodes}})
+            yield OfferedOption(alternative, plan, nodes, UNTIMED)
 
 
-def measure_noise(
-    laboratory: Measures,
+def measure_option_sensitivities(
+    profiler: Profiler,
     full: Plan,
     stores: Mapping[str, Demotion],
-    asked: Mapping[Offer, Set[str]],
+    asked: Mapping[OfferedOption, Set[str]],
     runs: int,
-) -> Noise:
+) -> OptionSensitivities:
     """Measure what codes add in noise, with as many runs as there are for each.
 
     Args:
-        laboratory: builds and measures.
+        profiler: builds and measures.
         full: what the scheme wants.
         stores: demotions that leave no node an integer kernel.
         asked: the nodes that are asked about as what they are offered; all are asked about as what the scheme wants.
-        runs: how often to run a sample, see `measure_noises`.
+        runs: how often to run a sample, see `measure_sensitivities`.
     """
     # What the scheme wants dynamic can always be stored.
     dynamic = [one.node for one in full.decisions if one.mode is Mode.DYNAMIC]
-    static = laboratory.plan({node: stores[node] for node in dynamic})
+    static = profiler.plan({node: stores[node] for node in dynamic})
     own = len(static.activations) + sum(bool(one.weights) for one in static.decisions)
     each = runs / max(own + sum(map(len, asked.values())), 1)
-    return Noise(
-        laboratory.noises(static, None, math.ceil(own * each)),
+    return OptionSensitivities(
+        profiler.noises(static, None, math.ceil(own * each)),
         {
-            offer.alternative: laboratory.noises(offer.plan, nodes, math.ceil(len(nodes) * each))
+            offer.alternative: profiler.noises(offer.plan, nodes, math.ceil(len(nodes) * each))
             for offer, nodes in asked.items()
         },
     )

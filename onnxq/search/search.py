@@ -28,7 +28,7 @@ It gives None for what is not measured any more.
 
 
 @dataclass(frozen=True)
-class NodeNoise:
+class NodeSensitivity:
     """What one node adds in noise as codes.
 
     Attributes:
@@ -42,7 +42,7 @@ class NodeNoise:
     sqnr: float
 
 
-NodeNoises = Callable[[Plan, Set[Mode]], Sequence[NodeNoise]]
+SensitivitiesOfNodes = Callable[[Plan, Set[Mode]], Sequence[NodeSensitivity]]
 """Tells the noise of a plan's weighted nodes that have one of some modes."""
 
 
@@ -74,7 +74,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlanSearch:
     """What the search found.
 
     Attributes:
@@ -88,7 +88,7 @@ class Outcome:
     """
 
     plan: Plan
-    sensitivities: tuple[NodeNoise, ...]
+    sensitivities: tuple[NodeSensitivity, ...]
     measured: int
     frontier: tuple[Point, ...] = ()
     regions: tuple[Region, ...] = ()
@@ -151,7 +151,7 @@ def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
 # Finer codes handed back where the noise allows: backward elimination over groups of weights.
 
 
-def handed_back(
+def backward_elimination(
     better: Demotions,
     coarser: Mapping[str, Demotion | None],
     is_enough: Callable[[Demotions], bool],
@@ -171,7 +171,7 @@ def handed_back(
 
     >>> from onnxq.config.scheme import Mode
     >>> fine = dict.fromkeys("abcd", Demotion(Mode.STORAGE, "too coarse"))
-    >>> sorted(handed_back(fine, dict.fromkeys("abcd"), lambda left: "c" in left, most=9))
+    >>> sorted(backward_elimination(fine, dict.fromkeys("abcd"), lambda left: "c" in left, most=9))
     ['c']
     """
     kept, asked = dict(better), 0

@@ -31,13 +31,13 @@ from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import Target
 from onnxq.search.activation_methods import noise_share
-from onnxq.search.cost_model import gives_codes
-from onnxq.search.evaluator import Trials
-from onnxq.search.search import NodeNoise
+from onnxq.search.cost_model import outputs_quantized
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.search import NodeSensitivity
 
 
 @dataclass(frozen=True, order=True)
-class Source:
+class QuantizerId:
     """Where noise comes from.
 
     Attributes:
@@ -50,40 +50,43 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Switchboard:
+class QuantizerToggleSession:
     """The float model with switches.
 
     Attributes:
-        trials: the samples, and what the float model gives for them.
+        evaluator: the samples, and what the float model gives for them.
         view: the model with switches.
         switches: the input that says what is codes.
     """
 
-    trials: Trials
+    evaluator: PlanEvaluator
     view: ComparisonSession
     switches: Switches
 
     @classmethod
-    def of(cls, trials: Trials, plan: Plan, recipe: Recipe, nodes: Set[str] | None = None) -> Self:
+    def of(cls, evaluator: PlanEvaluator, plan: Plan, recipe: Recipe, nodes: Set[str] | None = None) -> Self:
         """Build the model that answers for everything that a plan makes codes of.
 
         Args:
-            trials: builds from the same evidence as candidates are.
+            evaluator: builds from the same evidence as candidates are.
             plan: says what becomes codes.
             recipe: how these are chosen.
             nodes: those whose own codes are asked about, and no tensors; None asks about all.
         """
-        path = trials.bench.prepared.with_name("switched.onnx")
-        switches = trials.bench.build_switched(plan, trials.evidence, recipe, path, nodes)
-        large = trials.bench.is_large
-        return cls(trials, trials.answered.views.open(path, mapped=large, at_once=not large), switches)
+        path = evaluator.bench.prepared.with_name("switched.onnx")
+        switches = evaluator.bench.build_switched(plan, evaluator.evidence, recipe, path, nodes)
+        large = evaluator.bench.is_large
+        return cls(evaluator, evaluator.answered.views.open(path, mapped=large, at_once=not large), switches)
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[QuantizerId, ...]:
         """All there are, tensors first."""
-        return (*map(Source, self.switches.tensors), *(Source(node, is_node=True) for node in self.switches.nodes))
+        return (
+            *map(QuantizerId, self.switches.tensors),
+            *(QuantizerId(node, is_node=True) for node in self.switches.nodes),
+        )
 
-    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio of each output for several sets of codes, see `nsr_by_sample`.
 
         Args:
@@ -101,23 +104,23 @@ class Switchboard:
         Returns:
             Both float64 of shape (samples, outputs).
         """
-        [pairs] = self._pairs([self.sources], range(len(self.trials.answered.samples)))
-        return nsr_by_sample(pairs), influence_by_sample(pairs, self.trials.answered.files)
+        [pairs] = self._pairs([self.sources], range(len(self.evaluator.answered.samples)))
+        return nsr_by_sample(pairs), influence_by_sample(pairs, self.evaluator.answered.files)
 
-    def _pairs(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[list[Pair]]:
+    def _pairs(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[list[Pair]]:
         """Yield what the float model and the one with some sets of codes gave for samples."""
-        expected, given = self.trials.answered.expected, self.trials.answered.given
+        expected, given = self.evaluator.answered.expected, self.evaluator.answered.given
         fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
         answers = self.view.run_each(fed)
         while some := list(islice(answers, len(samples))):
             yield list(zip((expected[place] for place in samples), some, strict=True))
 
-    def _switched(self, coded: Collection[Source]) -> Sample:
+    def _switched(self, coded: Collection[QuantizerId]) -> Sample:
         values = np.zeros(len(self.switches), np.bool_)
         values[[self._place(source) for source in coded]] = True
         return {self.switches.name: values}
 
-    def _place(self, source: Source) -> int:
+    def _place(self, source: QuantizerId) -> int:
         return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]
 
 
@@ -128,7 +131,7 @@ class Switchboard:
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.3, 6.0
 
 
-def weights_of(noises: NDArray[np.float64], influences: NDArray[np.float64]) -> NDArray[np.float64]:
+def sample_weights(noises: NDArray[np.float64], influences: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what each sample counts at each output, so that the noise of all samples stays what it is.
 
     Args:
@@ -138,7 +141,7 @@ def weights_of(noises: NDArray[np.float64], influences: NDArray[np.float64]) -> 
     Returns:
         float64 of the same shape.
 
-    >>> weights_of(np.array([[1.0], [1.0], [4.0]]), np.array([[-2.0], [1.0], [99.0]])).round(2).tolist()
+    >>> sample_weights(np.array([[1.0], [1.0], [4.0]]), np.array([[-2.0], [1.0], [99.0]])).round(2).tolist()
     [[0.07], [0.24], [1.42]]
     """
     weights = influences.clip(_LEAST_WEIGHT, _MOST_WEIGHT)
@@ -164,7 +167,7 @@ Ratios = NDArray[np.float64]
 """Noise-to-signal ratio of each output."""
 
 # Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
-LARGEST_NOISE = 1e10
+LARGEST_NSR = 1e10
 # Part of the questions that goes to groups of one size.
 _FIRST_LOOK = 4 / 5
 # Part of the runs that goes to the first look, at one sample; the rest is for the noisiest on the others.
@@ -179,15 +182,15 @@ _LEAST = 1e-30
 _QUIET = 0.0125
 
 
-class Questions(Protocol):
-    """Answers what some codes do; see `Switchboard`."""
+class SensitivityProbe(Protocol):
+    """Answers what some codes do; see `QuantizerToggleSession`."""
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[QuantizerId, ...]:
         """All there are, in the order of the plan."""
         ...
 
-    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio by sample and output for several sets of codes."""
         ...
 
@@ -197,7 +200,7 @@ class Questions(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Noises:
+class Sensitivities:
     """What codes add in noise, and what they do together.
 
     Attributes:
@@ -207,20 +210,20 @@ class Noises:
         joint: noise-to-signal ratio of each output with all of them.
     """
 
-    ratios: Mapping[Source, Ratios] = field(default_factory=lambda: MappingProxyType({}))
-    errors: Mapping[Source, float] = field(default_factory=lambda: MappingProxyType({}))
-    alone: frozenset[Source] = frozenset()
+    ratios: Mapping[QuantizerId, Ratios] = field(default_factory=lambda: MappingProxyType({}))
+    errors: Mapping[QuantizerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    alone: frozenset[QuantizerId] = frozenset()
     joint: Ratios = field(default_factory=lambda: np.zeros(0))
 
     @cached_property
     def tensors(self) -> Mapping[str, float]:
         """The ratio of each tensor at its worst output."""
-        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if not source.is_node}
+        return {source.name: worst_output_nsr(ratio) for source, ratio in self.ratios.items() if not source.is_node}
 
     @cached_property
     def nodes(self) -> Mapping[str, float]:
         """The ratio of what a node alone has as codes, such as its weights, at its worst output."""
-        return {source.name: worst(ratio) for source, ratio in self.ratios.items() if source.is_node}
+        return {source.name: worst_output_nsr(ratio) for source, ratio in self.ratios.items() if source.is_node}
 
     @property
     def share_of_nodes(self) -> float:
@@ -228,12 +231,12 @@ class Noises:
         total = self.of(self.ratios)
         return self.of(source for source in self.ratios if source.is_node) / total if total else 0.0
 
-    def of(self, sources: Iterable[Source]) -> float:
+    def of(self, sources: Iterable[QuantizerId]) -> float:
         """Return the ratio of the sum of some sources at the worst output."""
         known = [self.ratios[source] for source in sources if source in self.ratios]
-        return worst(np.sum(known, axis=0)) if known else 0.0
+        return worst_output_nsr(np.sum(known, axis=0)) if known else 0.0
 
-    def together(self, sources: Iterable[Source]) -> Ratios:
+    def together(self, sources: Iterable[QuantizerId]) -> Ratios:
         """Return the ratio of each output that is predicted for some sources together.
 
         What all make together is measured, and is more than their sum where they err alike, and less where codes hide
@@ -249,21 +252,21 @@ class Noises:
 
     def of_plan(self, plan: Plan) -> float:
         """Return the ratio that is predicted for a plan whose codes are those that were measured."""
-        tensors = (Source(one.tensor) for one in plan.activations)
-        nodes = (Source(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
-        return worst(self.together((*tensors, *nodes)))
+        tensors = (QuantizerId(one.tensor) for one in plan.activations)
+        nodes = (QuantizerId(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
+        return worst_output_nsr(self.together((*tensors, *nodes)))
 
 
-SILENT = Noises()
+NO_ERROR = Sensitivities()
 """Nothing adds any noise."""
 
 
-def worst(ratios: Ratios) -> float:
+def worst_output_nsr(ratios: Ratios) -> float:
     """Return the ratio at the worst output, a number also where that is not finite."""
-    return min(largest(ratios), LARGEST_NOISE)
+    return min(largest(ratios), LARGEST_NSR)
 
 
-def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[Source, float]:
+def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[QuantizerId, float]:
     """Return the noise-to-signal ratio of each tensor of a plan where it becomes codes, as its histogram tells it.
 
     What of it reaches an output is much the same for neighbours, so this is how noise that was measured of some
@@ -272,19 +275,19 @@ def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[Source, float]:
     specs = plan.calibrated
     seen = {tensor: evidence.of(tensor) for tensor in specs}
     known = (tensor for tensor, one in seen.items() if one.find(Histogram) and one.need(Range).count)
-    return {Source(tensor): noise_share(seen[tensor], specs[tensor]) for tensor in known}
+    return {QuantizerId(tensor): noise_share(seen[tensor], specs[tensor]) for tensor in known}
 
 
-def measure_noises(
-    board: Questions,
+def measure_sensitivities(
+    board: SensitivityProbe,
     samples: int,
     runs: int,
     told: Callable[[int, int], None] = lambda done, total: None,
     *,
-    shares: Mapping[Source, float] = MappingProxyType({}),
+    shares: Mapping[QuantizerId, float] = MappingProxyType({}),
     longest: float = math.inf,
     weighed: bool = False,
-) -> Noises:
+) -> Sensitivities:
     """Measure what each source adds in noise, the noisiest on all samples.
 
     The first look is at one sample, up to which the noise with all codes comes to half of it all, from the quietest on:
@@ -310,19 +313,19 @@ def measure_noises(
     """
     sources, everything = board.sources, tuple(range(samples))
     if not sources or not samples:
-        return Noises()
+        return Sensitivities()
     start = time.monotonic()
     by_sample, influence = board.everything()
     affordable = longest / max((time.monotonic() - start) / samples, _SHORTEST)
     by_sample = _finite(by_sample)
-    weights = weights_of(by_sample, influence) if weighed else np.ones_like(by_sample)
+    weights = sample_weights(by_sample, influence) if weighed else np.ones_like(by_sample)
     by_sample = weights * by_sample
     joint = by_sample.sum(0)
     place = typical_sample(by_sample[:, int(joint.argmax())]) if len(joint) else 0
     asked = 0
-    alone: dict[Source, Ratios] = {}
+    alone: dict[QuantizerId, Ratios] = {}
 
-    def measure(groups: Sequence[Sequence[Source]]) -> list[Ratios]:
+    def measure(groups: Sequence[Sequence[QuantizerId]]) -> list[Ratios]:
         nonlocal asked
         found: list[Ratios] = []
         for ratios in board.noises(map(frozenset, groups), [place]):
@@ -335,11 +338,11 @@ def measure_noises(
     wanted = max(int(_FIRST_PART * (runs - samples)), _FEWEST) if runs > 0 else 0
     most = int(min(wanted, len(sources), affordable))
     [whole] = (_finite(ratios).sum(0) for ratios in board.noises([sources], [place]))
-    ratios = spread_noise(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
+    ratios = attribute_error(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
     # The outputs' signals and how noisy the sample is are not those of all.
     scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
     found = {source: ratio * scale for source, ratio in ratios.items()}
-    errors: dict[Source, float] = {}
+    errors: dict[QuantizerId, float] = {}
     others = [other for other in everything if other != place]
     order = _by_loudness(found, joint)
     for number, source in enumerate(order, 1):
@@ -351,31 +354,31 @@ def measure_noises(
         alone[source] = found[source]
         at = int(np.argmax(found[source]))
         errors[source] = float(seen[:, at].std(ddof=1) * math.sqrt(samples))
-    return Noises(found, errors, frozenset(alone), joint)
+    return Sensitivities(found, errors, frozenset(alone), joint)
 
 
 def _finite(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.nan_to_num(ratios, nan=LARGEST_NOISE, posinf=LARGEST_NOISE).clip(0.0, LARGEST_NOISE))
+    return np.asarray(np.nan_to_num(ratios, nan=LARGEST_NSR, posinf=LARGEST_NSR).clip(0.0, LARGEST_NSR))
 
 
-def _by_loudness(ratios: Mapping[Source, Ratios], joint: Ratios) -> list[Source]:
+def _by_loudness(ratios: Mapping[QuantizerId, Ratios], joint: Ratios) -> list[QuantizerId]:
     """Return the sources by their part of the noise of any output, noisiest first."""
     shares = {
-        source: worst(np.divide(ratio, joint, out=np.zeros_like(joint), where=joint > 0))
+        source: worst_output_nsr(np.divide(ratio, joint, out=np.zeros_like(joint), where=joint > 0))
         for source, ratio in ratios.items()
     }
     return sorted(shares, key=lambda source: -shares[source])
 
 
-def spread_noise(
-    units: Sequence[Source],
-    measure: Callable[[Sequence[Sequence[Source]]], list[Ratios]],
+def attribute_error(
+    units: Sequence[QuantizerId],
+    measure: Callable[[Sequence[Sequence[QuantizerId]]], list[Ratios]],
     *,
     whole: Ratios,
     most: int,
     negligible: float,
-    shares: Mapping[Source, float] = MappingProxyType({}),
-) -> dict[Source, Ratios]:
+    shares: Mapping[QuantizerId, float] = MappingProxyType({}),
+) -> dict[QuantizerId, Ratios]:
     """Tell how much noise each unit adds, from measuring it alone, or, where that is too much, groups of neighbours.
 
     Four fifths of the measurements go to groups of one size, two units at least, so that quiet units can be told apart
@@ -403,7 +406,7 @@ def spread_noise(
     first = zip(groups, measure(groups) if measured else [whole], strict=True)
     heap = [(-_share(ratio, whole), number, group, ratio) for number, (group, ratio) in enumerate(first)]
     heapq.heapify(heap)
-    found: dict[Source, Ratios] = {}
+    found: dict[QuantizerId, Ratios] = {}
     number = len(heap)
     while heap:
         share, _, group, ratio = heapq.heappop(heap)
@@ -425,7 +428,7 @@ def spread_noise(
 
 
 def _share(ratio: Ratios, whole: Ratios) -> float:
-    return worst(np.divide(ratio, whole, out=np.zeros_like(ratio), where=whole > 0))
+    return worst_output_nsr(np.divide(ratio, whole, out=np.zeros_like(ratio), where=whole > 0))
 
 
 # Noise of the nodes of a model that is too large to look at each alone: groups of one kind of layer, by depth.
@@ -434,7 +437,7 @@ _Kind = tuple[str, tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class ByKind:
+class ProbeByLayerKind:
     """Questions about the same codes, in an order in which neighbours are layers of one kind.
 
     The layers of a network that repeats its blocks are alike where they have the same operator and weights of the same
@@ -446,11 +449,11 @@ class ByKind:
         graph: the prepared graph.
     """
 
-    asked: Questions
+    asked: SensitivityProbe
     graph: Graph
 
     @cached_property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[QuantizerId, ...]:
         """All there are: tensors, then nodes, each by the kind of layer that they belong to, and by depth in that."""
         kinds = self._kinds()
         places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
@@ -458,7 +461,7 @@ class ByKind:
             sorted(self.asked.sources, key=lambda one: (one.is_node, places[kinds[one]] if one in kinds else -1))
         )
 
-    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio by sample and output for several sets of codes."""
         return self.asked.noises(asked, samples)
 
@@ -466,28 +469,28 @@ class ByKind:
         """Return the noise of all codes together, and how much each sample counts, by sample and output."""
         return self.asked.everything()
 
-    def _kinds(self) -> dict[Source, _Kind]:
-        found: dict[Source, _Kind] = {}
+    def _kinds(self) -> dict[QuantizerId, _Kind]:
+        found: dict[QuantizerId, _Kind] = {}
         for scope in all_graphs(self.graph):
             for node in scope.nodes:
                 kind = node.op, tuple(tensor.shape for tensor in node.inputs if is_constant(tensor))
-                found[Source(node.name, is_node=True)] = kind
-                found.update((Source(tensor.name), kind) for tensor in node.outputs)
+                found[QuantizerId(node.name, is_node=True)] = kind
+                found.update((QuantizerId(tensor.name), kind) for tensor in node.outputs)
         return found
 
 
-def sources_of(node: Node, plan: Plan, target: Target) -> Iterator[Source]:
+def quantizers_of(node: Node, plan: Plan, target: Target) -> Iterator[QuantizerId]:
     """Yield what becomes codes when a node and nothing else is static."""
-    yield Source(node.name, is_node=True)
-    given = node.outputs if gives_codes(node, target) else ()
+    yield QuantizerId(node.name, is_node=True)
+    given = node.outputs if outputs_quantized(node, target) else ()
     for tensor in dict.fromkeys((*data_inputs(node), *given)):
         if tensor.name in plan.by_tensor:
-            yield Source(tensor.name)
+            yield QuantizerId(tensor.name)
 
 
-def node_noises(
-    graph: Graph, target: Target, measure: Callable[[], Noises]
-) -> Callable[[Plan, Set[Mode]], list[NodeNoise]]:
+def sensitivity_by_node(
+    graph: Graph, target: Target, measure: Callable[[], Sensitivities]
+) -> Callable[[Plan, Set[Mode]], list[NodeSensitivity]]:
     """Return what tells the noise of a plan's weighted nodes of some modes.
 
     Args:
@@ -497,14 +500,14 @@ def node_noises(
     """
     nodes: Mapping[str, Node] = {node.name: node for scope in all_graphs(graph) for node in scope.nodes}
 
-    def told(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
+    def told(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
         known = measure()
 
         def of(name: str, mode: Mode) -> float:
-            own = (Source(name, is_node=True),)
-            return decibels(known.of(sources_of(nodes[name], plan, target) if mode is Mode.STATIC else own))
+            own = (QuantizerId(name, is_node=True),)
+            return decibels(known.of(quantizers_of(nodes[name], plan, target) if mode is Mode.STATIC else own))
 
         wanted = (one for one in plan.decisions if one.mode in modes and one.weights)
-        return [NodeNoise(one.node, one.mode, of(one.node, one.mode)) for one in wanted]
+        return [NodeSensitivity(one.node, one.mode, of(one.node, one.mode)) for one in wanted]
 
     return told

@@ -15,11 +15,11 @@ from onnxq.errors import check_name
 from onnxq.ir import Node, all_graphs
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Activation, Decision, Demotion
-from onnxq.search.cost_model import Costs
+from onnxq.search.cost_model import CostModel
 from onnxq.search.kernel_times import UNTIMED
-from onnxq.search.profiling import Laboratory, measure_noise, offers_of, profile_costs
-from onnxq.search.sensitivity import Source, sources_of, worst
-from onnxq.search.tradeoff import Noise
+from onnxq.search.profiling import PlanProfiler, measure_option_sensitivities, offered_options, profile_costs
+from onnxq.search.sensitivity import QuantizerId, quantizers_of, worst_output_nsr
+from onnxq.search.tradeoff import OptionSensitivities
 from onnxq.system.records import html_table, to_plain
 
 ORDERS = ("graph", "noise", "time", "name")
@@ -157,43 +157,43 @@ class Sensitivity:
         return dict(to_plain(self))
 
 
-def measure_sensitivity(laboratory: Laboratory, *, timed: bool, seconds: float) -> Sensitivity:
+def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) -> Sensitivity:
     """Measure what each tensor and weight adds in noise with all else in float, and what each node takes in each way.
 
     Args:
-        laboratory: builds and measures; its progress is told of the stages ``profile`` and ``noise``.
+        profiler: builds and measures; its progress is told of the stages ``profile`` and ``noise``.
         timed: whether times are measured.
         seconds: time to spend. Where it does not last for everything alone, groups of neighbours are measured.
     """
     # Figures are of all samples alike.
-    laboratory = replace(laboratory, weighs=False)
-    start, full, trials = time.monotonic(), laboratory.plan({}), laboratory.trials
-    graph, target = trials.bench.graph, trials.bench.target
+    profiler = replace(profiler, weighs=False)
+    start, full, evaluator = time.monotonic(), profiler.plan({}), profiler.evaluator
+    graph, target = evaluator.bench.graph, evaluator.bench.target
     integers = (Mode.STATIC, Mode.DYNAMIC)
     stored = Demotion(Mode.STORAGE, "stored to see what others are without integers")
     stores = {one.node: stored for one in full.decisions if one.mode in integers}
     if timed:
         latest = start + _PROFILED * seconds
-        costs = profile_costs(laboratory, graph, target, stores, latest=latest, progress=laboratory.progress)
+        costs = profile_costs(profiler, graph, target, stores, latest=latest, progress=profiler.progress)
     else:
         # Each other way would take another model of all weights.
-        offers = [] if trials.bench.is_large else offers_of(laboratory, full, target, stores)
-        expressed = tuple(one for one in offers if laboratory.expresses(one.plan))
-        costs = Costs(graph, target, full, UNTIMED, UNTIMED, expressed)
+        offers = [] if evaluator.bench.is_large else offered_options(profiler, full, target, stores)
+        expressed = tuple(one for one in offers if profiler.expresses(one.plan))
+        costs = CostModel(graph, target, full, UNTIMED, UNTIMED, expressed)
     rest = max(seconds - (time.monotonic() - start), 0.0)
-    runs = math.ceil(rest / max(trials.answered.seconds, _SHORTEST_RUN))
-    noise = measure_noise(laboratory, full, stores, {one: one.nodes for one in costs.offers}, runs)
+    runs = math.ceil(rest / max(evaluator.answered.seconds, _SHORTEST_RUN))
+    noise = measure_option_sensitivities(profiler, full, stores, {one: one.nodes for one in costs.offers}, runs)
     return Sensitivity(
         full.scheme,
         full.target,
-        len(trials.answered.samples),
-        decibels(worst(noise.static.joint)),
-        tuple(_tensors(costs, noise, trials.answered.views.names)),
+        len(evaluator.answered.samples),
+        decibels(worst_output_nsr(noise.static.joint)),
+        tuple(_tensors(costs, noise, evaluator.answered.views.names)),
         tuple(_nodes(costs, noise)),
     )
 
 
-def _tensors(costs: Costs, noise: Noise, outputs: Sequence[str]) -> Iterator[TensorCost]:
+def _tensors(costs: CostModel, noise: OptionSensitivities, outputs: Sequence[str]) -> Iterator[TensorCost]:
     borders = {border.tensor: border for border in costs.borders}
     for one in costs.full.activations:
         border = borders.get(one.tensor)
@@ -201,19 +201,21 @@ def _tensors(costs: Costs, noise: Noise, outputs: Sequence[str]) -> Iterator[Ten
         yield TensorCost(one.tensor, one.spec.format, *_measured(one, noise, outputs), *times)
 
 
-def _measured(one: Activation, noise: Noise, outputs: Sequence[str]) -> tuple[float | None, float | None, bool, str]:
+def _measured(
+    one: Activation, noise: OptionSensitivities, outputs: Sequence[str]
+) -> tuple[float | None, float | None, bool, str]:
     """Return the SQNR of a tensor alone, its standard error, whether it was alone, and the worst output."""
-    source, found = Source(one.tensor), noise.static
+    source, found = QuantizerId(one.tensor), noise.static
     if source not in found.ratios:
         return None, None, False, ""
     ratios = found.ratios[source]
-    ratio, error = worst(ratios), found.errors.get(source)
+    ratio, error = worst_output_nsr(ratios), found.errors.get(source)
     relative = 10 / math.log(10) * error / ratio if error is not None and ratio > 0 else None
     output = outputs[int(np.argmax(ratios))] if outputs else ""
     return decibels(ratio), relative, source in found.alone, output
 
 
-def _nodes(costs: Costs, noise: Noise) -> Iterator[NodeCost]:
+def _nodes(costs: CostModel, noise: OptionSensitivities) -> Iterator[NodeCost]:
     decisions = costs.full.by_node
     for scope in all_graphs(costs.graph):
         for node in scope.nodes:
@@ -223,11 +225,11 @@ def _nodes(costs: Costs, noise: Noise) -> Iterator[NodeCost]:
                 yield NodeCost(one.node, one.op_type, one.mode, _milliseconds(costs.floats.nodes, one.node), ways)
 
 
-def _ways(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterator[WayCost]:
+def _ways(node: Node, decision: Decision, costs: CostModel, noise: OptionSensitivities) -> Iterator[WayCost]:
     weight = decision.weights[0].spec if decision.weights else None
     own = noise.static.nodes.get(node.name)
     if decision.mode is Mode.STATIC:
-        sqnr = decibels(noise.static.of(sources_of(node, costs.full, costs.target)))
+        sqnr = decibels(noise.static.of(quantizers_of(node, costs.full, costs.target)))
         yield WayCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
     for offer in costs.offers:
         if node.name in offer.nodes:

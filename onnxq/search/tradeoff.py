@@ -14,11 +14,10 @@ from onnxq.ir import all_graphs
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.assignment import Problem, cheapest, cost, is_coded
-from onnxq.search.cost_model import OUTSIDE, STATIC, Alternative, Costs, Way
+from onnxq.search.cost_model import OUTSIDE, STATIC, CostModel, KernelOption, NodeOption
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.search import NodeNoise
-from onnxq.search.sensitivity import SILENT as SILENT_CODES
-from onnxq.search.sensitivity import Noises, Source, worst
+from onnxq.search.search import NodeSensitivity
+from onnxq.search.sensitivity import NO_ERROR, QuantizerId, Sensitivities, worst_output_nsr
 
 _BESIDE = {
     Mode.STATIC: "with fixed scales",
@@ -27,7 +26,7 @@ _BESIDE = {
 }
 
 
-def reason_of(costs: Costs, name: str, wanted: Mode, ratio: float, taken: Alternative | None) -> tuple[str, str]:
+def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: KernelOption | None) -> tuple[str, str]:
     """Return why a node is not what the scheme wants, and the figures behind it.
 
     Args:
@@ -69,11 +68,11 @@ def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
     return f"{wanted} quantization of it hurts the worst output too much", f"{decibels(ratio):.1f} dB as integers alone"
 
 
-def _integers(costs: Costs, wanted: Mode) -> Mapping[str, float]:
-    return costs.static_nodes if wanted is Mode.STATIC else costs.offered.get(Alternative(Mode.DYNAMIC), {})
+def _integers(costs: CostModel, wanted: Mode) -> Mapping[str, float]:
+    return costs.static_nodes if wanted is Mode.STATIC else costs.offered.get(KernelOption(Mode.DYNAMIC), {})
 
 
-def _others(costs: Costs, name: str, wanted: Mode) -> Iterator[str]:
+def _others(costs: CostModel, name: str, wanted: Mode) -> Iterator[str]:
     for alternative, times in costs.offered.items():
         if name in times and alternative.mode is not wanted:
             yield f"{times[name] / 1e6:.3f} ms {alternative.described}"
@@ -86,7 +85,7 @@ AS_LONG = 1.05
 
 
 @dataclass(frozen=True, eq=False)
-class Noise:
+class OptionSensitivities:
     """Noise that codes add.
 
     Attributes:
@@ -95,15 +94,15 @@ class Noise:
         alternatives: of what nodes have as codes that take an alternative.
     """
 
-    static: Noises = SILENT_CODES
-    alternatives: Mapping[Alternative, Noises] = field(default_factory=dict)
+    static: Sensitivities = NO_ERROR
+    alternatives: Mapping[KernelOption, Sensitivities] = field(default_factory=dict)
 
-    def of(self, alternative: Alternative, node: str) -> float:
+    def of(self, alternative: KernelOption, node: str) -> float:
         """Return the ratio that a node adds that takes an alternative."""
         return self.alternatives[alternative].nodes.get(node, 0.0) if alternative in self.alternatives else 0.0
 
 
-SILENT = Noise()
+UNMEASURED = OptionSensitivities()
 """Weighs nothing against time."""
 
 
@@ -119,18 +118,18 @@ class Assignment:
     """
 
     static: frozenset[str]
-    alternatives: Mapping[str, Alternative]
+    alternatives: Mapping[str, KernelOption]
     nanoseconds: float
     noise: float
 
     @property
-    def ways(self) -> frozenset[Way]:
+    def ways(self) -> frozenset[NodeOption]:
         """What was chosen, whatever it is expected to give."""
         return frozenset([*((node, STATIC) for node in self.static), *self.alternatives.items()])
 
 
 @dataclass(frozen=True, eq=False)
-class Prices:
+class CostTradeoff:
     """The costs of a graph's nodes and borders, ready to be weighed against noise.
 
     Attributes:
@@ -140,12 +139,12 @@ class Prices:
         is_timed: whether times are those of runs.
     """
 
-    costs: Costs
+    costs: CostModel
     left: Mapping[str, Demotion] = field(default_factory=dict)
-    excluded: frozenset[Way] = frozenset()
+    excluded: frozenset[NodeOption] = frozenset()
     is_timed: bool = True
 
-    def float_side(self, node: str, noise: Noise, weight: float) -> tuple[Alternative | None, float]:
+    def float_side(self, node: str, noise: OptionSensitivities, weight: float) -> tuple[KernelOption | None, float]:
         """Return the alternative that is best for a node whose neighbours see floats, or None, and what it costs.
 
         Args:
@@ -162,7 +161,7 @@ class Prices:
         least, best = min(offered, key=lambda one: one[0], default=(math.inf, None))
         return (best, least) if least < stored else (None, stored)
 
-    def problem(self, noise: Noise, weight: float) -> Problem:
+    def problem(self, noise: OptionSensitivities, weight: float) -> Problem:
         """Return the assignment problem that weighs time against noise.
 
         Args:
@@ -171,17 +170,17 @@ class Prices:
         """
         return self._problem({name: self.float_side(name, noise, weight)[1] for name in self._names}, noise, weight)
 
-    def best(self, noise: Noise, weight: float) -> Assignment:
+    def best(self, noise: OptionSensitivities, weight: float) -> Assignment:
         """Return the assignment of least time and weighed noise; see `problem`."""
         return self.assignment(cheapest(self.problem(noise, weight)), noise, weight)
 
     @property
     def quickest(self) -> Assignment:
         """The assignment of least time, or the scheme's where that takes as long, which then is taken if it will do."""
-        best, whole = self.best(SILENT, 0.0), self.planned(self.costs.full, SILENT)
+        best, whole = self.best(UNMEASURED, 0.0), self.planned(self.costs.full, UNMEASURED)
         return whole if whole.nanoseconds < AS_LONG * best.nanoseconds else best
 
-    def by_weight(self, noise: Noise, weights: Sequence[float]) -> Callable[[int], Assignment]:
+    def by_weight(self, noise: OptionSensitivities, weights: Sequence[float]) -> Callable[[int], Assignment]:
         """Return what tells the best assignments for rising weights, by their places, and solves for as few as can be.
 
         Time plus weighed noise is a line over the weight for each assignment, and the best are the lowest of all lines:
@@ -199,13 +198,13 @@ class Prices:
 
         return of
 
-    def assignment(self, static: frozenset[str], noise: Noise, weight: float) -> Assignment:
+    def assignment(self, static: frozenset[str], noise: OptionSensitivities, weight: float) -> Assignment:
         """Return what it means that these nodes are static, the others taking what is best for them then."""
         sides = {name: self.float_side(name, noise, weight)[0] for name in self._names if name not in static}
         taken = {name: alternative for name, alternative in sides.items() if alternative is not None}
         return self._assigned(static, taken, noise)
 
-    def planned(self, plan: Plan, noise: Noise) -> Assignment:
+    def planned(self, plan: Plan, noise: OptionSensitivities) -> Assignment:
         """Return what it means that every node is static or dynamic that is so in a plan.
 
         One that has to be so together with another, as with its clamp, counts as float where that is.
@@ -213,7 +212,7 @@ class Prices:
         modes = {one.node: one.mode for one in plan.decisions}
         static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
         static = static.difference(self.alone(static))
-        dynamic = Alternative(Mode.DYNAMIC)
+        dynamic = KernelOption(Mode.DYNAMIC)
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
         return self._assigned(static, taken, noise)
 
@@ -224,32 +223,36 @@ class Prices:
             company -= alone
         return sorted(static - company)
 
-    def repriced(self, assignment: Assignment, noise: Noise) -> Assignment:
+    def repriced(self, assignment: Assignment, noise: OptionSensitivities) -> Assignment:
         """Return an assignment with the time and noise that are expected of it now."""
         return self._assigned(assignment.static, assignment.alternatives, noise)
 
-    def _assigned(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> Assignment:
+    def _assigned(
+        self, static: frozenset[str], taken: Mapping[str, KernelOption], noise: OptionSensitivities
+    ) -> Assignment:
         times = {name: self._float_time(name, taken.get(name)) for name in self._names}
-        spent = cost(self._problem(times, SILENT, 0.0), static)
+        spent = cost(self._problem(times, UNMEASURED, 0.0), static)
         return Assignment(static, taken, spent, self._predicted(static, taken, noise))
 
-    def _predicted(self, static: frozenset[str], taken: Mapping[str, Alternative], noise: Noise) -> float:
+    def _predicted(
+        self, static: frozenset[str], taken: Mapping[str, KernelOption], noise: OptionSensitivities
+    ) -> float:
         """Return the noise-to-signal ratio at the worst output that the codes of an assignment add."""
-        coded = [Source(one.tensor) for one in self.costs.borders if one.tensor and is_coded(one, static)]
+        coded = [QuantizerId(one.tensor) for one in self.costs.borders if one.tensor and is_coded(one, static)]
         weighed = (name for name in self._names if name not in taken and self._is_coarse(name, static))
-        coded += [Source(name, is_node=True) for name in weighed]
+        coded += [QuantizerId(name, is_node=True) for name in weighed]
         found = [noise.static.together(coded)]
         for name, alternative in taken.items():
-            known = noise.alternatives.get(alternative, SILENT_CODES).ratios.get(Source(name, is_node=True))
+            known = noise.alternatives.get(alternative, NO_ERROR).ratios.get(QuantizerId(name, is_node=True))
             found += [] if known is None else [known]
-        return worst(np.atleast_1d(sum(found)))
+        return worst_output_nsr(np.atleast_1d(sum(found)))
 
-    def sensitivities(self, noise: Noise) -> Iterator[NodeNoise]:
+    def sensitivities(self, noise: OptionSensitivities) -> Iterator[NodeSensitivity]:
         """Yield what each node adds in noise with everything else in float, in each way that was asked about."""
         for (name, way), ratio in self.ways(noise).items():
-            yield NodeNoise(name, way.mode, decibels(ratio))
+            yield NodeSensitivity(name, way.mode, decibels(ratio))
 
-    def ways(self, noise: Noise) -> Mapping[Way, float]:
+    def ways(self, noise: OptionSensitivities) -> Mapping[NodeOption, float]:
         """What is known of nodes as integers, by node and what they could be: the noise-to-signal ratio alone."""
         found = {(name, STATIC): noise.static.of(self._touched[name]) for name in self.costs.static_nodes}
         for alternative, noises in noise.alternatives.items():
@@ -257,19 +260,21 @@ class Prices:
         return found
 
     @cached_property
-    def _touched(self) -> Mapping[str, tuple[Source, ...]]:
+    def _touched(self) -> Mapping[str, tuple[QuantizerId, ...]]:
         """What becomes codes when a node and nothing else is static."""
-        found: dict[str, list[Source]] = {name: [Source(name, is_node=True)] for name in self.costs.static_nodes}
+        found: dict[str, list[QuantizerId]] = {
+            name: [QuantizerId(name, is_node=True)] for name in self.costs.static_nodes
+        }
         for border in (one for one in self.costs.borders if one.tensor):
             for name in {border.producer or OUTSIDE, *border.consumers} & found.keys():
-                found[name].append(Source(border.tensor))
+                found[name].append(QuantizerId(border.tensor))
         return {name: tuple(sources) for name, sources in found.items()}
 
     def _is_coarse(self, name: str, static: frozenset[str]) -> bool:
         """Whether the weights of a node have the codes that the scheme wants."""
         return name in static or name not in self.left
 
-    def demotions(self, assignment: Assignment, noise: Noise) -> Mapping[str, Demotion]:
+    def demotions(self, assignment: Assignment, noise: OptionSensitivities) -> Mapping[str, Demotion]:
         """Return what makes the planner do what was assigned, with the reasons."""
         found = {}
         for decision in self.costs.full.decisions:
@@ -286,15 +291,15 @@ class Prices:
                 found[name] = Demotion(Mode.STORAGE, *self._reason(name, noise, decision.mode, None))
         return found
 
-    def without(self, ways: frozenset[Way]) -> Prices:
+    def without(self, ways: frozenset[NodeOption]) -> CostTradeoff:
         """Return the same for a choice in which these nodes may not be that."""
         return replace(self, excluded=ways)
 
-    def corrected(self, assignment: Assignment, observed: NodeTimes) -> Prices:
+    def corrected(self, assignment: Assignment, observed: NodeTimes) -> CostTradeoff:
         """Return the same with what the kernels of an assignment's model really took."""
         return replace(self, costs=self.costs.corrected(assignment.static, assignment.alternatives, observed))
 
-    def _problem(self, floats: Mapping[str, float], noise: Noise, weight: float) -> Problem:
+    def _problem(self, floats: Mapping[str, float], noise: OptionSensitivities, weight: float) -> Problem:
         return Problem(
             float_costs={OUTSIDE: 0, **{name: round(paid) for name, paid in floats.items()}},
             integer_costs={
@@ -309,21 +314,23 @@ class Prices:
             followers=self.costs.followers,
         )
 
-    def _reason(self, name: str, noise: Noise, wanted: Mode, taken: Alternative | None) -> tuple[str, str]:
+    def _reason(
+        self, name: str, noise: OptionSensitivities, wanted: Mode, taken: KernelOption | None
+    ) -> tuple[str, str]:
         """Return why a node is not what the scheme wants, static or dynamic, and the figures behind it."""
         own = noise.static.of(self._touched.get(name, ()))
-        ratio = own if wanted is Mode.STATIC else noise.of(Alternative(Mode.DYNAMIC), name)
+        ratio = own if wanted is Mode.STATIC else noise.of(KernelOption(Mode.DYNAMIC), name)
         return reason_of(self.costs, name, wanted, ratio, taken) if self.is_timed else untimed_reason(wanted, ratio)
 
-    def _float_time(self, name: str, taken: Alternative | None) -> float:
+    def _float_time(self, name: str, taken: KernelOption | None) -> float:
         return self.costs.floats.nodes.get(name, 0.0) if taken is None else self.costs.offered[taken][name]
 
-    def _stored_noise(self, name: str, noise: Noise) -> float:
+    def _stored_noise(self, name: str, noise: OptionSensitivities) -> float:
         return 0.0 if name in self.left else noise.static.nodes.get(name, 0.0)
 
     @property
     def _dynamic(self) -> Mapping[str, float]:
-        return self.costs.offered.get(Alternative(Mode.DYNAMIC), {})
+        return self.costs.offered.get(KernelOption(Mode.DYNAMIC), {})
 
     @cached_property
     def _names(self) -> tuple[str, ...]:

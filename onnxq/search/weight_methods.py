@@ -17,20 +17,24 @@ from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_weight, weight_requests, weight_sums
 from onnxq.algorithms.encoding_config import Recipe, recipe_of
 from onnxq.algorithms.equalization import NOTHING, Around, Factors, Migration
-from onnxq.algorithms.gptq import Compensation, Matrices, within
+from onnxq.algorithms.gptq import GRAM_BYTES, Compensation, Matrices, within
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
 from onnxq.calibration.hessian import Gram
 from onnxq.calibration.statistics import Evidence
 from onnxq.calibration.workers import Threads
+from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.scheme import Mode
 from onnxq.ir import Node
 from onnxq.planning.plan import Plan, Weight
 from onnxq.runtime.sessions import Array
-from onnxq.search.cross_validation import ALL, LARGE, Basis, Finding, Folds, Groups
-from onnxq.search.effort import FAST, FULL, Accuracy
-from onnxq.search.sensitivity import Switchboard
+from onnxq.search.cross_validation import ALL, LARGE, AlgorithmResult, CrossValidator, Finding, Groups
+from onnxq.search.sensitivity import QuantizerToggleSession
+
+# So often there are Gram matrices at once: of three groups of samples, of three sums of these and a sum in the making,
+# and those that a thread observes and hands over.
+_GRAMS = 9
 
 SCALING_WORTH = 0.94
 """Times the noise of codes without factors that both folds may see at most, so that factors are kept.
@@ -47,21 +51,21 @@ _LEAST = 1e-4
 _WEIGHT = 1
 
 
-def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
     """Return the basis with factors for float data that weights of few bits multiply, where these lower the noise.
 
     The factors of a tensor are a power of the size of its channels: the power with which what its readers compute has
     the least error, as the Gram matrix of the data has it.
 
     Args:
-        folds: say whether they do.
+        validator: say whether they do.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
         accuracy: weights of how many bits are compensated, as the others need no factors either, and what Gram
             matrices may take.
     """
-    bench = folds.trials.bench
-    rows = Compensation.of_samples(sum(map(len, folds.groups)), bits=accuracy.compensated_bits)
+    bench = validator.evaluator.bench
+    rows = Compensation.of_samples(sum(map(len, validator.groups)), bits=accuracy.compensated_bits)
     asked: dict[Request, Divisible] = {}
     sizes: dict[Request, int] = {}
     possible = divisible(bench.graph, plan)
@@ -75,16 +79,16 @@ def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> 
     if not asked:
         bits = f"by weights of {accuracy.compensated_bits} bits or fewer" if possible else "by codes alone"
         return basis.unfit(f"no float data that a normalization or a Mul makes is multiplied {bits}")
-    asked = {request: asked[request] for request in within(sizes, accuracy.gram_bytes)}
+    asked = {request: asked[request] for request in within(sizes, gram_bytes(accuracy))}
     if not asked:
         return basis.unfit("Gram matrices of the data have no room in memory")
 
     @cache
     def seen(group: int) -> Evidence:
-        return collect(bench.prepared, folds.groups[group], tuple(asked), workers=gram_workers(accuracy))
+        return collect(bench.prepared, validator.groups[group], tuple(asked), workers=gram_workers(accuracy))
 
     @cache
-    def found(groups: Groups) -> Basis:
+    def found(groups: Groups) -> AlgorithmResult:
         statistics = reduce(Evidence.plus, map(seen, groups)).statistics
         factors = {
             one.tensor.name: best
@@ -93,7 +97,12 @@ def with_scaling(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> 
         }
         return replace(basis, recipe=replace(basis.recipe, scaling=Migration(factors)))
 
-    return folds.kept(plan, basis, [found], SCALING_WORTH)
+    return validator.kept(plan, basis, [found], SCALING_WORTH)
+
+
+def gram_bytes(accuracy: Accuracy) -> int:
+    """Return the bytes that the Hessian matrices of one group of samples may take."""
+    return GRAM_BYTES if accuracy.memory is None else min(GRAM_BYTES, accuracy.memory // _GRAMS)
 
 
 def gram_workers(accuracy: Accuracy) -> Threads | None:
@@ -140,107 +149,115 @@ _LIKELIEST = 0.1
 _SHARE = 0.25
 
 
-def with_compensation(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
     """Return the basis with weights rounded so that their errors cancel, where that lowers the noise.
 
     Args:
-        folds: say whether it does.
+        validator: say whether it does.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
         accuracy: weights of how many bits are tried, and what their Gram matrices may take.
     """
-    bench = folds.trials.bench
+    bench = validator.evaluator.bench
     first = Compensation.of_samples(
-        sum(map(len, folds.groups)), bits=accuracy.compensated_bits, memory=accuracy.gram_bytes
+        sum(map(len, validator.groups)), bits=accuracy.compensated_bits, memory=gram_bytes(accuracy)
     )
     requests = weight_requests(plan, bench.graph, first)
-    if reason := _obstacle(folds, plan, basis, first, requests):
+    if reason := _obstacle(validator, plan, basis, first, requests):
         return basis.unfit(reason)
 
     @cache
     def seen(group: int) -> Evidence:
-        return collect(bench.prepared, folds.groups[group], requests, workers=gram_workers(accuracy))
+        return collect(bench.prepared, validator.groups[group], requests, workers=gram_workers(accuracy))
 
     @cache
     def joined(groups: Groups) -> Evidence:
         return _joined(basis.evidence, reduce(Evidence.plus, map(seen, groups)))
 
-    def found(recipe: Recipe, damping: float, groups: Groups) -> Basis:
+    def found(recipe: Recipe, damping: float, groups: Groups) -> AlgorithmResult:
         compensated = replace(recipe, compensation=replace(first, damping=damping))
         return replace(basis, recipe=compensated, evidence=joined(groups))
 
-    def quietest(recipe: Recipe) -> partial[Basis]:
+    def lowest_error(recipe: Recipe) -> partial[AlgorithmResult]:
         tried = [partial(found, recipe, damping) for damping in _DAMPINGS]
-        return folds.quietest(plan, tried)
+        return validator.lowest_error(plan, tried)
 
-    def plain(groups: Groups) -> Basis:
+    def plain(groups: Groups) -> AlgorithmResult:
         return basis
 
     # What is no better with the likeliest damping pays with no other.
     tried: list[Finding] = [plain, partial(found, basis.recipe, _LIKELIEST)]
-    if folds.quietest(plan, tried) is plain:
+    if validator.lowest_error(plan, tried) is plain:
         return basis
-    best = quietest(replace(basis.recipe, scaling=NOTHING))
+    best = lowest_error(replace(basis.recipe, scaling=NOTHING))
     # Factors that pay where weights are rounded to their nearest codes need not do so where their errors cancel.
-    if basis.recipe.scaling.factors and folds.pays(plan, scaled := quietest(basis.recipe), best, SCALING_WORTH):
+    if basis.recipe.scaling.factors and validator.improves(
+        plan, scaled := lowest_error(basis.recipe), best, SCALING_WORTH
+    ):
         best = scaled
     # Errors that cancel on few samples need not do so on others.
-    return best(ALL) if folds.surely_pays(plan, best, plain) else basis
+    return best(ALL) if validator.improves_significantly(plan, best, plain) else basis
 
 
-def _obstacle(folds: Folds, plan: Plan, basis: Basis, first: Compensation, requests: Sequence[Request]) -> str:
+def _obstacle(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, first: Compensation, requests: Sequence[Request]
+) -> str:
     """Return why errors of rounding are not made to cancel, or an empty string."""
-    bench = folds.trials.bench
+    bench = validator.evaluator.bench
     if bench.is_large:
         return LARGE
     if not requests and weight_requests(plan, bench.graph, replace(first, memory=sys.maxsize)):
         return "Gram matrices of the data have no room in memory"
     if not requests:
         return f"no weights of {first.bits} bits or fewer are multiplied by data that can be seen"
-    return "" if _matters(folds, plan, basis) else "weights alone make hardly any of the noise"
+    return "" if _matters(validator, plan, basis) else "weights alone make hardly any of the noise"
 
 
-def _matters(folds: Folds, plan: Plan, basis: Basis) -> bool:
+def _matters(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> bool:
     """Whether rounded weights alone make a good part of the noise, as they do where data stays float."""
     if not plan.activations:
         return True
-    trials = replace(folds.trials, evidence=basis.evidence)
+    evaluator = replace(validator.evaluator, evidence=basis.evidence)
     weighted = {decision.node for decision in plan.decisions if decision.weights}
-    alone = Switchboard.of(trials, plan, basis.recipe, weighted)
-    [noise] = alone.noises([alone.sources], range(len(trials.answered.samples)))
-    return pooled(noise) >= _SHARE * pooled(trials.noise(plan, basis.recipe))
+    alone = QuantizerToggleSession.of(evaluator, plan, basis.recipe, weighted)
+    [noise] = alone.noises([alone.sources], range(len(evaluator.answered.samples)))
+    return pooled(noise) >= _SHARE * pooled(evaluator.noise(plan, basis.recipe))
 
 
-def with_asked_rows(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+def with_asked_rows(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
+) -> AlgorithmResult:
     """Return a basis by which the errors of those weights cancel whose Spec asks for that, without judging it.
 
     Args:
-        folds: the samples.
+        validator: the samples.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
         accuracy: what the Gram matrices may take.
     """
-    samples = sum(map(len, folds.groups))
-    asked = Compensation.of_samples(samples, _LIKELIEST, bits=0, memory=accuracy.gram_bytes)
-    observed = {request.tensor for request in weight_requests(plan, folds.trials.bench.graph, asked)}
+    samples = sum(map(len, validator.groups))
+    asked = Compensation.of_samples(samples, _LIKELIEST, bits=0, memory=gram_bytes(accuracy))
+    observed = {request.tensor for request in weight_requests(plan, validator.evaluator.bench.graph, asked)}
     compensated = replace(basis, recipe=replace(basis.recipe, compensation=asked))
-    return with_seen_rows(folds, plan, compensated, sorted(observed))
+    return with_seen_rows(validator, plan, compensated, sorted(observed))
 
 
-def with_seen_rows(folds: Folds, plan: Plan, basis: Basis, observed: Sequence[str]) -> Basis:
+def with_seen_rows(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, observed: Sequence[str]
+) -> AlgorithmResult:
     """Return a basis whose weights are compensated with the Gram matrices for that, summed up as they once were.
 
     Args:
-        folds: the samples.
+        validator: the samples.
         plan: what becomes of each node.
         basis: what codes are chosen by, a compensation among it.
         observed: all tensors whose Gram matrices were seen then, which the plan may need no more.
     """
-    bench, compensation = folds.trials.bench, basis.recipe.compensation
+    bench, compensation = validator.evaluator.bench, basis.recipe.compensation
     wanted = weight_requests(plan, bench.graph, compensation) if compensation is not None else ()
     # What had no room in memory then was rounded.
     requests = tuple(request for request in wanted if request.tensor in observed)
-    groups = [folds.groups[group] for group in ALL if requests and len(folds.groups[group])]
+    groups = [validator.groups[group] for group in ALL if requests and len(validator.groups[group])]
     grams = [collect(bench.prepared, group, requests, others=observed) for group in groups]
     return replace(basis, evidence=_joined(basis.evidence, reduce(Evidence.plus, grams))) if grams else basis
 
@@ -266,21 +283,23 @@ _HARMLESS = 1.0
 _MOSTLY = 0.5
 
 
-def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+def with_bias_correction(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
+) -> AlgorithmResult:
     """Return the basis with biases corrected in order, see `with_sequential_biases`, where these lower the noise.
 
     Only plans most of whose layers round their data get them.
 
     Args:
-        folds: say whether they do.
+        validator: say whether they do.
         plan: what becomes of each node.
         basis: what codes are chosen by; its biases were those of another plan.
         accuracy: with little effort they are found once, and judged by the samples that are left.
     """
-    bench, plain = folds.trials.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
+    bench, plain = validator.evaluator.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
     layers = layers_of(bench.graph, plan)
     static = sum(plan.by_node[node].mode is Mode.STATIC for node in layers)
-    few = min(len(folds.of(groups, _MOST_SAMPLES)) for groups in folds.found_on) < _FEWEST_SAMPLES
+    few = min(len(validator.of(groups, _MOST_SAMPLES)) for groups in validator.found_on) < _FEWEST_SAMPLES
     if bench.is_large:
         return plain.unfit(LARGE)
     if few:
@@ -290,17 +309,17 @@ def with_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> B
     codes = encode(plan, bench.graph, plain.evidence, plain.recipe, bench.codes)
 
     @cache
-    def found(groups: Groups) -> Basis:
+    def found(groups: Groups) -> AlgorithmResult:
         if groups == ALL:
             # Together the folds have used every sample; what all would give is less shrunk, and nobody judges it.
-            every = folds.found_on if accuracy.thorough else folds.found_on[:1]
+            every = validator.found_on if accuracy.thorough else validator.found_on[:1]
             biases = _mean([found(one).recipe.biases for one in every])
             return replace(plain, recipe=replace(plain.recipe, biases=biases))
-        samples = folds.of(groups, _MOST_SAMPLES)
+        samples = validator.of(groups, _MOST_SAMPLES)
         recipe = with_sequential_biases(plain.recipe, plan, bench.graph, codes, bench.prepared, samples)
         return replace(plain, recipe=recipe)
 
-    return folds.kept(plan, plain, [found], _HARMLESS, once=not accuracy.thorough)
+    return validator.kept(plan, plain, [found], _HARMLESS, once=not accuracy.thorough)
 
 
 def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
@@ -313,40 +332,42 @@ def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 # What a plan does not hold of how its codes were chosen, found again from the same samples to the last bit.
 
 
-def replayed(folds: Folds, plan: Plan, evidence: Evidence) -> Basis:
+def replay(validator: CrossValidator, plan: Plan, evidence: Evidence) -> AlgorithmResult:
     """Return what the codes of a plan are chosen by, with nothing tried.
 
     Args:
-        folds: the samples as they were when it was chosen.
+        validator: the samples as they were when it was chosen.
         plan: from a report or file.
         evidence: of what the plan needs.
     """
-    basis = Basis(recipe_of(plan, sum(map(len, folds.groups))), evidence)
+    basis = AlgorithmResult(recipe_of(plan, sum(map(len, validator.groups))), evidence)
     if plan.damping is not None:
-        basis = with_seen_rows(folds, plan, basis, plan.damping.observed)
+        basis = with_seen_rows(validator, plan, basis, plan.damping.observed)
     if "bias" in plan.accuracy:
-        basis = with_decided_biases(folds, plan, basis, FULL if plan.thorough else FAST)
+        basis = with_decided_biases(validator, plan, basis, FULL if plan.thorough else FAST)
     return basis
 
 
-def with_decided_biases(folds: Folds, plan: Plan, basis: Basis, accuracy: Accuracy) -> Basis:
+def with_decided_biases(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
+) -> AlgorithmResult:
     """Return the basis with biases corrected in order, which are known to pay.
 
     Args:
-        folds: the samples that they are found on.
+        validator: the samples that they are found on.
         plan: what becomes of each node.
         basis: what codes are chosen by otherwise.
         accuracy: with how much effort they were found.
     """
-    return with_biases(_Decided(folds.trials, folds.samples), plan, basis, accuracy)
+    return with_bias_correction(_Decided(validator.evaluator, validator.samples), plan, basis, accuracy)
 
 
 @dataclass(frozen=True, eq=False)
-class _Decided(Folds):
-    """Folds that take what is found without judging it: that was done when the plan was made."""
+class _Decided(CrossValidator):
+    """CrossValidator that take what is found without judging it: that was done when the plan was made."""
 
     def kept(
-        self, plan: Plan, basis: Basis, findings: Sequence[Finding], worth: float = 1.0, *, once: bool = False
-    ) -> Basis:
+        self, plan: Plan, basis: AlgorithmResult, findings: Sequence[Finding], worth: float = 1.0, *, once: bool = False
+    ) -> AlgorithmResult:
         """Return what the first finding makes of all samples."""
         return findings[0](ALL)

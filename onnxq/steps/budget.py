@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.calibration.calibrate import Collection
+from onnxq.config.effort import EFFORTS, Accuracy, Effort, accuracy_named, effort_named
 from onnxq.errors import SchemeError, check_type, convert_numpy_numbers
 from onnxq.evaluation.goal import Goal
-from onnxq.search.effort import Accuracy, accuracy_named
-from onnxq.search.efforts import EFFORTS, Effort, effort_named
 from onnxq.system.resources import Progress, silent
 
 

@@ -24,7 +24,7 @@ from onnxq.preparing.named_passes import Step, as_passes
 from onnxq.preparing.preparation import check_float_model
 from onnxq.preparing.rewriting import apply_to_float
 from onnxq.runtime.targets import target_named
-from onnxq.search.workbench import Workbench, open_workbench
+from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.steps.budget import Budget
 from onnxq.steps.wanted import Wanted
 from onnxq.system.publish import check_output, data_file
@@ -45,12 +45,12 @@ def rewritten(model: Model, prepare: Sequence[Step]) -> Graph:
     return graph
 
 
-def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Workbench:
+def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> PreparedModel:
     """Open the workbench of a model after passes of the user's, given whether a search measures time."""
     emit, target = wanted.emit(measured=measured), target_named(wanted.target)
     target = target.keeping_forms if wanted.keeps_forms else target
     given = wanted.replay, wanted.least, wanted.without
-    bench = open_workbench(graph, wanted.prepared_for, target, folder, emit, *given)
+    bench = open_prepared_model(graph, wanted.prepared_for, target, folder, emit, *given)
     if not wanted.stored_because:
         return bench
     bench = replace(bench, scheme=wanted.scheme)
@@ -62,7 +62,7 @@ def opened(graph: Graph, wanted: Wanted, folder: Path, *, measured: bool) -> Wor
     return replace(bench, fixed=stored)
 
 
-def opened_samples(bench: Workbench, data: Data, goal: Goal, notice: Notice) -> Opened:
+def opened_samples(bench: PreparedModel, data: Data, goal: Goal, notice: Notice) -> Opened:
     """Open the samples to calibrate by, and those to judge by where others were given.
 
     Args:

@@ -45,7 +45,7 @@ from onnxq.report.parts import (
     weight_channels,
 )
 from onnxq.runtime.kernels import loaded_kernels
-from onnxq.search.context import Chosen
+from onnxq.search.context import SearchResult
 from onnxq.search.kernel_times import kernels_by_node
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Evidenced, Prepared, Settled, tried
@@ -161,7 +161,7 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found: Chosen) -> EvaluationSplit:
+def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found: SearchResult) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
     count = len(seen.judged)
     places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)

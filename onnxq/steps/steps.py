@@ -14,6 +14,7 @@ from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import FIRST_RANGES, Extremes, MinMax, RangeMethod
 from onnxq.calibration.statistics import Evidence
+from onnxq.config.effort import METHODS, OFF, Accuracy
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.errors import OutputError, SchemeError, note_failure, tolerate
@@ -51,14 +52,13 @@ from onnxq.rewrite import Applied
 from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
 from onnxq.runtime.engines import measures_target
 from onnxq.runtime.targets import target_named
-from onnxq.search.attempts import unsearched
-from onnxq.search.context import Chooser, Chosen, Files
+from onnxq.search.attempts import apply_scheme
+from onnxq.search.context import ModelPaths, SearchContext, SearchResult
 from onnxq.search.cost_cache import CostCache
-from onnxq.search.cross_validation import Folds, observe_groups
-from onnxq.search.effort import METHODS, OFF, Accuracy
-from onnxq.search.evaluator import Panel
-from onnxq.search.refinement import Refined
-from onnxq.search.workbench import Workbench
+from onnxq.search.cross_validation import CrossValidator, observe_groups
+from onnxq.search.evaluator import EvaluationSplit
+from onnxq.search.prepared_model import PreparedModel
+from onnxq.search.refinement import RefinedEncoding
 from onnxq.steps.budget import Budget
 from onnxq.steps.opening import Model, Opened, opened, opened_samples, parted, rewritten
 from onnxq.steps.preparation_check import PreparationCheck, harmful_steps
@@ -92,8 +92,8 @@ class Prepared:
     """
 
     name: str
-    files: Files
-    bench: Workbench
+    files: ModelPaths
+    bench: PreparedModel
     replay: Plan | None
     external: int
     applied: tuple[Applied, ...]
@@ -120,7 +120,7 @@ class Evidenced:
         opened: the samples as they were given, which may be read but once, and those given to judge by.
     """
 
-    bench: Workbench
+    bench: PreparedModel
     plan: Plan
     evidence: Evidence
     samples: SampleSource
@@ -130,7 +130,7 @@ class Evidenced:
     opened: Opened | None = None
 
     @property
-    def runnable(self) -> Workbench:
+    def runnable(self) -> PreparedModel:
         """What builds models that onnxruntime loads, where those of strict types, which are written last, may not."""
         return replace(self.bench, emit=AllowedOps.QDQ) if self.bench.emit is AllowedOps.STRICT else self.bench
 
@@ -145,8 +145,8 @@ class Settled:
         doubts: sentences about what could not be done.
     """
 
-    refined: Refined
-    chosen: Chosen
+    refined: RefinedEncoding
+    chosen: SearchResult
     doubts: tuple[str, ...] = ()
 
 
@@ -188,7 +188,7 @@ def prepared(
     staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
     name = str(source) if source else type(model).__name__
-    files = Files(reference, staged, external > 0)
+    files = ModelPaths(reference, staged, external > 0)
     ahead.expect(bench.prepared)
     given = name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead
     return Prepared(*given, is_stored=bool(wanted.stored_because), left_out=left_out)
@@ -196,7 +196,7 @@ def prepared(
 
 def _opened(
     graph: Graph, model: Model, wanted: Wanted, folder: Path, *, measured: bool
-) -> tuple[Workbench, Mapping[str, str]]:
+) -> tuple[PreparedModel, Mapping[str, str]]:
     """Open the workbench, without the steps of the canonical form that fail, which are returned with their errors."""
     try:
         return opened(graph, wanted, folder, measured=measured), {}
@@ -330,37 +330,39 @@ def settled(
     """
     chooser = chooser_of(model, seen, goal, budget, deadline)
     if model.replay is not None:
-        from onnxq.search.weight_methods import replayed
+        from onnxq.search.weight_methods import replay
 
-        basis = replayed(Folds(chooser.trials, seen.samples), seen.plan, seen.evidence)
+        basis = replay(CrossValidator(chooser.evaluator, seen.samples), seen.plan, seen.evidence)
         model.ahead.check()
         chooser = chooser.with_evidence(basis.evidence)
-        return Settled(Refined(basis), chooser.follow(seen.plan, basis.recipe))
+        return Settled(RefinedEncoding(basis), chooser.follow(seen.plan, basis.recipe))
     first, last = tried(model, budget).split
     refined = chooser.refined(seen.plan, first_recipe(model), first, plenty_of(goal))
     model.ahead.check()
     chooser = chooser.with_evidence(refined.basis.evidence)
     if budget.effort is None:
-        found = unsearched(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
+        found = apply_scheme(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
     else:
-        from onnxq.search.attempts import choose
+        from onnxq.search.attempts import search_plan
 
         with tolerate("the search for factors of channels that cost no time"):
-            refined = chooser.affordable(seen.plan, refined, goal)
+            refined = chooser.drop_costly_scales(seen.plan, refined, goal)
         given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last
-        found = choose(*given, is_stored=model.is_stored)
+        found = search_plan(*given, is_stored=model.is_stored)
     if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
-        from onnxq.search.attempts import refitted
+        from onnxq.search.attempts import refit_on_all_samples
 
-        return Settled(*refitted(chooser, seen.plan, refined, found))
+        return Settled(*refit_on_all_samples(chooser, seen.plan, refined, found))
     return Settled(refined, found)
 
 
-def chooser_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Chooser:
+def chooser_of(
+    model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER
+) -> SearchContext:
     """Return what chooses codes and plans by measuring; node times are added to those that are known."""
     bench, samples, judge = seen.runnable, seen.samples, judge_of(model, seen, goal, budget, deadline)
-    panel = Panel(model.files.reference, bench.prepared, samples, tried(model, budget).judges(len(samples)))
-    return Chooser(bench, model.files, samples, judge, seen.evidence, budget.progress, panel, model.costs)
+    panel = EvaluationSplit(model.files.reference, bench.prepared, samples, tried(model, budget).judges(len(samples)))
+    return SearchContext(bench, model.files, samples, judge, seen.evidence, budget.progress, panel, model.costs)
 
 
 def judge_of(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Verifier:

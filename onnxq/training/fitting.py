@@ -20,7 +20,7 @@ from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Graph, Node
 from onnxq.numerics.affine import Parameters, decibels
 from onnxq.planning.plan import Plan
-from onnxq.search.refinement import TRAINING, Gain
+from onnxq.search.refinement import TRAINING, MethodGain
 from onnxq.system.resources import Progress
 from onnxq.training.blocks import train_blocks
 from onnxq.training.learning import Checkpoint, copy_state, digest_of, parameter_groups, train_module
@@ -43,7 +43,7 @@ class TrainedEncodings:
     """
 
     codes: Codes
-    gain: Gain
+    gain: MethodGain
     doubts: tuple[str, ...] = ()
 
 
@@ -136,7 +136,7 @@ def _train(
         kept, undone = _train_in_turn(module, task, training, (state, key), progress)
     better, after = task.evaluate(module)
     worth = bool(kept) and better < score
-    gain = Gain(
+    gain = MethodGain(
         TRAINING,
         decibels(before),
         decibels(after if worth else before),

@@ -44,7 +44,7 @@ from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.planner import bias_of
 from onnxq.preparing.preparation import check_float_model, check_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.workbench import Workbench, open_workbench
+from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.steps.wanted import Wanted
 from onnxq.system.publish import staging
 from onnxq.training.program import InputHook, Program, Subgraph, cut_graph
@@ -432,7 +432,7 @@ def blocks_of(module: FakeQuantizedModel) -> tuple[Block, ...]:
 class QATModule(FakeQuantizedModel):
     """A module that can be converted to a quantized model; see `prepare` and `convert`."""
 
-    def __init__(self, bench: Workbench, plan: Plan) -> None:
+    def __init__(self, bench: PreparedModel, plan: Plan) -> None:
         graph = bench.graph_for(plan)
         for tensor in constants(graph):
             # The folder of the workbench is deleted, so values are copied.
@@ -467,7 +467,7 @@ def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan) -> QATModule:
     check_float_model(graph)
     with staging(None) as folder:
         emit = allowed_ops_named(wanted.scheme.emit)
-        bench = open_workbench(graph, wanted.scheme, target_named(plan.target), folder, emit, plan)
+        bench = open_prepared_model(graph, wanted.scheme, target_named(plan.target), folder, emit, plan)
         check_plan(plan, bench.graph)
         return QATModule(bench, plan)
 

@@ -21,8 +21,8 @@ from onnxq.evaluation.verification import COMPARED_SAMPLES, Verifier
 from onnxq.pipeline import Quantized, carried_out
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.search.context import Chosen
-from onnxq.search.refinement import Gain
+from onnxq.search.context import SearchResult
+from onnxq.search.refinement import MethodGain
 from onnxq.steps.budget import Budget
 from onnxq.steps.opening import Model, checked_output
 from onnxq.steps.steps import Evidenced, Prepared, Settled, judge_of, settled
@@ -212,7 +212,7 @@ def train_chosen(
     return _with_gain(settled, after, done.gain, done.doubts)
 
 
-def _with_gain(settled: Settled, taken: Chosen, gain: Gain, doubts: tuple[str, ...]) -> Settled:
+def _with_gain(settled: Settled, taken: SearchResult, gain: MethodGain, doubts: tuple[str, ...]) -> Settled:
     chosen = replace(taken, gains=(*taken.gains, gain))
     return replace(settled, chosen=chosen, doubts=(*settled.doubts, *doubts))
 
@@ -225,7 +225,7 @@ def _noise(judge: Verifier, candidate: Path) -> float:
     return float(nsr_by_sample(pairs).sum(0).max(initial=0.0))
 
 
-def _is_worse(after: Chosen, before: Chosen, goal: Goal, *, higher_error: bool) -> bool:
+def _is_worse(after: SearchResult, before: SearchResult, goal: Goal, *, higher_error: bool) -> bool:
     """True if training lowered the metric or raised the error, or misses a goal that was met."""
     if after.scores is not None and before.scores is not None:
         return after.scores.candidate < before.scores.candidate
@@ -290,20 +290,20 @@ def search_and_train(
     return best if best is not first else replace(first, doubts=(*first.doubts, doubt))
 
 
-def _decibels(found: Chosen) -> float:
+def _decibels(found: SearchResult) -> float:
     return found.verification.agreement.worst_sqnr
 
 
-def _is_other(one: Chosen, other: Chosen) -> bool:
+def _is_other(one: SearchResult, other: SearchResult) -> bool:
     return one.outcome.plan.effect != other.outcome.plan.effect
 
 
-def _is_faster(one: Chosen, other: Chosen) -> bool:
+def _is_faster(one: SearchResult, other: SearchResult) -> bool:
     latency, before = one.verification.latency, other.verification.latency
     return latency is not None and before is not None and latency.speed > before.speed
 
 
-def _meets_goal(found: Chosen, goal: Goal) -> bool:
+def _meets_goal(found: SearchResult, goal: Goal) -> bool:
     if goal.metric is None:
         return found.lacks(goal) == 0
     return found.scores is not None and found.scores.is_trusted(goal.max_drop)

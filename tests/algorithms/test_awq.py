@@ -17,7 +17,7 @@ from onnxq.config.presets import preset_named
 from onnxq.ir import as_graph
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.workbench import open_workbench
+from onnxq.search.prepared_model import open_prepared_model
 
 NORM = "n = LayerNormalization(x, s, b)"
 OUT = "(float[3,64] x) => (float[3,64] y)"
@@ -57,7 +57,9 @@ NOT_DIVISIBLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 def bench_of(name: str, models: dict[str, tuple[str, dict[str, Any]]], build: Build, folder: Path, scheme: str) -> Any:
     text, weights = models[name]
-    return open_workbench(as_graph(build(text, **weights)), preset_named(scheme), target_named(DEFAULT_TARGET), folder)
+    return open_prepared_model(
+        as_graph(build(text, **weights)), preset_named(scheme), target_named(DEFAULT_TARGET), folder
+    )
 
 
 @pytest.mark.parametrize("name", DIVISIBLE)

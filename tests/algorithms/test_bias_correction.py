@@ -51,8 +51,8 @@ from onnxq.preparing.preparation import prepare
 from onnxq.rewrite import Pass
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.evaluator import Trials
-from onnxq.search.workbench import open_workbench
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
 from tests.conftest import Build
 
@@ -461,7 +461,7 @@ def test_what_codes_make_of_a_model_is_what_the_quantized_model_computes(
     name: str, tmp_path: Path, scheme: str, request: pytest.FixtureRequest
 ) -> None:
     model: onnx.ModelProto = request.getfixturevalue(name)
-    bench = open_workbench(read_model(model), PRESETS[scheme], TARGETS["onnxruntime-cpu"], tmp_path)
+    bench = open_prepared_model(read_model(model), PRESETS[scheme], TARGETS["onnxruntime-cpu"], tmp_path)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, SAMPLES, silent)
     codes = encode(plan, bench.graph, evidence)
@@ -473,7 +473,7 @@ def test_what_codes_make_of_a_model_is_what_the_quantized_model_computes(
 
 
 def test_channels_with_factors_are_told_as_the_float_model_has_them(network: onnx.ModelProto, tmp_path: Path) -> None:
-    bench = open_workbench(read_model(network), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    bench = open_prepared_model(read_model(network), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, SAMPLES, silent)
     # The second convolution reads them, and the first makes them.
@@ -491,7 +491,7 @@ def test_channels_with_factors_are_told_as_the_float_model_has_them(network: onn
 
 
 def test_a_recipe_with_corrected_biases_makes_a_model_nearer_to_float(network: onnx.ModelProto, tmp_path: Path) -> None:
-    bench = open_workbench(read_model(network), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    bench = open_prepared_model(read_model(network), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, SAMPLES, silent)
     narrow = Recipe(Percentile(90.0))
@@ -500,13 +500,13 @@ def test_a_recipe_with_corrected_biases_makes_a_model_nearer_to_float(network: o
     assert corrected.biases.keys() == layers_of(bench.graph, plan).keys()
     assert corrected.key != narrow.key
     save(bench.graph, tmp_path / "float.onnx")
-    trials = Trials.of(bench, tmp_path / "float.onnx", SAMPLES[1::2], evidence)
+    trials = PlanEvaluator.of(bench, tmp_path / "float.onnx", SAMPLES[1::2], evidence)
     assert trials.noise(plan, corrected).sum() < 0.9 * trials.noise(plan, narrow).sum()
 
 
 def test_without_layers_a_recipe_stays(build: Build, tmp_path: Path) -> None:
     model = build("(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }", w=(4, 4))
-    bench = open_workbench(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    bench = open_prepared_model(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     plan, samples = bench.plan({}), [{"x": np.ones((2, 4), np.float32)}]
     codes = encode(plan, bench.graph, bench.calibrate(plan, samples, silent))
     recipe = Recipe()
@@ -538,7 +538,7 @@ def grouped_network(build: Build) -> onnx.ModelProto:
 def test_what_codes_make_of_groups_is_what_the_quantized_model_computes(
     grouped_network: onnx.ModelProto, target: str, tmp_path: Path
 ) -> None:
-    bench = open_workbench(read_model(grouped_network), PRESETS["int8"], TARGETS[target], tmp_path)
+    bench = open_prepared_model(read_model(grouped_network), PRESETS["int8"], TARGETS[target], tmp_path)
     plan = bench.plan({})
     assert layers_of(bench.graph, plan) == {"grouped": Layer("c", 1, "b1"), "last": Layer("y", 1, "b2")}
     evidence = bench.calibrate(plan, SAMPLES, silent)

@@ -45,7 +45,7 @@ from onnxq.planning.plan import Demotion, Plan, Weight
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import target_named
-from onnxq.search.workbench import Workbench, open_workbench
+from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 
 INTEGER = {"QLinearConv", "QLinearAdd", "QLinearMul", "QGemm", "QLinearConcat", "MatMulIntegerToFloat", "MaxPool"}
 INTEGER |= {"QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearLeakyRelu"}
@@ -100,10 +100,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-def opened(build: Build, name: str, folder: Path) -> tuple[Workbench, list[dict[str, Any]]]:
+def opened(build: Build, name: str, folder: Path) -> tuple[PreparedModel, list[dict[str, Any]]]:
     text, weights, shape = MODELS[name]
     graph = as_graph(build(text, opset=21, **weights))
-    bench = open_workbench(graph, preset_named("int8"), target_named("onnxruntime-cpu"), folder)
+    bench = open_prepared_model(graph, preset_named("int8"), target_named("onnxruntime-cpu"), folder)
     generator = np.random.default_rng(3)
     # Channels of very different size.
     scale = np.array([1, 0.1, 0.5, 0.02, 0.3, 1])[: shape[-1] if len(shape) == 3 else shape[1]]
@@ -111,7 +111,7 @@ def opened(build: Build, name: str, folder: Path) -> tuple[Workbench, list[dict[
     return bench, [{"x": np.abs(generator.standard_normal(shape) * wide).astype(np.float32)} for _ in range(4)]
 
 
-def migration_for(bench: Workbench) -> Migration:
+def migration_for(bench: PreparedModel) -> Migration:
     """Return factors for every site, which differ from channel to channel."""
     factors = {}
     for site in sites(bench.graph, bench.plan({})).found:

@@ -8,7 +8,7 @@ from reports import FULL, REPORT, changed
 from onnxq.cli import terminal
 from onnxq.cli.terminal import measured
 from onnxq.config.scheme import Mode
-from onnxq.search.search import NodeNoise
+from onnxq.search.search import NodeSensitivity
 
 LONG = "/model/encoder/layers.11/attention/self/query/MatMul"
 
@@ -19,7 +19,7 @@ def test_all_figures_can_be_read_in_few_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     plans = tuple(replace(point, static=123, dynamic=45) for point in FULL.search.frontier)
-    noises = tuple(NodeNoise(f"{LONG}{index}", Mode.STATIC, 20.0 + index) for index in range(30))
+    noises = tuple(NodeSensitivity(f"{LONG}{index}", Mode.STATIC, 20.0 + index) for index in range(30))
     terminal.print_report(changed(FULL, search={"frontier": plans, "sensitivities": noises}), every=True)
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) <= columns

@@ -18,7 +18,7 @@ from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import runtime_version
-from onnxq.search.refinement import Gain
+from onnxq.search.refinement import MethodGain
 from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -153,15 +153,18 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
     ("gain", "told"),
     [
         (
-            Gain("training", 20.0, 24.5, "epoch 3 of 8", 9.0),
+            MethodGain("training", 20.0, 24.5, "epoch 3 of 8", 9.0),
             ["20.0 dB -> 24.5 dB", "nothing was learned from; epoch 3 of 8"],
         ),
-        (Gain("training", 20.0, 20.0, "", 9.0, "no less noise"), ["20.0 dB -> 20.0 dB", "not kept: no less noise"]),
-        (Gain("bias", 20.0, 24.5, "9 biases", 9.0), []),
+        (
+            MethodGain("training", 20.0, 20.0, "", 9.0, "no less noise"),
+            ["20.0 dB -> 20.0 dB", "not kept: no less noise"],
+        ),
+        (MethodGain("bias", 20.0, 24.5, "9 biases", 9.0), []),
     ],
     ids=["better", "no better", "another method"],
 )
-def test_what_training_bought_is_told(gain: Gain, told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_training_bought_is_told(gain: MethodGain, told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_report(replace(REPORT, encoding=replace(REPORT.encoding, gains=(gain,))))
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert all(one in shown for one in told)

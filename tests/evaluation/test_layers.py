@@ -24,7 +24,7 @@ from onnxq.pipeline import quantize
 from onnxq.planning.plan import DIVIDED_KEY
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.workbench import open_workbench
+from onnxq.search.prepared_model import open_prepared_model
 from onnxq.steps.budget import Budget
 from onnxq.system.resources import silent
 
@@ -108,7 +108,7 @@ def test_divided_channels_are_compared_where_a_plan_tells_their_factors(
     paths = tmp_path / "float.onnx", tmp_path / "int8.onnx"
     onnx.save(residual, paths[0])
     samples = samples_for(residual)
-    bench = open_workbench(as_graph(residual), PRESETS["int8"], target_named(DEFAULT_TARGET), tmp_path)
+    bench = open_prepared_model(as_graph(residual), PRESETS["int8"], target_named(DEFAULT_TARGET), tmp_path)
     plan, factors = bench.plan({}), Factors(1, np.linspace(0.3, 1.0, 8))
     evidence = bench.calibrate(plan, samples, silent)
     recipe = Recipe(migration=Migration({"d": factors}))

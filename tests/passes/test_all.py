@@ -40,7 +40,7 @@ from onnxq.planning.plan import Plan
 from onnxq.preparing.preparation import prepare
 from onnxq.rewrite import Pass, Pipeline, RewriteRule
 from onnxq.runtime.targets import target_named
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
 ZOO: Mapping[str, Callable[[], ModelProto]] = dict(zoo())
@@ -95,7 +95,7 @@ def prepared(name: str, scheme: str, folder: Path) -> Prepared:
     path = folder / f"{name}-{scheme}" / "prepared.onnx"
     save(graph, path)
     emit = AllowedOps.ORT if scheme == "int8-dynamic" else AllowedOps.QDQ
-    bench = Workbench(path, preset_named(scheme), target_named("onnxruntime-cpu"), emit=emit)
+    bench = PreparedModel(path, preset_named(scheme), target_named("onnxruntime-cpu"), emit=emit)
     plan = bench.plan({})
     statistics = bench.calibrate(plan, [sample(model, seed) for seed in SEEDS], silent)
     return Prepared(path, plan, encode(plan, load(path), statistics))

@@ -17,7 +17,7 @@ from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
 from onnxq.preparing.placing import Placing, coded_tensors
 from onnxq.runtime.targets import target_named
-from onnxq.search.workbench import open_workbench
+from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
 
 TARGET = target_named("onnxruntime-cpu")
@@ -52,7 +52,7 @@ def test_nodes_around_codes_are_known_for_their_tensors(build: Build, tmp_path: 
         w=(32, 32),
         v=(32, 16),
     )
-    bench = open_workbench(read_model(model), PRESETS["int8"], TARGET, tmp_path)
+    bench = open_prepared_model(read_model(model), PRESETS["int8"], TARGET, tmp_path)
     rng = np.random.default_rng(0)
     samples = [{"x": rng.normal(size=(2, 32)).astype(np.float32)} for _ in range(4)]
     plan = bench.plan({})

@@ -11,7 +11,7 @@ from reports import FULL, REPORT, changed
 from onnxq.config.scheme import Mode
 from onnxq.errors import OutputError
 from onnxq.report.exports import save_figures
-from onnxq.search.search import NodeNoise
+from onnxq.search.search import NodeSensitivity
 
 
 def test_each_figure_is_a_drawing_of_its_own(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_each_figure_is_a_drawing_of_its_own(tmp_path: Path) -> None:
 
 
 def test_names_are_escaped_in_figures(tmp_path: Path) -> None:
-    noisy = (NodeNoise("a", Mode.STATIC, 20.0),)
+    noisy = (NodeSensitivity("a", Mode.STATIC, 20.0),)
     (file,) = save_figures(changed(FULL, search={"sensitivities": noisy, "frontier": ()}), tmp_path)
     assert "a: 20.0 dB alone" in "".join(ElementTree.parse(file).getroot().itertext())
 

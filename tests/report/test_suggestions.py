@@ -14,8 +14,8 @@ from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import EngineVerification
 from onnxq.report import FidelityError
 from onnxq.report.refusal import suggestions
-from onnxq.search.refinement import Gain
-from onnxq.search.search import NodeNoise, Point
+from onnxq.search.refinement import MethodGain
+from onnxq.search.search import NodeSensitivity, Point
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
 NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))})
@@ -27,8 +27,15 @@ def refused(**parts: dict[str, object]) -> list[tuple[str, str]]:
 
 
 def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
-    search = {"sensitivities": (NodeNoise("/head/a b", Mode.STATIC, 12.34), NodeNoise("c", Mode.STATIC, 40.0))}
-    encoding = {"gains": (Gain("ranges", 20.0, 21.5, "percentile", 2.0), Gain("bias", 21.5, 21.5, "", 1.0, "no less"))}
+    search = {
+        "sensitivities": (NodeSensitivity("/head/a b", Mode.STATIC, 12.34), NodeSensitivity("c", Mode.STATIC, 40.0))
+    }
+    encoding = {
+        "gains": (
+            MethodGain("ranges", 20.0, 21.5, "percentile", 2.0),
+            MethodGain("bias", 21.5, 21.5, "", 1.0, "no less"),
+        )
+    }
     told = refused(
         search=search,
         encoding=encoding,
@@ -69,7 +76,7 @@ def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None
         Point(0, 0, 2.5, 105.0, 1.0, chosen=True),
         Point(0, 0, 2.5, math.inf, 1.0, is_float=True),
     )
-    searched = changed(NOISY, search={"frontier": points, "sensitivities": (NodeNoise("a", Mode.STATIC, 12.0),)})
+    searched = changed(NOISY, search={"frontier": points, "sensitivities": (NodeSensitivity("a", Mode.STATIC, 12.0),)})
     told = suggestions(FidelityError("nothing can be quantized", replace(searched, plan=plan)).report)
     assert [one.options for one in told] == ["--min-sqnr 39", "--accuracy full", "--search off --force"]
     assert "39.2 dB" in told[0].why
@@ -99,7 +106,7 @@ def test_what_was_written_needs_no_suggestion() -> None:
     ],
 )
 def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[str, ...], missing: set[str]) -> None:
-    search = {"measured": 0, "sensitivities": (NodeNoise("a", Mode.STATIC, 12.0),)}
+    search = {"measured": 0, "sensitivities": (NodeSensitivity("a", Mode.STATIC, 12.0),)}
     report = FidelityError("too noisy", changed(NOISY, search=search, run={"command": command})).report
     found = {one.options.split()[0] for one in suggestions(report)}
     assert found

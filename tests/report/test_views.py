@@ -11,7 +11,7 @@ from reports import FULL, changed
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Decision, Plan
 from onnxq.report.charts import causes, chain, node_rows, node_views, noise_along, noise_of, shared_words
-from onnxq.search.search import NodeNoise
+from onnxq.search.search import NodeSensitivity
 
 
 def of_modes(modes: str) -> tuple:
@@ -34,7 +34,11 @@ def test_a_node_has_its_times_noise_and_formats() -> None:
 
 
 def test_the_noise_of_a_node_is_that_of_its_own_mode() -> None:
-    measured = (NodeNoise("a", Mode.DYNAMIC, 20.0), NodeNoise("a", Mode.STATIC, 30.0), NodeNoise("b", Mode.STATIC, 40))
+    measured = (
+        NodeSensitivity("a", Mode.DYNAMIC, 20.0),
+        NodeSensitivity("a", Mode.STATIC, 30.0),
+        NodeSensitivity("b", Mode.STATIC, 40),
+    )
     assert noise_of(changed(FULL, search={"sensitivities": measured})) == {"a": 30.0, "b": 40}
 
 

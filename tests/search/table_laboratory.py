@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import ModelProto
 
+from onnxq.config.effort import EFFORTS
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, read_model
@@ -17,11 +18,10 @@ from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.efforts import EFFORTS
 from onnxq.search.frontier import find_fastest
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.search import FINEST, Outcome
-from onnxq.search.sensitivity import Noises, Source
+from onnxq.search.search import FINEST, PlanSearch
+from onnxq.search.sensitivity import QuantizerId, Sensitivities
 from onnxq.system.resources import silent
 
 NODES = ("c0", "c1", "c2", "c3", "c4", "c5")
@@ -91,15 +91,15 @@ class Table:
             return self.stored.get(decision.node, 0.0)
         return self.alternatives.get(kind(decision), (0.0, 0.0))[1]
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Noises:
+    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         ratios = {
-            Source(one.node, is_node=True): np.array([self.coded(one)])
+            QuantizerId(one.node, is_node=True): np.array([self.coded(one)])
             for one in plan.decisions
             if nodes is None or one.node in nodes
         }
         if nodes is None:
-            ratios |= {Source(one.tensor): np.array([self.read.get(one.tensor, 0.0)]) for one in plan.activations}
-        return Noises(ratios, alone=frozenset(ratios))
+            ratios |= {QuantizerId(one.tensor): np.array([self.read.get(one.tensor, 0.0)]) for one in plan.activations}
+        return Sensitivities(ratios, alone=frozenset(ratios))
 
     def sqnr(self, plan: Plan) -> float:
         self.seen.add(plan.effect)
@@ -135,16 +135,16 @@ class Table:
         return [self.times(None).total / self.times(plan).total for plan in plans]
 
 
-def search(table: Table, goal: float = 20.0, **changes: float) -> Outcome:
+def search(table: Table, goal: float = 20.0, **changes: float) -> PlanSearch:
     effort = EFFORTS["fast"]
     assert effort is not None
     target = target_named("onnxruntime-cpu")
     return find_fastest(table, table.graph, target, goal, replace(effort, **changes), silent)
 
 
-def static(outcome: Outcome) -> list[str]:
+def static(outcome: PlanSearch) -> list[str]:
     return [one.node for one in outcome.plan.decisions if one.mode is Mode.STATIC]
 
 
-def by_kind(outcome: Outcome) -> dict[str, int]:
+def by_kind(outcome: PlanSearch) -> dict[str, int]:
     return dict(Counter(kind(one) for one in outcome.plan.decisions))

@@ -17,10 +17,10 @@ from onnxq.calibration.methods import Percentile
 from onnxq.calibration.statistics import Evidence
 from onnxq.planning.plan import Plan
 from onnxq.search import refinement
-from onnxq.search.cross_validation import Basis
-from onnxq.search.evaluator import Candidate
-from onnxq.search.profiling import Laboratory
-from onnxq.search.refinement import Refined
+from onnxq.search.cross_validation import AlgorithmResult
+from onnxq.search.evaluator import BuiltModel
+from onnxq.search.profiling import PlanProfiler
+from onnxq.search.refinement import RefinedEncoding
 
 ONE = {"a": Factors(1, np.array([0.5, 1.0]))}
 BOTH = ONE | {"b": Factors(1, np.array([0.25]))}
@@ -58,16 +58,16 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
     places = {EVERY: 0, FEWER: 1}
     monkeypatch.setattr(refinement, "folded", lambda *_: Migration(free))
     monkeypatch.setattr(refinement, "costly", lambda *_: [frozenset({"b"})])
-    trials = SimpleNamespace(
+    evaluator = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
-        candidate=lambda _, recipe: Candidate(Path(_name(recipe)), {}),
+        candidate=lambda _, recipe: BuiltModel(Path(_name(recipe)), {}),
         sqnr=lambda _, recipe: decibels[places[_name(recipe)]],
         noise=lambda *_: np.array([[0.01]]),
     )
-    timed = SimpleNamespace(trials=trials, speeds_of=lambda models: [speeds[places[one.name]] for one in models])
-    laboratory: Any = cast(Laboratory, timed)
-    refined = Refined(Basis(RECIPE, Evidence()), (), UNMIGRATED)
-    found = refinement.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0).basis.recipe
+    timed = SimpleNamespace(evaluator=evaluator, speeds_of=lambda models: [speeds[places[one.name]] for one in models])
+    profiler: Any = cast(PlanProfiler, timed)
+    refined = RefinedEncoding(AlgorithmResult(RECIPE, Evidence()), (), UNMIGRATED)
+    found = refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0).basis.recipe
     assert _name(found) == taken
     # Without factors ranges are those that were found best without.
     assert (found.ranges == UNMIGRATED.ranges) == (not found.migration.factors)
@@ -75,9 +75,9 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
 
 def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refinement, "folded", lambda graph, plan, migration: migration)
-    laboratory: Any = SimpleNamespace(trials=SimpleNamespace(bench=SimpleNamespace(graph=None)))
-    refined = Refined(Basis(RECIPE, Evidence()), (), UNMIGRATED)
-    assert refinement.affordable(laboratory, Plan((), (), "s", "t"), refined, 20.0) is refined
+    profiler: Any = SimpleNamespace(evaluator=SimpleNamespace(bench=SimpleNamespace(graph=None)))
+    refined = RefinedEncoding(AlgorithmResult(RECIPE, Evidence()), (), UNMIGRATED)
+    assert refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0) is refined
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_factors_that_fidelity_does_not_need_are_left_out(buys: dict[str, float]
         tried.add(recipe.key)
         return 5.0 + sum(buys.get(name, 0.0) for name in recipe.migration.factors)
 
-    trials: Any = SimpleNamespace(sqnr=sqnr)
-    found = refinement._needed(trials, Plan((), (), "s", "t"), every, [frozenset({name}) for name in names], 20.0)
+    evaluator: Any = SimpleNamespace(sqnr=sqnr)
+    found = refinement._needed(evaluator, Plan((), (), "s", "t"), every, [frozenset({name}) for name in names], 20.0)
     assert "".join(sorted(found.migration.factors)) == kept
     assert len(tried) <= 13
 
 
 def test_of_many_groups_a_few_models_tell_nothing() -> None:
-    trials: Any = SimpleNamespace(sqnr=lambda *_: 30.0)
+    evaluator: Any = SimpleNamespace(sqnr=lambda *_: 30.0)
     groups = [frozenset({str(number)}) for number in range(13)]
     every = Recipe(migration=Migration({str(number): Factors(1, np.array([0.5, 1.0])) for number in range(13)}))
-    assert refinement._needed(trials, Plan((), (), "s", "t"), every, groups, 20.0) is every
-    fewer = refinement._needed(trials, Plan((), (), "s", "t"), every, groups[:12], 20.0)
+    assert refinement._needed(evaluator, Plan((), (), "s", "t"), every, groups, 20.0) is every
+    fewer = refinement._needed(evaluator, Plan((), (), "s", "t"), every, groups[:12], 20.0)
     assert fewer.migration.factors.keys() == {"12"}

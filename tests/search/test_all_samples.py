@@ -93,9 +93,9 @@ def test_where_more_noise_is_seen_the_judged_model_is_written(
 ) -> None:
     from onnxq.calibration.methods import parse_range
     from onnxq.search import attempts
-    from onnxq.search.cross_validation import Basis
+    from onnxq.search.cross_validation import AlgorithmResult
 
-    def worse(folds, full, plan, basis: Basis, more) -> Basis:
+    def worse(validator, full, plan, basis: AlgorithmResult, more) -> AlgorithmResult:
         return replace(basis, recipe=replace(basis.recipe, ranges=parse_range("fixed:-0.01,0.01")))
 
     monkeypatch.setattr(attempts, "refit", worse)

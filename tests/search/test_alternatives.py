@@ -9,11 +9,11 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import TARGETS, target_named
-from onnxq.search.cost_model import Alternative, alternatives, takers, wishes
+from onnxq.search.cost_model import KernelOption, alternatives, takers, wishes
 from search.timed_models import TARGET, planned
 
-DYNAMIC = Alternative(Mode.DYNAMIC)
-CODES = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+DYNAMIC = KernelOption(Mode.DYNAMIC)
+CODES = KernelOption(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
 
 
 def test_the_cpu_multiplies_integers_with_dynamic_scales_and_blocks_of_8_and_4_bits() -> None:

@@ -12,6 +12,7 @@ from conftest import Build, QuantizeTo
 
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.data import Data
+from onnxq.config.effort import OFF, Effort
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
@@ -21,13 +22,11 @@ from onnxq.evaluation.verification import EngineVerification, Kernels, Verificat
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import open_session
-from onnxq.search.attempts import choose
-from onnxq.search.context import Chooser, Chosen
-from onnxq.search.effort import OFF
-from onnxq.search.efforts import Effort
-from onnxq.search.evaluator import Trials
-from onnxq.search.profiling import Laboratory
-from onnxq.search.search import Outcome
+from onnxq.search.attempts import search_plan
+from onnxq.search.context import SearchContext, SearchResult
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.profiling import PlanProfiler
+from onnxq.search.search import PlanSearch
 from onnxq.steps.budget import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -62,22 +61,26 @@ def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
 
 
 def test_a_plan_that_reaches_further_aims_is_not_searched_again(
-    chooser: Chooser, monkeypatch: pytest.MonkeyPatch
+    context: SearchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aims: list[float] = []
     only_stored: list[bool] = []
-    plan, lost = chooser.bench.plan({}), Scores("m", 1.0, 0.5, most_lost=1.0, least_shown=0.1)
+    plan, lost = context.bench.plan({}), Scores("m", 1.0, 0.5, most_lost=1.0, least_shown=0.1)
 
-    def attempted(self: object, trials: Trials, aim: float, number: int, *, stored: bool = False) -> Chosen:
+    def attempted(
+        self: object, evaluator: PlanEvaluator, aim: float, number: int, *, stored: bool = False
+    ) -> SearchResult:
         aims.append(aim)
         only_stored.append(stored)
         assert number == len(aims)
-        return Chosen(Recipe(), Outcome(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0), None), lost)
+        return SearchResult(
+            Recipe(), PlanSearch(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0), None), lost
+        )
 
-    monkeypatch.setattr("onnxq.search.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr(Trials, "sqnr", lambda self, plan, recipe: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
+    monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda self, plan, recipe: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
     goal = Goal(metric=Metric("m", max), max_drop=0.2)
-    found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
+    found = search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
     # In the end weights are only stored, more faithfully than all that was tried.
     assert (aims, only_stored) == ([8.0, 20.0, 23.0, 119.0], [False, False, False, True])
     assert found.scores == lost
@@ -101,18 +104,20 @@ def test_stored_weights_keep_a_metric_that_integers_lose(quantize_to: QuantizeTo
 
 
 def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_lacked(
-    chooser: Chooser, monkeypatch: pytest.MonkeyPatch
+    context: SearchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, tried, judged = chooser.bench.plan({}), [], iter([18.0, 19.5, 20.0])
+    plan, tried, judged = context.bench.plan({}), [], iter([18.0, 19.5, 20.0])
 
-    def attempted(self: object, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
+    def attempted(
+        self: object, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False
+    ) -> SearchResult:
         tried.append(aim)
         agreement = Agreement(1, (OutputAgreement("y", next(judged), None, 0.1, True, True, 0),))
-        return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
+        return SearchResult(Recipe(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
 
-    monkeypatch.setattr("onnxq.search.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr(Trials, "sqnr", lambda *given: 25.0)
-    found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
+    found = search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     # 24.5 are aimed at, as none is spared to judge by, and 25 were reached.
     assert tried == [24.5, 25.0 + 2.0, 27.0 + 0.5]
     assert found.rounds == 3
@@ -128,22 +133,22 @@ def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_l
     ],
 )
 def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_computes_in_float_where_that_may_do(
-    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, there: float, floats: float | None, stored: list[bool]
+    context: SearchContext, monkeypatch: pytest.MonkeyPatch, there: float, floats: float | None, stored: list[bool]
 ) -> None:
-    plan, steps = chooser.bench.plan({}), []
+    plan, steps = context.bench.plan({}), []
 
     def agreement(sqnr: float) -> Agreement:
         return Agreement(1, (OutputAgreement("y", sqnr, None, 0.1, True, True, 0),))
 
-    def attempted(self: object, *given: object, stored: bool = False) -> Chosen:
+    def attempted(self: object, *given: object, stored: bool = False) -> SearchResult:
         steps.append(stored)
         elsewhere = EngineVerification("elsewhere 1", agreement(there), floats)
         seen = Verification(agreement(25.0), Kernels(0, 0, 0), None, elsewhere)
-        return Chosen(Recipe(), Outcome(plan, (), 1), seen, None)
+        return SearchResult(Recipe(), PlanSearch(plan, (), 1), seen, None)
 
-    monkeypatch.setattr("onnxq.search.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr(Trials, "sqnr", lambda *given: 25.0)
-    choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
+    search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     assert steps == stored
 
 
@@ -153,18 +158,20 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
     ids=["neither", "samples of the trials", "samples that judge", "labels, which stand for a bound"],
 )
 def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise(
-    chooser: Chooser, monkeypatch: pytest.MonkeyPatch, trusted: float, bound: float | None, attempts: int
+    context: SearchContext, monkeypatch: pytest.MonkeyPatch, trusted: float, bound: float | None, attempts: int
 ) -> None:
-    plan, numbers = chooser.bench.plan({}), []
+    plan, numbers = context.bench.plan({}), []
     agreement = Agreement(1, (OutputAgreement("y", 25.0, None, 0.1, True, True, 0, bound=bound),))
 
-    def attempted(self: object, trials: Trials, aim: float, number: int = 1, *, stored: bool = False) -> Chosen:
+    def attempted(
+        self: object, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False
+    ) -> SearchResult:
         numbers.append(number)
-        return Chosen(Recipe(), Outcome(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
+        return SearchResult(Recipe(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
 
-    monkeypatch.setattr("onnxq.search.attempts._Choice._attempted", attempted)
-    monkeypatch.setattr(Trials, "sqnr", lambda *given: trusted)
-    assert choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
+    monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: trusted)
+    assert search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
     assert numbers == list(range(1, attempts + 1))
 
 
@@ -178,27 +185,27 @@ def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise
     ids=["faster in an earlier run", "slower in an earlier look", "faster twice"],
 )
 def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_one_found(
-    chooser: Chooser,
+    context: SearchContext,
     monkeypatch: pytest.MonkeyPatch,
     known: float,
     interval: tuple[float, float],
     keeps_up: bool,
     stores: bool,
 ) -> None:
-    plan, latency = chooser.bench.plan({}), Latency(1.0, 1 / sum(interval) * 2, 1, 6, 6, interval)
+    plan, latency = context.bench.plan({}), Latency(1.0, 1 / sum(interval) * 2, 1, 6, 6, interval)
     agreement = Agreement(1, (OutputAgreement("y", 25.0, None, 0.1, True, True, 0),))
     built: list[bool] = []
 
-    def verified(self: object, outcome: Outcome, *given: object) -> Verification:
+    def verified(self: object, outcome: PlanSearch, *given: object) -> Verification:
         built.append(outcome.plan.decodes)
         return Verification(agreement, Kernels(1, 0, 0), latency)
 
-    monkeypatch.setattr(Chooser, "measurable", True)
-    monkeypatch.setattr(Chooser, "search", lambda *given: Outcome(plan, (), 1))
-    monkeypatch.setattr(Chooser, "built", verified)
-    monkeypatch.setattr(Laboratory, "found_speed", lambda *given: known)
-    monkeypatch.setattr(Trials, "sqnr", lambda *given: 25.0)
-    found = choose(chooser, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    monkeypatch.setattr(SearchContext, "measurable", True)
+    monkeypatch.setattr(SearchContext, "search", lambda *given: PlanSearch(plan, (), 1))
+    monkeypatch.setattr(SearchContext, "built", verified)
+    monkeypatch.setattr(PlanProfiler, "found_speed", lambda *given: known)
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
+    found = search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     assert found.keeps_up == keeps_up
     assert built == ([True, False] if stores else [True])
 
@@ -251,6 +258,6 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_more_is_aimed_at_where_the_samples_that_judge_have_chosen_as_well(chooser: Chooser) -> None:
-    apart = replace(chooser, judge=replace(chooser.judge, samples=list(chooser.samples)))
-    assert (apart.aim(Goal(20.0)), chooser.aim(Goal(20.0))) == (20.5, 24.5)
+def test_more_is_aimed_at_where_the_samples_that_judge_have_chosen_as_well(context: SearchContext) -> None:
+    apart = replace(context, judge=replace(context.judge, samples=list(context.samples)))
+    assert (apart.aim(Goal(20.0)), context.aim(Goal(20.0))) == (20.5, 24.5)

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from onnxq.errors import DataError
-from onnxq.search.evaluator import Answers, Candidate, Candidates, Runner
+from onnxq.search.evaluator import Answers, BuiltModel, BuiltModels, Runner
 
 
 def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
-    built = Candidates(room=25)
+    built = BuiltModels(room=25)
     asked = []
 
-    def build(path: Path) -> Candidate:
+    def build(path: Path) -> BuiltModel:
         asked.append(path.name)
         path.write_bytes(bytes(10))
-        return Candidate(path, {})
+        return BuiltModel(path, {})
 
     first, second = (built.model(name, tmp_path, build) for name in "ab")
     assert built.model("a", tmp_path, build) is first
@@ -32,11 +32,11 @@ def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_built_is_copied_where_it_is_all_in_one_file(tmp_path: Path) -> None:
-    built, place = Candidates(), tmp_path / "copy.onnx"
+    built, place = BuiltModels(), tmp_path / "copy.onnx"
 
-    def build(path: Path, is_whole: bool = True) -> Candidate:
+    def build(path: Path, is_whole: bool = True) -> BuiltModel:
         path.write_bytes(b"model")
-        return Candidate(path, {}, is_whole)
+        return BuiltModel(path, {}, is_whole)
 
     assert not built.copied("a", place)
     built.model("a", tmp_path, build)
@@ -64,7 +64,7 @@ class Model:
 
 
 def test_a_model_is_run_once_on_a_sample() -> None:
-    model, candidates = Model(), Candidates()
+    model, candidates = Model(), BuiltModels()
     assert [float(answer[0][0]) for answer in candidates.answers("a", [3, 1], model.build)] == [3, 1]
     assert [float(answer[0][0]) for answer in candidates.answers("a", [1, 2, 3], model.build)] == [1, 2, 3]
     candidates.begin("a", [2, 3], model.build)
@@ -72,7 +72,7 @@ def test_a_model_is_run_once_on_a_sample() -> None:
 
 
 def test_what_was_begun_is_waited_for() -> None:
-    slow, quick, candidates, may_end = Model(), Model(), Candidates(), Event()
+    slow, quick, candidates, may_end = Model(), Model(), BuiltModels(), Event()
 
     def build() -> Runner:
         run = slow.build()
@@ -89,7 +89,7 @@ def test_what_was_begun_is_waited_for() -> None:
 
 
 def test_a_run_that_fails_in_the_background_is_told_to_who_asks() -> None:
-    model, candidates = Model(failing=True), Candidates()
+    model, candidates = Model(failing=True), BuiltModels()
     candidates.begin("a", [1], model.build)
     with pytest.raises(DataError, match="cannot be run"):
         candidates.answers("a", [1], model.build)
@@ -97,7 +97,7 @@ def test_a_run_that_fails_in_the_background_is_told_to_who_asks() -> None:
 
 @pytest.mark.parametrize(("held", "ran"), [(32, [1, 2]), (31, [1, 2, 1, 2])])
 def test_outputs_are_kept_while_there_is_room(held: int, ran: list[int]) -> None:
-    model, candidates = Model(), Candidates(held=held)
+    model, candidates = Model(), BuiltModels(held=held)
     for _ in range(2):
         assert len(candidates.answers("a", [1, 2], model.build)) == 2
     assert model.ran == ran

@@ -9,15 +9,15 @@ import pytest
 
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Decision, Plan
-from onnxq.search.frontier import Candidate, distinct, expectation, fastest, halfway, is_worth_trying, points
+from onnxq.search.frontier import WeighedPlan, distinct, expectation, fastest, halfway, is_worth_trying, points
 from onnxq.search.tradeoff import Assignment
 
 
 def candidate(
     noise: float, sqnr: float | None = None, speed: float | None = None, mode: Mode = Mode.STATIC
-) -> Candidate:
+) -> WeighedPlan:
     plan = Plan((Decision("a", "Conv", mode, "why"),), (), "int8", "onnxruntime-cpu")
-    return Candidate(Assignment(frozenset(), {}, 1e6, noise), plan, 0.0, frozenset(), sqnr=sqnr, speed=speed)
+    return WeighedPlan(Assignment(frozenset(), {}, 1e6, noise), plan, 0.0, frozenset(), sqnr=sqnr, speed=speed)
 
 
 def test_one_plan_says_how_far_predictions_are_off() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from onnxq.search.effort import METHODS
+from onnxq.config.effort import METHODS
 from onnxq.search.refinement import CHOOSERS
 
 

@@ -18,6 +18,7 @@ from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import parse_range
+from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, SchemeError
 from onnxq.evaluation import latency
@@ -30,12 +31,11 @@ from onnxq.runtime import kernels
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.sessions import open_session
 from onnxq.search import refinement
-from onnxq.search.context import Chooser
-from onnxq.search.cross_validation import Basis
-from onnxq.search.effort import FAST, FULL, Accuracy
-from onnxq.search.evaluator import Candidate, Trials
-from onnxq.search.profiling import Laboratory
-from onnxq.search.refinement import Refined
+from onnxq.search.context import SearchContext
+from onnxq.search.cross_validation import AlgorithmResult
+from onnxq.search.evaluator import BuiltModel, PlanEvaluator
+from onnxq.search.profiling import PlanProfiler
+from onnxq.search.refinement import RefinedEncoding
 from onnxq.steps.budget import Budget
 from search.timed_models import let_integers_be_fast
 
@@ -245,28 +245,30 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
     speeds: tuple[float, float],
     decibels: tuple[float, float],
     kept: bool,
-    chooser: Chooser,
+    context: SearchContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     factors = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
     recipes = Recipe(migration=factors), Recipe()
     places = {recipe.key: place for place, recipe in enumerate(recipes)}
-    monkeypatch.setattr(Trials, "candidate", lambda _, plan, recipe: Candidate(Path(str(places[recipe.key])), {}))
-    monkeypatch.setattr(Laboratory, "speeds_of", lambda _, models: [speeds[int(model.name)] for model in models])
-    monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: decibels[places[recipe.key]])
-    refined = Refined(Basis(recipes[0], chooser.evidence), (), recipes[1])
-    found = chooser.affordable(chooser.bench.plan({}), refined, Goal())
+    monkeypatch.setattr(
+        PlanEvaluator, "candidate", lambda _, plan, recipe: BuiltModel(Path(str(places[recipe.key])), {})
+    )
+    monkeypatch.setattr(PlanProfiler, "speeds_of", lambda _, models: [speeds[int(model.name)] for model in models])
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda _, plan, recipe: decibels[places[recipe.key]])
+    refined = RefinedEncoding(AlgorithmResult(recipes[0], context.evidence), (), recipes[1])
+    found = context.drop_costly_scales(context.bench.plan({}), refined, Goal())
     assert found.basis.recipe.key == recipes[not kept].key
 
 
 @pytest.mark.parametrize(("effort", "enough", "refined"), [(FAST, 30.0, False), (FAST, 41.0, True), (FULL, 30.0, True)])
 def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alone(
-    effort: Accuracy, enough: float, refined: bool, chooser: Chooser, monkeypatch: pytest.MonkeyPatch
+    effort: Accuracy, enough: float, refined: bool, context: SearchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trials, "sqnr", lambda _, plan, recipe: 40.0)
-    monkeypatch.setattr(refinement, "_decibels", lambda folds, plan, basis: 40.0)
-    monkeypatch.setattr(refinement, "CHOOSERS", {"ranges": lambda folds, plan, basis, accuracy: basis})
-    assert bool(chooser.refined(chooser.bench.plan({}), Recipe(), effort, enough).gains) == refined
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda _, plan, recipe: 40.0)
+    monkeypatch.setattr(refinement, "_decibels", lambda validator, plan, basis: 40.0)
+    monkeypatch.setattr(refinement, "CHOOSERS", {"ranges": lambda validator, plan, basis, accuracy: basis})
+    assert bool(context.refined(context.bench.plan({}), Recipe(), effort, enough).gains) == refined
 
 
 def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:

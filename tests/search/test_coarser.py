@@ -20,8 +20,8 @@ from onnxq.pipeline import quantize
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.fallback import COARSER, coarser_weights
-from onnxq.search.sensitivity import Noises, Source
+from onnxq.search.fallback import COARSER, choose_fewer_bits
+from onnxq.search.sensitivity import QuantizerId, Sensitivities
 from onnxq.steps.budget import Budget
 from search.timed_models import planned
 
@@ -49,8 +49,8 @@ class Weights:
         self.seen.add(plan.effect)
         return -10 * math.log10(1e-9 + sum(self.noise[node] for node in self.coarse(plan)))
 
-    def noises(self, plan: Plan, nodes: Set[str], runs: int) -> Noises:
-        return Noises({Source(node, is_node=True): np.array([self.noise[node]]) for node in nodes})
+    def noises(self, plan: Plan, nodes: Set[str], runs: int) -> Sensitivities:
+        return Sensitivities({QuantizerId(node, is_node=True): np.array([self.noise[node]]) for node in nodes})
 
     def expresses(self, plan: Plan) -> bool:
         stored = [one for one in plan.decisions if one.mode is Mode.STORAGE and one.node in self.coarse(plan)]
@@ -68,8 +68,8 @@ def weights(build: Callable[..., ModelProto], noise: Mapping[str, float], **give
     return replace(Weights(planned(made)[0], dict.fromkeys((f"c{i}" for i in range(6)), 0.0) | dict(noise)), **given)
 
 
-def coarser(laboratory: Weights, goal: float = 20.0, most: int = 20, late: bool = False) -> list[str]:
-    found = coarser_weights(laboratory, TARGET, goal, runs=9, most=most, is_late=lambda: late)
+def coarser(profiler: Weights, goal: float = 20.0, most: int = 20, late: bool = False) -> list[str]:
+    found = choose_fewer_bits(profiler, TARGET, goal, runs=9, most=most, is_late=lambda: late)
     assert all(one.weight == COARSER for one in found.values())
     return sorted(found)
 
@@ -90,9 +90,9 @@ ALL = ["c0", "c1", "c2", "c3", "c4", "c5"]
 def test_as_many_get_four_bits_as_the_goal_takes(
     build: Callable[..., ModelProto], noise: Mapping[str, float], found: list[str]
 ) -> None:
-    laboratory = weights(build, noise)
-    assert coarser(laboratory) == found
-    assert len(laboratory.seen) <= 12
+    profiler = weights(build, noise)
+    assert coarser(profiler) == found
+    assert len(profiler.seen) <= 12
 
 
 def test_integer_kernels_are_left_a_part_of_the_noise(build: Callable[..., ModelProto]) -> None:
@@ -115,9 +115,9 @@ def test_weights_whose_size_the_scheme_names_stay_and_so_do_all_when_time_is_up(
 
 
 def test_no_more_models_are_built_than_asked_for(build: Callable[..., ModelProto]) -> None:
-    laboratory = weights(build, {"c1": 1.0, "c4": 1.0})
-    assert coarser(laboratory, most=1) in ([], ["c0", "c2", "c3", "c5"], ["c0", "c2", "c3"])
-    assert len(laboratory.seen) == 2
+    profiler = weights(build, {"c1": 1.0, "c4": 1.0})
+    assert coarser(profiler, most=1) in ([], ["c0", "c2", "c3", "c5"], ["c0", "c2", "c3"])
+    assert len(profiler.seen) == 2
 
 
 def test_a_file_is_smaller_where_that_is_preferred_and_as_faithful_as_was_asked(tmp_path: Path) -> None:

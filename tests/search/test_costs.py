@@ -13,12 +13,12 @@ from onnxq.ir import read_model
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
 from onnxq.search.assignment import Border, cheapest
-from onnxq.search.cost_model import Alternative
-from onnxq.search.tradeoff import SILENT, Prices
+from onnxq.search.cost_model import KernelOption
+from onnxq.search.tradeoff import UNMEASURED, CostTradeoff
 from search.timed_models import timed, times
 
-DYNAMIC = Alternative(Mode.DYNAMIC)
-CODES = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+DYNAMIC = KernelOption(Mode.DYNAMIC)
+CODES = KernelOption(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
 
 
 @pytest.fixture
@@ -60,16 +60,16 @@ def test_floats_that_no_kernel_decodes_cost_their_bytes_and_only_readers_make_co
         Border(None, ("tanh",), 0, 0, tensor="p"),
         Border("b", ("",), 7_000, 200),
     ]
-    both = Prices(found).assignment(frozenset({"a", "b"}), SILENT, 0.0)
+    both = CostTradeoff(found).assignment(frozenset({"a", "b"}), UNMEASURED, 0.0)
     assert both.nanoseconds == 3.0 + 1.0 + 3.0 + 3_000 + 4_000 + 2 * 200
-    assert cheapest(Prices(found).problem(SILENT, 0.0)) == frozenset()
+    assert cheapest(CostTradeoff(found).problem(UNMEASURED, 0.0)) == frozenset()
 
 
 def test_codes_that_no_kernel_of_their_own_makes_cost_nothing(gated: ModelProto) -> None:
     nodes = times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"x": 2_000.0})
     found = replace(timed(gated, times({"a": 9.0, "tanh": 1.0, "b": 9.0}), nodes), target=target_named("openvino"))
     assert [one.quantize for one in found.borders if one.tensor == "q"] == [0]
-    assert Prices(found).planned(found.full, SILENT).nanoseconds == nodes.total + 2 * 200
+    assert CostTradeoff(found).planned(found.full, UNMEASURED).nanoseconds == nodes.total + 2 * 200
 
 
 def test_a_clamp_and_its_producer_stay_together_and_followers_need_their_data(residual: ModelProto) -> None:
@@ -96,7 +96,7 @@ def test_what_a_graph_or_body_returns_is_floats_and_bodies_read_what_they_captur
     )
     found = timed(model, times({"a": 9e3, "b": 9e3}), times({"a": 1e3, "b": 1e3}, {"p": 4e3, "q": 5e3}))
     assert [border.consumers for border in found.borders] == [("a",), ("b", ""), ("inner", "other")]
-    integer = Prices(found).assignment(frozenset({"a", "b"}), SILENT, 0.0)
+    integer = CostTradeoff(found).assignment(frozenset({"a", "b"}), UNMEASURED, 0.0)
     assert integer.nanoseconds == 2e3 + 3_000 + 4e3 + 5e3
 
 
@@ -191,13 +191,13 @@ def test_nodes_in_bodies_have_their_price_and_share_borders_with_those_around_th
         ("inner", ("",)),
         ("other", ("tanh",)),
     ]
-    prices = Prices(found)
-    assert cheapest(prices.problem(SILENT, 0.0)) == {"a", "inner", "other"}
+    prices = CostTradeoff(found)
+    assert cheapest(prices.problem(UNMEASURED, 0.0)) == {"a", "inner", "other"}
 
 
 def test_alternatives_that_are_slower_than_float_or_than_finer_codes_are_not_worth_it(perceptron: ModelProto) -> None:
     floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
-    fine = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
+    fine = KernelOption(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
     offers = {
         DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 9.5}),
         fine: times({"first": 5.0, "relu": 1.0, "second": 4.0}),

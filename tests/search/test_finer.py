@@ -16,7 +16,7 @@ from onnxq.ir import Graph
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.fallback import FinerWeights
+from onnxq.search.fallback import WeightPrecisionSearch
 from onnxq.search.search import FINER, FINEST
 from search.timed_models import planned
 
@@ -48,13 +48,13 @@ class Weights:
 
 def finer(
     build: Callable[..., ModelProto], noise: Mapping[str, float], goal: float = 20.0, **known: Any
-) -> FinerWeights:
+) -> WeightPrecisionSearch:
     nodes = " ".join(f"[c{i}] t{i + 1} = MatMul(t{i}, w{i})" for i in range(8))
     made = build(f"(float[4,64] t0) => (float[4,64] t8) {{ {nodes} }}", **{f"w{i}": (64, 64) for i in range(8)})
     graph, full = planned(made, known.get("scheme", "int8"))
     integers = (one.node for one in full.decisions if one.mode is Mode.STATIC)
     stores = {node: Demotion(Mode.STORAGE, "why") for node in integers}
-    return FinerWeights(Weights(graph, noise, **known), full, stores, goal)
+    return WeightPrecisionSearch(Weights(graph, noise, **known), full, stores, goal)
 
 
 def test_quiet_weights_need_nothing(build: Callable[..., ModelProto]) -> None:
@@ -81,15 +81,15 @@ def test_the_noisiest_weights_alone_get_finer_codes(
     assert found.are_needed(1.0)
     better = found.found(noise)
     assert {node for node, one in better.items() if one.weight == spec} == {"c3", "c5"}
-    assert found.laboratory.sqnr(found.laboratory.plan({**found.stores, **better})) >= 20
-    assert len(found.laboratory.seen) <= 16
+    assert found.profiler.sqnr(found.profiler.plan({**found.stores, **better})) >= 20
+    assert len(found.profiler.seen) <= 16
 
 
 def test_when_time_is_up_more_weights_are_finer_than_need_be(build: Callable[..., ModelProto]) -> None:
     noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
     found = replace(finer(build, noise, finer=0.001), is_late=lambda: True)
     assert len(found.found(noise)) == 8
-    assert len(found.laboratory.seen) <= 2
+    assert len(found.profiler.seen) <= 2
 
 
 def test_where_no_codes_are_fine_enough_weights_stay_float(build: Callable[..., ModelProto]) -> None:

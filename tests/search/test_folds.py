@@ -21,9 +21,9 @@ from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import load
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.cross_validation import ALL, Basis, Finding, Folds, Groups, groups_of
-from onnxq.search.evaluator import Trials
-from onnxq.search.workbench import open_workbench
+from onnxq.search.cross_validation import ALL, AlgorithmResult, CrossValidator, Finding, Groups, split_groups
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -32,28 +32,30 @@ COARSE, PLAIN, FINE = (Recipe(Percentile(percent)) for percent in (50.0, 90.0, 9
 
 
 @pytest.fixture(scope="module")
-def folds(tmp_path_factory: pytest.TempPathFactory) -> Folds:
+def validator(tmp_path_factory: pytest.TempPathFactory) -> CrossValidator:
     folder = tmp_path_factory.mktemp("bench")
-    bench = open_workbench(load(MODELS / "resnet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], folder)
+    bench = open_prepared_model(load(MODELS / "resnet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], folder)
     evidence = bench.calibrate(bench.plan({}), SAMPLES, silent)
-    return Folds(Trials.of(bench, MODELS / "resnet.onnx", list(evenly(SAMPLES, 7)), evidence), SAMPLES)
+    return CrossValidator(PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(evenly(SAMPLES, 7)), evidence), SAMPLES)
 
 
 @pytest.fixture(scope="module")
-def plan(folds: Folds) -> Plan:
-    return folds.trials.bench.plan({})
+def plan(validator: CrossValidator) -> Plan:
+    return validator.evaluator.bench.plan({})
 
 
-def always(folds: Folds, recipe: Recipe) -> Callable[[Groups], Basis]:
-    return lambda _: Basis(recipe, folds.trials.evidence)
+def always(validator: CrossValidator, recipe: Recipe) -> Callable[[Groups], AlgorithmResult]:
+    return lambda _: AlgorithmResult(recipe, validator.evaluator.evidence)
 
 
 @pytest.mark.parametrize(("count", "judging"), [(2, 2), (7, 3), (24, 7), (300, 16), (1000, 16)])
-def test_groups_share_no_sample_and_hold_all_or_enough(folds: Folds, count: int, judging: int) -> None:
+def test_groups_share_no_sample_and_hold_all_or_enough(validator: CrossValidator, count: int, judging: int) -> None:
     samples = [{"x": np.array(index)} for index in range(count)]
     judges = tuple(evenly(samples, judging))
-    trials = replace(folds.trials, answered=replace(folds.trials.answered, samples=judges, expected=((),) * judging))
-    groups = [[int(sample["x"]) for sample in group] for group in Folds(trials, samples).groups]
+    evaluator = replace(
+        validator.evaluator, answered=replace(validator.evaluator.answered, samples=judges, expected=((),) * judging)
+    )
+    groups = [[int(sample["x"]) for sample in group] for group in CrossValidator(evaluator, samples).groups]
     assert len(set().union(*groups)) == sum(map(len, groups)) == min(count, 512)
     assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in judges}
     assert [len(group) for group in groups[:2]] == [-(-judging // 2), judging // 2]
@@ -63,55 +65,55 @@ def test_groups_share_no_file_where_there_are_several(tmp_path: Path) -> None:
     for number in range(12):
         np.savez(tmp_path / f"{number}.npz", x=np.full((5, 1), number, np.float32))
     samples = open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 1))], batch=1)
-    files = [{float(sample["x"].item()) for sample in group} for group in groups_of(samples, 16)]
+    files = [{float(sample["x"].item()) for sample in group} for group in split_groups(samples, 16)]
     assert sum(map(len, files)) == len(set().union(*files)) == 12
-    assert [len(group) for group in groups_of(samples, 16)] == [15, 15, 30]
+    assert [len(group) for group in split_groups(samples, 16)] == [15, 15, 30]
 
 
-def test_nothing_is_judged_by_what_it_was_found_on(folds: Folds, plan: Plan) -> None:
+def test_nothing_is_judged_by_what_it_was_found_on(validator: CrossValidator, plan: Plan) -> None:
     asked: list[Groups] = []
 
-    def found(groups: Groups) -> Basis:
+    def found(groups: Groups) -> AlgorithmResult:
         asked.append(groups)
-        return Basis(FINE, folds.trials.evidence)
+        return AlgorithmResult(FINE, validator.evaluator.evidence)
 
-    folds.kept(plan, Basis(PLAIN, folds.trials.evidence), [found])
-    assert set(asked) == {*folds.found_on, ALL}
-    assert [0 in groups for groups in folds.found_on] == [False, True]
-    assert [1 in groups for groups in folds.found_on] == [True, False]
+    validator.kept(plan, AlgorithmResult(PLAIN, validator.evaluator.evidence), [found])
+    assert set(asked) == {*validator.found_on, ALL}
+    assert [0 in groups for groups in validator.found_on] == [False, True]
+    assert [1 in groups for groups in validator.found_on] == [True, False]
 
 
-def test_some_samples_of_groups_are_spread_over_them(folds: Folds) -> None:
-    places = sorted((*folds.groups[0].places, *folds.groups[2].places))
-    assert folds.of((0, 2), 100).places == places
-    few = folds.of((0, 2), 4).places
+def test_some_samples_of_groups_are_spread_over_them(validator: CrossValidator) -> None:
+    places = sorted((*validator.groups[0].places, *validator.groups[2].places))
+    assert validator.of((0, 2), 100).places == places
+    few = validator.of((0, 2), 4).places
     assert len(few) == 4
     assert (few[0], few[-1]) == (places[0], places[-1])
 
 
-def test_the_best_is_kept_where_it_is_worth_it(folds: Folds, plan: Plan) -> None:
-    basis = Basis(PLAIN, folds.trials.evidence)
-    found = folds.kept(plan, basis, [always(folds, COARSE), always(folds, FINE)])
+def test_the_best_is_kept_where_it_is_worth_it(validator: CrossValidator, plan: Plan) -> None:
+    basis = AlgorithmResult(PLAIN, validator.evaluator.evidence)
+    found = validator.kept(plan, basis, [always(validator, COARSE), always(validator, FINE)])
     assert found.recipe is FINE
-    assert folds.kept(plan, basis, [always(folds, COARSE)]) is basis
-    assert folds.kept(plan, basis, [always(folds, PLAIN)]) is basis
+    assert validator.kept(plan, basis, [always(validator, COARSE)]) is basis
+    assert validator.kept(plan, basis, [always(validator, PLAIN)]) is basis
 
 
-def test_the_first_of_equals_is_the_quietest(folds: Folds, plan: Plan) -> None:
-    one, other = always(folds, FINE), always(folds, FINE)
-    assert folds.quietest(plan, [one, other]) is one
+def test_the_first_of_equals_is_the_quietest(validator: CrossValidator, plan: Plan) -> None:
+    one, other = always(validator, FINE), always(validator, FINE)
+    assert validator.lowest_error(plan, [one, other]) is one
 
 
-def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(folds: Folds, plan: Plan) -> None:
+def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(validator: CrossValidator, plan: Plan) -> None:
     asked: list[Groups] = []
 
-    def found(groups: Groups) -> Basis:
+    def found(groups: Groups) -> AlgorithmResult:
         asked.append(groups)
-        return Basis(COARSE, folds.trials.evidence)
+        return AlgorithmResult(COARSE, validator.evaluator.evidence)
 
-    basis = Basis(FINE, folds.trials.evidence)
-    assert folds.kept(plan, basis, [found]) is basis
-    assert set(asked) == {folds.found_on[0]}
+    basis = AlgorithmResult(FINE, validator.evaluator.evidence)
+    assert validator.kept(plan, basis, [found]) is basis
+    assert set(asked) == {validator.found_on[0]}
 
 
 @pytest.mark.parametrize(
@@ -125,53 +127,57 @@ def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(folds: Folds,
     ],
 )
 def test_what_pays_for_sure_does_so_on_most_samples(
-    folds: Folds, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
+    validator: CrossValidator, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
 ) -> None:
-    other, finding = always(folds, PLAIN), always(folds, FINE)
+    other, finding = always(validator, PLAIN), always(validator, FINE)
     noises = {other: np.ones((7, 1)), finding: 1 - np.array(taken)[:, None]}
-    monkeypatch.setattr(Folds, "_seen", lambda self, plan, asked: (noises[one][fold::2] for fold, one in asked))
-    assert folds.surely_pays(plan, finding, other) is pays
+    monkeypatch.setattr(
+        CrossValidator, "_seen", lambda self, plan, asked: (noises[one][fold::2] for fold, one in asked)
+    )
+    assert validator.improves_significantly(plan, finding, other) is pays
 
 
 @pytest.mark.parametrize(
     ("taken", "asked"), [([0.5, 0.4, 0.6, 0.5], {0}), ([0.9, 0.0, 0.1, 0.2], {0, 1}), ([-0.9, -0.8, 0.1, 0.2], {0})]
 )
 def test_the_second_fold_finds_nothing_where_the_first_leaves_no_doubt(
-    folds: Folds, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], asked: set[int]
+    validator: CrossValidator, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], asked: set[int]
 ) -> None:
-    other, finding = always(folds, PLAIN), always(folds, FINE)
+    other, finding = always(validator, PLAIN), always(validator, FINE)
     noises: dict[Finding, Noise] = {other: np.ones((4, 1)), finding: 1 - np.array(taken)[:, None]}
     seen: set[int] = set()
 
-    def each(self: Folds, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
+    def each(self: CrossValidator, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
         for fold, one in asked:
             seen.add(fold)
             yield noises[one]
 
-    monkeypatch.setattr(Folds, "_seen", each)
-    assert folds.pays(plan, finding, other) is (sum(taken) > 0)
+    monkeypatch.setattr(CrossValidator, "_seen", each)
+    assert validator.improves(plan, finding, other) is (sum(taken) > 0)
     assert seen == asked
 
 
 @pytest.mark.parametrize(("taken", "pays"), [([0.9, 0.1, 0.5, 0.5], True), ([0.9, 0.0, 0.1, 0.2], False)])
 def test_a_fold_that_decides_by_itself_takes_what_leaves_little_doubt(
-    folds: Folds, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
+    validator: CrossValidator, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
 ) -> None:
-    other, finding = always(folds, PLAIN), always(folds, FINE)
+    other, finding = always(validator, PLAIN), always(validator, FINE)
     noises: dict[Finding, Noise] = {other: np.ones((4, 1)), finding: 1 - np.array(taken)[:, None]}
 
-    def first(self: Folds, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
+    def first(self: CrossValidator, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
         for fold, one in asked:
             assert not fold
             yield noises[one]
 
-    monkeypatch.setattr(Folds, "_seen", first)
-    assert folds.pays(plan, finding, other, once=True) is pays
+    monkeypatch.setattr(CrossValidator, "_seen", first)
+    assert validator.improves(plan, finding, other, once=True) is pays
 
 
 @pytest.mark.parametrize("count", [2, 9, 24])
-def test_ranges_are_held_against_samples_that_they_are_not_made_of(folds: Folds, plan: Plan, count: int) -> None:
-    found = Folds(folds.trials.part(range(min(count, 7))), SAMPLES[:count]).held_out(plan)
+def test_ranges_are_held_against_samples_that_they_are_not_made_of(
+    validator: CrossValidator, plan: Plan, count: int
+) -> None:
+    found = CrossValidator(validator.evaluator.part(range(min(count, 7))), SAMPLES[:count]).held_out_evaluator(plan)
     held_out = found.answered.samples
     assert held_out
     assert not {sample_digest(sample) for sample in held_out} & set(found.evidence.samples)
@@ -192,9 +198,9 @@ def test_samples_that_are_held_out_are_compared_as_the_others_are(build: Build, 
     )
     onnx.save(model, tmp_path / "model.onnx")
     samples = [{"x": one} for one in np.random.default_rng(0).standard_normal((24, 4, 64)).astype(np.float32)]
-    bench = open_workbench(load(tmp_path / "model.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    bench = open_prepared_model(load(tmp_path / "model.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     plan = bench.plan({})
-    trials = Trials.of(bench, tmp_path / "model.onnx", samples[:8], bench.calibrate(plan, samples, silent))
-    held_out = Folds(trials, samples).held_out(plan)
-    assert held_out.answered.views == trials.answered.views
-    assert held_out.noise(plan, FINE).shape == (16, len(trials.answered.views.names))
+    evaluator = PlanEvaluator.of(bench, tmp_path / "model.onnx", samples[:8], bench.calibrate(plan, samples, silent))
+    held_out = CrossValidator(evaluator, samples).held_out_evaluator(plan)
+    assert held_out.answered.views == evaluator.answered.views
+    assert held_out.noise(plan, FINE).shape == (16, len(evaluator.answered.views.names))

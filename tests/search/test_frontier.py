@@ -231,7 +231,7 @@ def test_when_profiling_is_late_noisy_nodes_that_the_scheme_wants_dynamic_are_st
             found = super().sqnr(plan)
             return 3.0 if plan.by_node["c2"].mode is Mode.DYNAMIC else found
 
-    monkeypatch.setattr(frontier, "_PROFILED", -1.0)
+    monkeypatch.setattr(frontier, "_PROFILING_SHARE", -1.0)
     floats = dict.fromkeys(NODES, 9e5)
     table = Uneven(products, floats, floats, {}, alternatives={"dynamic": (3e5, 1e-5)}, scheme="int8-dynamic")
     outcome = search(table)

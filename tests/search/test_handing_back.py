@@ -6,7 +6,7 @@ import pytest
 
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Demotion
-from onnxq.search.search import Demotions, handed_back
+from onnxq.search.search import Demotions, backward_elimination
 
 FINE, COARSE = Demotion(Mode.STORAGE, "fine"), Demotion(Mode.STORAGE, "coarse")
 NODES = [f"n{index}" for index in range(16)]
@@ -21,7 +21,7 @@ def test_only_what_is_needed_stays(needed: set[str], instead: Demotion | None) -
         asked.append(left)
         return all(left.get(node) is FINE for node in needed)
 
-    kept = handed_back(dict.fromkeys(NODES, FINE), dict.fromkeys(NODES, instead), is_enough, most=40)
+    kept = backward_elimination(dict.fromkeys(NODES, FINE), dict.fromkeys(NODES, instead), is_enough, most=40)
     assert {node for node, one in kept.items() if one is FINE} == needed
     assert set(kept) == (set(NODES) if instead else needed)
     assert len(asked) <= (2 if not needed else 31)
@@ -29,7 +29,7 @@ def test_only_what_is_needed_stays(needed: set[str], instead: Demotion | None) -
 
 def test_no_more_is_asked_than_may_be() -> None:
     asked = []
-    kept = handed_back(
+    kept = backward_elimination(
         dict.fromkeys(NODES, FINE), dict.fromkeys(NODES), lambda left: asked.append(left) or False, most=3
     )
     assert (len(kept), len(asked)) == (16, 3)

@@ -18,7 +18,7 @@ from onnxq.ir import read_model
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.sensitivity import ByKind, Noises, Source, node_noises
+from onnxq.search.sensitivity import ProbeByLayerKind, QuantizerId, Sensitivities, sensitivity_by_node
 
 TARGET = target_named("onnxruntime-cpu")
 BLOCKS = 3
@@ -39,10 +39,10 @@ def blocks(build: Callable[..., ModelProto], **weights: object) -> ModelProto:
 class Asked:
     """Nothing but sources, in the order of a plan."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[QuantizerId]) -> None:
         self.sources = tuple(sources)
 
-    def noises(self, asked: Iterable[Collection[Source]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         return (np.full((len(samples), 1), float(len(coded))) for coded in asked)
 
     def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -53,8 +53,8 @@ def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> 
     graph = prepare(read_model(blocks(build)))
     names = [node.name for node in graph.nodes if node.op == "MatMul"]
     tensors = [node.outputs[0].name for node in graph.nodes if node.op == "MatMul"]
-    given = [*map(Source, ["x", *tensors]), *(Source(name, is_node=True) for name in names)]
-    board = ByKind(Asked(given), graph)
+    given = [*map(QuantizerId, ["x", *tensors]), *(QuantizerId(name, is_node=True) for name in names)]
+    board = ProbeByLayerKind(Asked(given), graph)
     assert [one.name for one in board.sources if one.is_node] == [
         *(f"wide{n}" for n in range(BLOCKS)),
         *(f"narrow{n}" for n in range(BLOCKS)),
@@ -66,11 +66,13 @@ def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> 
 def test_the_noise_of_a_node_is_that_of_its_codes(build: Callable[..., ModelProto]) -> None:
     graph = prepare(read_model(blocks(build)))
     plan = make_plan(graph, preset_named("int8"), TARGET)
-    known = {Source("x"): np.array([0.06]), Source("wide0", is_node=True): np.array([0.04])}
-    found = {one.node: one for one in node_noises(graph, TARGET, lambda: Noises(known))(plan, {Mode.STATIC})}
+    known = {QuantizerId("x"): np.array([0.06]), QuantizerId("wide0", is_node=True): np.array([0.04])}
+    found = {
+        one.node: one for one in sensitivity_by_node(graph, TARGET, lambda: Sensitivities(known))(plan, {Mode.STATIC})
+    }
     assert found["wide0"].sqnr == pytest.approx(10)
     assert found["narrow2"].sqnr == np.inf
-    assert node_noises(graph, TARGET, lambda: Noises(known))(plan, {Mode.DYNAMIC}) == []
+    assert sensitivity_by_node(graph, TARGET, lambda: Sensitivities(known))(plan, {Mode.DYNAMIC}) == []
 
 
 def test_of_a_model_above_a_gibibyte_the_layers_that_hurt_most_are_left(

@@ -11,8 +11,8 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
-from onnxq.search.fallback import leave_what_hurts
-from onnxq.search.search import FINER, FINEST, NodeNoise, Outcome
+from onnxq.search.fallback import greedy_fallback
+from onnxq.search.search import FINER, FINEST, NodeSensitivity, PlanSearch
 from onnxq.system.resources import silent
 
 # Noise of each node as an integer kernel, and with its weight stored.
@@ -48,17 +48,17 @@ def noise(plan: Plan) -> float:
     return -sum(NOISE[one.node][costs[one.mode]] for one in weighted)
 
 
-def search(goal: float) -> Outcome:
-    return leave_what_hurts(planner, noise, goal, silent)
+def search(goal: float) -> PlanSearch:
+    return greedy_fallback(planner, noise, goal, silent)
 
 
-def modes(outcome: Outcome) -> str:
+def modes(outcome: PlanSearch) -> str:
     return "".join(one.mode[:2] + " " for one in outcome.plan.decisions if one.node in NOISE).strip()
 
 
 def test_a_plan_that_is_good_enough_is_measured_once() -> None:
     outcome = search(goal=-200)
-    assert outcome == Outcome(planner({}), (), 1)
+    assert outcome == PlanSearch(planner({}), (), 1)
 
 
 def test_only_the_noisiest_node_is_demoted_when_that_is_enough() -> None:
@@ -102,13 +102,13 @@ def test_weights_stay_float_where_16_bits_are_too_coarse() -> None:
     def measure(plan: Plan) -> float:
         return noise(plan) - sum(0.5 for one in plan.decisions if one.weights and one.weights[0].spec == FINEST)
 
-    outcome = leave_what_hurts(planner, measure, -0.2, silent)
+    outcome = greedy_fallback(planner, measure, -0.2, silent)
     assert [one.mode for one in outcome.plan.decisions if one.node in "bc"] == [Mode.FLOAT] * 2
     assert measure(outcome.plan) >= -0.2
 
 
 def test_the_first_plan_is_kept_when_demoting_makes_it_worse() -> None:
-    outcome = leave_what_hurts(
+    outcome = greedy_fallback(
         planner, lambda plan: -float(plan.count(Mode.STORAGE) + plan.count(Mode.FLOAT)), 1, silent
     )
     assert outcome.plan == planner({})
@@ -122,7 +122,7 @@ def test_a_node_is_measured_with_every_other_weight_in_float(goal: float) -> Non
         seen.append(plan)
         return noise(plan)
 
-    outcome = leave_what_hurts(planner, measure, goal, silent)
+    outcome = greedy_fallback(planner, measure, goal, silent)
     assert outcome.measured == len(seen)
     for index, name in enumerate(NOISE):
         alone = seen[1 + index]
@@ -139,7 +139,7 @@ def test_nodes_that_were_not_measured_any_more_are_not_said_to_hurt(most: int) -
         seen.append(plan)
         return noise(plan)
 
-    outcome = leave_what_hurts(planner, measure, 1.0, silent)
+    outcome = greedy_fallback(planner, measure, 1.0, silent)
     assert outcome.plan == planner({})
     assert (outcome.measured, len(outcome.sensitivities)) == (most, most - 1)
     assert all(one.sqnr > -math.inf for one in outcome.sensitivities)
@@ -156,14 +156,14 @@ def test_the_number_of_trials_grows_with_the_nodes_and_not_with_their_square() -
         ]
         return Plan(tuple(decisions), (), "", "")
 
-    outcome = leave_what_hurts(wide, lambda plan: -float(plan.count(Mode.STATIC)), -20, silent)
+    outcome = greedy_fallback(wide, lambda plan: -float(plan.count(Mode.STATIC)), -20, silent)
     assert outcome.plan.count(Mode.STATIC) == 20
     assert outcome.measured <= 1 + len(names) + 1 + 7
 
 
 def test_progress_never_goes_beyond_its_end() -> None:
     told: list[tuple[str, int, int]] = []
-    outcome = leave_what_hurts(planner, noise, -1.0, lambda *what: told.append(what))
+    outcome = greedy_fallback(planner, noise, -1.0, lambda *what: told.append(what))
     assert [done for _, done, _ in told] == list(range(1, outcome.measured + 1))
     assert all(stage == "search" and done <= total for stage, done, total in told)
 
@@ -174,9 +174,7 @@ def test_a_small_node_that_hurts_stores_its_weights_with_16_bits() -> None:
         large = Decision("large", "MatMul", Mode.STATIC, "integer kernel", (Weight(1, "v", Spec("int8"), 0, 50_000),))
         return Plan((*plan.decisions, large), (), "int8", "onnxruntime-cpu")
 
-    outcome = leave_what_hurts(
-        with_a_large_node, lambda plan: noise(Plan(plan.decisions[:-1], (), "", "")), -12, silent
-    )
+    outcome = greedy_fallback(with_a_large_node, lambda plan: noise(Plan(plan.decisions[:-1], (), "", "")), -12, silent)
     assert {one.node: one.weights for one in outcome.plan.decisions}["b"][0].spec == FINEST
 
 
@@ -187,7 +185,7 @@ def test_coarse_codes_become_finer_where_nothing_is_timed(residual: ModelProto, 
     def measure(plan) -> float:
         return 30.0 if all(weight.spec == FINER for one in plan.decisions for weight in one.weights) else 10.0
 
-    found = leave_what_hurts(planner, measure, 20.0, silent).plan
+    found = greedy_fallback(planner, measure, 20.0, silent).plan
     assert measure(found) == 30.0
 
 
@@ -207,10 +205,10 @@ def test_nodes_that_are_not_measured_alone_go_by_their_size() -> None:
         seen.append(plan)
         return noise(plan)
 
-    def alike(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
-        return [NodeNoise(one.node, one.mode, 9.0) for one in plan.decisions if one.mode in modes and one.weights]
+    def alike(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
+        return [NodeSensitivity(one.node, one.mode, 9.0) for one in plan.decisions if one.mode in modes and one.weights]
 
-    outcome = leave_what_hurts(sized, measure, -12, silent, told=alike)
+    outcome = greedy_fallback(sized, measure, -12, silent, told=alike)
 
     assert modes(outcome) == "st st st st"
     assert [one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE] == ["b"]
@@ -218,11 +216,11 @@ def test_nodes_that_are_not_measured_alone_go_by_their_size() -> None:
 
 
 def test_what_is_told_to_be_noisiest_goes_first() -> None:
-    def told(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
+    def told(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
         wanted = (one for one in plan.decisions if one.mode in modes and one.weights)
-        return [NodeNoise(one.node, one.mode, -NOISE[one.node][one.mode is not Mode.STATIC]) for one in wanted]
+        return [NodeSensitivity(one.node, one.mode, -NOISE[one.node][one.mode is not Mode.STATIC]) for one in wanted]
 
-    outcome = leave_what_hurts(planner, noise, -9.8, silent, told=told)
+    outcome = greedy_fallback(planner, noise, -9.8, silent, told=told)
     assert {one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE} == {"b", "c"}
     assert [(one.node, one.sqnr) for one in outcome.sensitivities] == [("b", -100), ("c", -10), ("a", -1), ("d", -0.5)]
 
@@ -237,12 +235,12 @@ def test_nodes_that_were_measured_in_groups_are_told_apart_in_parts(told: bool, 
         decisions = (Decision(name, "Conv", *rest) for name, *rest in zip(names, modes, names, weights, strict=True))
         return Plan(tuple(decisions), (), "", "")
 
-    def known(plan: Plan, modes: Set[Mode]) -> list[NodeNoise]:
-        return [NodeNoise(one.node, one.mode, 0.0) for one in plan.decisions if one.mode in modes]
+    def known(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
+        return [NodeSensitivity(one.node, one.mode, 0.0) for one in plan.decisions if one.mode in modes]
 
     def measure(plan: Plan) -> float:
         return -float(plan.count(Mode.STATIC))
 
-    outcome = leave_what_hurts(wide, measure, -20, silent, told=known if told else None)
+    outcome = greedy_fallback(wide, measure, -20, silent, told=known if told else None)
     assert 44 <= outcome.plan.count(Mode.STORAGE) < 44 + (64 / 12 if told else 1)
     assert outcome.measured <= most

@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Granularity, Mode
 from onnxq.planning.plan import Decision, Demotion, Plan
-from onnxq.search.fallback import leave_what_hurts
+from onnxq.search.fallback import greedy_fallback
 from onnxq.search.search import FINEST
 from onnxq.system.resources import silent
 
@@ -37,7 +37,7 @@ def test_codes_that_stay_too_coarse_as_finer_ones_get_16_bits_before_they_are_le
         specs = {weight.spec for one in plan.decisions for weight in one.weights}
         return 40.0 if specs == {FINEST} else 30.0
 
-    found = leave_what_hurts(products, measure, 35.0, silent).plan
+    found = greedy_fallback(products, measure, 35.0, silent).plan
     assert {one.mode for one in found.decisions if one.weights} == {Mode.STORAGE}
     assert measure(found) == 40.0
 
@@ -48,7 +48,7 @@ def test_codes_that_are_decoded_before_are_tried_where_those_that_are_multiplied
     def measure(plan: Plan) -> float:
         return 30.0 if plan.count(Mode.WEIGHT_ONLY) or any(map(is_coarse, plan.decisions)) else 40.0
 
-    found = leave_what_hurts(products, measure, 35.0, silent).plan
+    found = greedy_fallback(products, measure, 35.0, silent).plan
     assert measure(found) == 40.0
     assert {weight.spec.format for one in found.decisions for weight in one.weights} == {"int8-narrow"}
 
@@ -57,7 +57,7 @@ def test_finer_codes_that_turn_out_not_to_be_needed_are_handed_back(products: De
     def measure(plan: Plan) -> float:
         return 10.0 + 20.0 * (not is_coarse(plan.by_node["b"]))
 
-    found = leave_what_hurts(products, measure, 20.0, silent).plan
+    found = greedy_fallback(products, measure, 20.0, silent).plan
     assert [one.node for one in found.decisions if one.weights and not is_coarse(one)] == ["b"]
     assert found.by_node["b"].weights[0].spec.per == (128,)
 
@@ -70,5 +70,5 @@ def test_codes_of_few_bits_end_no_larger_than_8_bit_storage(products: Demoted, l
     def measure(plan: Plan) -> float:
         return 10.0 if any(map(is_coarse, plan.decisions)) else 30.0
 
-    found = leave_what_hurts(products, measure, 20.0, silent, size=size).plan
+    found = greedy_fallback(products, measure, 20.0, silent, size=size).plan
     assert {weight.spec.per for one in found.decisions for weight in one.weights} == {per}

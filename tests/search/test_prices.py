@@ -14,29 +14,29 @@ from onnxq.config.scheme import Mode, Spec
 from onnxq.planning.plan import Demotion
 from onnxq.search import tradeoff
 from onnxq.search.assignment import Problem, cheapest
-from onnxq.search.cost_model import STATIC, Alternative
-from onnxq.search.sensitivity import Noises, Source
-from onnxq.search.tradeoff import SILENT, Noise, Prices
+from onnxq.search.cost_model import STATIC, KernelOption
+from onnxq.search.sensitivity import QuantizerId, Sensitivities
+from onnxq.search.tradeoff import UNMEASURED, CostTradeoff, OptionSensitivities
 from search.timed_models import timed, times
 
-DYNAMIC = Alternative(Mode.DYNAMIC)
-FINE = Alternative(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
-COARSE = Alternative(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+DYNAMIC = KernelOption(Mode.DYNAMIC)
+FINE = KernelOption(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
+COARSE = KernelOption(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
 FLOATS = times({"first": 9.0, "relu": 1.0, "second": 9.0})
 
 
-def noises(nodes: Mapping[str, float], **tensors: float) -> Noises:
+def noises(nodes: Mapping[str, float], **tensors: float) -> Sensitivities:
     """Return what is known of one output: ratios by node and by tensor."""
-    ratios = {Source(node, is_node=True): np.array([ratio]) for node, ratio in nodes.items()}
-    return Noises({**ratios, **{Source(tensor): np.array([ratio]) for tensor, ratio in tensors.items()}})
+    ratios = {QuantizerId(node, is_node=True): np.array([ratio]) for node, ratio in nodes.items()}
+    return Sensitivities({**ratios, **{QuantizerId(tensor): np.array([ratio]) for tensor, ratio in tensors.items()}})
 
 
 def test_a_node_that_the_scheme_wants_dynamic_is_stored_where_that_is_faster(perceptron: ModelProto) -> None:
     dynamic = times({"first": 2.0, "relu": 1.0, "second": 20.0})
-    found = Prices(timed(perceptron, FLOATS, dynamic, {DYNAMIC: dynamic}, scheme="int8-dynamic"))
-    chosen = found.assignment(frozenset(), SILENT, 0.0)
+    found = CostTradeoff(timed(perceptron, FLOATS, dynamic, {DYNAMIC: dynamic}, scheme="int8-dynamic"))
+    chosen = found.assignment(frozenset(), UNMEASURED, 0.0)
     assert chosen.alternatives == {"first": DYNAMIC}
-    assert found.demotions(chosen, SILENT) == {
+    assert found.demotions(chosen, UNMEASURED) == {
         "second": Demotion(
             Mode.STORAGE,
             "it is not faster as an integer kernel on this machine",
@@ -48,8 +48,8 @@ def test_a_node_that_the_scheme_wants_dynamic_is_stored_where_that_is_faster(per
 def test_a_node_that_the_scheme_wants_dynamic_multiplies_codes_where_that_is_faster(perceptron: ModelProto) -> None:
     slow, fast = times(dict.fromkeys(FLOATS.nodes, 4e6)), times(dict.fromkeys(FLOATS.nodes, 2e6))
     floats = times(dict.fromkeys(FLOATS.nodes, 9e6))
-    found = Prices(timed(perceptron, floats, slow, {DYNAMIC: slow, COARSE: fast}, scheme="int8-dynamic"))
-    demotions = found.demotions(found.assignment(frozenset(), SILENT, 0.0), SILENT)
+    found = CostTradeoff(timed(perceptron, floats, slow, {DYNAMIC: slow, COARSE: fast}, scheme="int8-dynamic"))
+    demotions = found.demotions(found.assignment(frozenset(), UNMEASURED, 0.0), UNMEASURED)
     assert demotions["first"] == Demotion(
         Mode.WEIGHT_ONLY,
         "it is faster so, or less noisy, than with dynamic scales",
@@ -63,8 +63,8 @@ def test_the_float_side_takes_what_is_cheapest_for_the_weight_of_noise(perceptro
         DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 20.0}),
         FINE: times({"first": 4.0, "relu": 1.0, "second": 20.0}),
     }
-    found = Prices(timed(perceptron, FLOATS, FLOATS, offers))
-    noise = Noise(alternatives={DYNAMIC: noises({"first": 0.5}), FINE: noises({"first": 0.05})})
+    found = CostTradeoff(timed(perceptron, FLOATS, FLOATS, offers))
+    noise = OptionSensitivities(alternatives={DYNAMIC: noises({"first": 0.5}), FINE: noises({"first": 0.05})})
     assert found.float_side("first", noise, 0.0) == (DYNAMIC, 2.0)
     assert found.float_side("first", noise, 10.0) == (FINE, 4.5)
     assert found.float_side("first", noise, 110.0) == (None, 9.0)
@@ -73,8 +73,8 @@ def test_the_float_side_takes_what_is_cheapest_for_the_weight_of_noise(perceptro
 
 
 def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perceptron: ModelProto) -> None:
-    found = Prices(timed(perceptron, FLOATS, FLOATS))
-    noise = Noise(noises({"second": 9.0}))
+    found = CostTradeoff(timed(perceptron, FLOATS, FLOATS))
+    noise = OptionSensitivities(noises({"second": 9.0}))
     assert found.float_side("second", noise, 1.0) == (None, 18.0)
     left = {"second": Demotion(Mode.FLOAT, "why")}
     found = replace(found, left=left)
@@ -84,8 +84,10 @@ def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perce
 
 def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
     floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
-    found = Prices(timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3}, {"x": 3e3, "a": 3.5e3})))
-    noise = Noise(noises({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, r=0.2))
+    found = CostTradeoff(
+        timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3}, {"x": 3e3, "a": 3.5e3}))
+    )
+    noise = OptionSensitivities(noises({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, r=0.2))
     one = found.assignment(frozenset({"first", "relu"}), noise, 0.0)
     # The weights of both are codes, and so is what static nodes read.
     assert one.noise == pytest.approx(0.13)
@@ -97,8 +99,8 @@ def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
 def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(perceptron: ModelProto) -> None:
     floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
     coarse = times({"first": 2e3, "relu": 1e3, "second": 3e3})
-    found = Prices(timed(perceptron, floats, floats, {COARSE: coarse}))
-    noise = Noise(noises({"first": 0.02}), {COARSE: noises({"first": 0.5, "second": 0.001})})
+    found = CostTradeoff(timed(perceptron, floats, floats, {COARSE: coarse}))
+    noise = OptionSensitivities(noises({"first": 0.02}), {COARSE: noises({"first": 0.5, "second": 0.001})})
     one = found.assignment(frozenset(), noise, 1e6)
     assert one.alternatives == {"second": COARSE}
     assert one.nanoseconds == 9e3 + 1e3 + 3e3
@@ -108,28 +110,28 @@ def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(percep
 
 def test_what_nodes_may_not_be_is_not_chosen(perceptron: ModelProto) -> None:
     slow, fast = (times(dict.fromkeys(FLOATS.nodes, value)) for value in (5e6, 1.0))
-    found = Prices(timed(perceptron, times(dict.fromkeys(FLOATS.nodes, 9e6)), fast, {COARSE: slow}))
-    assert cheapest(found.problem(SILENT, 0.0)) == {"first", "relu", "second"}
+    found = CostTradeoff(timed(perceptron, times(dict.fromkeys(FLOATS.nodes, 9e6)), fast, {COARSE: slow}))
+    assert cheapest(found.problem(UNMEASURED, 0.0)) == {"first", "relu", "second"}
     kept = found.without(frozenset({("second", STATIC)}))
-    one = kept.assignment(cheapest(kept.problem(SILENT, 0.0)), SILENT, 0.0)
+    one = kept.assignment(cheapest(kept.problem(UNMEASURED, 0.0)), UNMEASURED, 0.0)
     assert one.ways == {("first", STATIC), ("relu", STATIC), ("second", COARSE)}
     kept = found.without(frozenset({("second", STATIC), ("second", COARSE)}))
-    one = kept.assignment(cheapest(kept.problem(SILENT, 0.0)), SILENT, 0.0)
+    one = kept.assignment(cheapest(kept.problem(UNMEASURED, 0.0)), UNMEASURED, 0.0)
     assert one.ways == {("first", STATIC), ("relu", STATIC)}
 
 
 def test_what_is_wanted_dynamic_and_was_not_offered_is_stored(perceptron: ModelProto) -> None:
-    found = Prices(timed(perceptron, FLOATS, FLOATS, scheme="int8-dynamic"))
-    demotions = found.demotions(found.assignment(frozenset(), SILENT, 0.0), SILENT)
+    found = CostTradeoff(timed(perceptron, FLOATS, FLOATS, scheme="int8-dynamic"))
+    demotions = found.demotions(found.assignment(frozenset(), UNMEASURED, 0.0), UNMEASURED)
     assert {node: one.mode for node, one in demotions.items()} == {"first": Mode.STORAGE, "second": Mode.STORAGE}
 
 
 def test_a_plan_means_the_modes_that_it_names(perceptron: ModelProto) -> None:
     slow = times(dict.fromkeys(FLOATS.nodes, 20.0))
-    found = Prices(timed(perceptron, FLOATS, slow, {DYNAMIC: slow}, scheme="int8-dynamic"))
-    one = found.planned(found.costs.full, SILENT)
+    found = CostTradeoff(timed(perceptron, FLOATS, slow, {DYNAMIC: slow}, scheme="int8-dynamic"))
+    one = found.planned(found.costs.full, UNMEASURED)
     assert one.alternatives == {"first": DYNAMIC, "second": DYNAMIC}
-    assert found.demotions(one, SILENT) == {}
+    assert found.demotions(one, UNMEASURED) == {}
 
 
 def test_a_node_whose_clamp_a_plan_leaves_out_counts_as_float(build: Build, plan_of) -> None:
@@ -141,15 +143,15 @@ def test_a_node_whose_clamp_a_plan_leaves_out_counts_as_float(build: Build, plan
         w1=(8, 8, 1, 1),
     )
     nodes = times(dict.fromkeys(("first", "clamp", "second"), 1.0))
-    found = Prices(timed(clamped, nodes, nodes))
+    found = CostTradeoff(timed(clamped, nodes, nodes))
     without = plan_of(clamped, demotions={"clamp": Demotion(Mode.STORAGE, "it is noisy")})
     assert without.by_node["first"].mode is Mode.STATIC
-    assert found.planned(without, SILENT).static == {"second"}
+    assert found.planned(without, UNMEASURED).static == {"second"}
 
 
 def test_what_is_known_of_a_node_is_what_it_alone_would_make_codes(perceptron: ModelProto) -> None:
-    found = Prices(timed(perceptron, FLOATS, FLOATS, {COARSE: FLOATS}))
-    noise = Noise(noises({"first": 0.5, "second": 0.25}, x=1.0), {COARSE: noises({"first": 0.125})})
+    found = CostTradeoff(timed(perceptron, FLOATS, FLOATS, {COARSE: FLOATS}))
+    noise = OptionSensitivities(noises({"first": 0.5, "second": 0.25}, x=1.0), {COARSE: noises({"first": 0.125})})
     ways = found.ways(noise)
     assert ways["first", STATIC] == 1.5
     assert (ways["second", STATIC], ways["first", COARSE]) == (0.25, 0.125)
@@ -159,12 +161,14 @@ def test_what_is_known_of_a_node_is_what_it_alone_would_make_codes(perceptron: M
 
 
 def test_an_assignment_takes_what_its_kernels_were_found_to_take(perceptron: ModelProto) -> None:
-    prices = Prices(timed(perceptron, FLOATS, FLOATS, {DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 20.0})}))
-    before = prices.assignment(frozenset(), SILENT, 0.0)
+    prices = CostTradeoff(
+        timed(perceptron, FLOATS, FLOATS, {DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 20.0})})
+    )
+    before = prices.assignment(frozenset(), UNMEASURED, 0.0)
     assert before.alternatives == {"first": DYNAMIC}
-    assert prices.repriced(before, SILENT) == before
+    assert prices.repriced(before, UNMEASURED) == before
     found = prices.corrected(before, times({"first": 5.0, "relu": 1.0, "second": 9.0}))
-    assert found.repriced(before, SILENT).nanoseconds == before.nanoseconds + 3.0
+    assert found.repriced(before, UNMEASURED).nanoseconds == before.nanoseconds + 3.0
 
 
 @pytest.mark.parametrize(("second", "whole"), [(9.1e6, True), (12e6, False)])
@@ -172,7 +176,7 @@ def test_the_whole_plan_is_the_quickest_where_it_takes_as_long(
     second: float, whole: bool, perceptron: ModelProto
 ) -> None:
     floats = times({"first": 9e6, "relu": 1e6, "second": 9e6})
-    found = Prices(timed(perceptron, floats, times({"first": 3e6, "relu": 1e6, "second": second})))
+    found = CostTradeoff(timed(perceptron, floats, times({"first": 3e6, "relu": 1e6, "second": second})))
     assert found.quickest.static == ({"first", "relu", "second"} if whole else {"first", "relu"})
 
 
@@ -184,8 +188,8 @@ def test_what_is_best_for_two_weights_is_so_between(perceptron: ModelProto, monk
         return cheapest(problem)
 
     floats = times({"first": 9e6, "relu": 1e6, "second": 9e6})
-    found = Prices(timed(perceptron, floats, times({"first": 2e6, "relu": 5e5, "second": 6e6})))
-    noise = Noise(noises({}, x=1e-3, h=1e-4, r=1e-2))
+    found = CostTradeoff(timed(perceptron, floats, times({"first": 2e6, "relu": 5e5, "second": 6e6})))
+    noise = OptionSensitivities(noises({}, x=1e-3, h=1e-4, r=1e-2))
     weights = [0.0, *(2.0**power for power in range(40))]
     expected = [found.best(noise, weight) for weight in weights]
     monkeypatch.setattr(tradeoff, "cheapest", counted)

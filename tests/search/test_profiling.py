@@ -14,7 +14,7 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import Graph
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.search.cost_model import Alternative, Costs
+from onnxq.search.cost_model import CostModel, KernelOption
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.profiling import profile_costs
 from onnxq.system.resources import silent
@@ -51,17 +51,17 @@ class Recorder:
         return [1.0 for _ in plans]
 
 
-def profiled(laboratory: Recorder, latest: float = math.inf) -> Costs:
-    full = laboratory.plan({})
+def profiled(profiler: Recorder, latest: float = math.inf) -> CostModel:
+    full = profiler.plan({})
     stores = {one.node: Demotion(Mode.STORAGE, "why") for one in full.decisions if one.mode is Mode.STATIC}
-    return profile_costs(laboratory, laboratory.graph, TARGET, stores, latest=latest, progress=silent)
+    return profile_costs(profiler, profiler.graph, TARGET, stores, latest=latest, progress=silent)
 
 
 def test_each_alternative_is_profiled_where_all_take_it(perceptron: ModelProto) -> None:
-    laboratory = Recorder(planned(perceptron)[0])
-    costs = profiled(laboratory)
+    profiler = Recorder(planned(perceptron)[0])
+    costs = profiled(profiler)
     assert [offer.nodes for offer in costs.offers] == [{"first", "second"}] * 3
-    assert [None if plan is None else plan.by_node["first"].mode for plan in laboratory.profiled] == [
+    assert [None if plan is None else plan.by_node["first"].mode for plan in profiler.profiled] == [
         None,
         Mode.STATIC,
         Mode.DYNAMIC,
@@ -74,25 +74,25 @@ def test_each_alternative_is_profiled_where_all_take_it(perceptron: ModelProto) 
 def test_nodes_that_take_hardly_any_time_are_not_profiled_otherwise(
     perceptron: ModelProto, scheme: str, offers: int
 ) -> None:
-    laboratory = Recorder(planned(perceptron)[0], scheme, others=99.0)
-    assert len(profiled(laboratory).offers) == offers
-    assert len(laboratory.profiled) == 2
+    profiler = Recorder(planned(perceptron)[0], scheme, others=99.0)
+    assert len(profiled(profiler).offers) == offers
+    assert len(profiler.profiled) == 2
 
 
 def test_nothing_is_profiled_that_no_node_can_take(residual: ModelProto) -> None:
-    laboratory = Recorder(planned(residual)[0])
-    assert profiled(laboratory).offers == ()
-    assert len(laboratory.profiled) == 2
+    profiler = Recorder(planned(residual)[0])
+    assert profiled(profiler).offers == ()
+    assert len(profiler.profiled) == 2
 
 
 def test_an_alternative_that_no_model_can_express_is_left_out(perceptron: ModelProto) -> None:
-    laboratory = Recorder(planned(perceptron)[0], can_decode=False)
-    assert [offer.alternative.mode for offer in profiled(laboratory).offers] == [Mode.DYNAMIC]
+    profiler = Recorder(planned(perceptron)[0], can_decode=False)
+    assert [offer.alternative.mode for offer in profiled(profiler).offers] == [Mode.DYNAMIC]
 
 
 def test_what_makes_too_many_events_for_a_profile_is_no_offer(perceptron: ModelProto) -> None:
-    laboratory = Recorder(planned(perceptron)[0], fits=False)
-    costs = profiled(laboratory)
+    profiler = Recorder(planned(perceptron)[0], fits=False)
+    costs = profiled(profiler)
     assert (costs.offers, costs.static_nodes, costs.borders) == ((), {}, ())
 
 
@@ -100,8 +100,8 @@ def test_what_makes_too_many_events_for_a_profile_is_no_offer(perceptron: ModelP
 def test_when_it_is_late_only_what_the_scheme_wants_is_offered_and_nothing_more_is_profiled(
     perceptron: ModelProto, scheme: str, offers: list[set[str]]
 ) -> None:
-    laboratory = Recorder(planned(perceptron)[0], scheme)
-    costs = profiled(laboratory, latest=-math.inf)
+    profiler = Recorder(planned(perceptron)[0], scheme)
+    costs = profiled(profiler, latest=-math.inf)
     assert [offer.nodes for offer in costs.offers] == offers
-    assert all(offer.alternative == Alternative(Mode.DYNAMIC) for offer in costs.offers)
-    assert len(laboratory.profiled) == 2
+    assert all(offer.alternative == KernelOption(Mode.DYNAMIC) for offer in costs.offers)
+    assert len(profiler.profiled) == 2

@@ -7,12 +7,12 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.config.scheme import Mode
-from onnxq.search.cost_model import Alternative
-from onnxq.search.sensitivity import Noises, Source
-from onnxq.search.tradeoff import Noise, Prices, reason_of, untimed_reason
+from onnxq.search.cost_model import KernelOption
+from onnxq.search.sensitivity import QuantizerId, Sensitivities
+from onnxq.search.tradeoff import CostTradeoff, OptionSensitivities, reason_of, untimed_reason
 from search.timed_models import timed, times
 
-DYNAMIC = Alternative(Mode.DYNAMIC)
+DYNAMIC = KernelOption(Mode.DYNAMIC)
 FLOATS, STATIC = times({"first": 9e6, "second": 9e6}), times({"first": 3e6, "second": 9e6})
 
 
@@ -26,7 +26,7 @@ FLOATS, STATIC = times({"first": 9e6, "second": 9e6}), times({"first": 3e6, "sec
     ],
 )
 def test_a_reason_is_what_decided(
-    perceptron: ModelProto, node: str, ratio: float, taken: Alternative | None, reason: str, figures: str
+    perceptron: ModelProto, node: str, ratio: float, taken: KernelOption | None, reason: str, figures: str
 ) -> None:
     costs = timed(perceptron, FLOATS, STATIC)
     told = reason_of(costs, node, Mode.STATIC, ratio, taken)
@@ -35,8 +35,8 @@ def test_a_reason_is_what_decided(
 
 
 def test_nothing_is_said_of_times_that_nobody_took(perceptron: ModelProto) -> None:
-    prices = Prices(timed(perceptron, FLOATS, STATIC), is_timed=False)
-    noise = Noise(Noises({Source("first", is_node=True): np.array([0.01])}))
+    prices = CostTradeoff(timed(perceptron, FLOATS, STATIC), is_timed=False)
+    noise = OptionSensitivities(Sensitivities({QuantizerId("first", is_node=True): np.array([0.01])}))
     found = prices.demotions(prices.assignment(frozenset(), noise, 0.0), noise)
     assert found["first"].reason == "static quantization of it hurts the worst output too much"
     assert found["first"].figures == "20.0 dB as integers alone"

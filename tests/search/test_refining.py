@@ -15,12 +15,12 @@ from onnxq import quantize
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.equalization import NOTHING, Factors, Migration
 from onnxq.calibration.statistics import Evidence
+from onnxq.config.effort import FAST, Accuracy
 from onnxq.evaluation.goal import Goal
 from onnxq.report import Report
 from onnxq.search import refinement
-from onnxq.search.cross_validation import Basis
-from onnxq.search.effort import FAST, Accuracy
-from onnxq.search.refinement import CHOOSERS, Gain, Refined, refine
+from onnxq.search.cross_validation import AlgorithmResult
+from onnxq.search.refinement import CHOOSERS, MethodGain, RefinedEncoding, refine
 from onnxq.steps.budget import Budget
 from onnxq.system.resources import Deadline, silent
 
@@ -75,14 +75,14 @@ def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, 
 
 
 def test_what_costs_time_can_be_left_after_all() -> None:
-    basis, before = (Basis(Recipe(migration=migration), Evidence()) for migration in (SOME, NOTHING))
-    gains = (Gain("ranges", 20.0, 21.0, "MinMax()", 1.0), Gain("migration", 21.0, 25.0, "1 tensors", 1.0))
-    refined = Refined(basis, gains, before.recipe)
+    basis, before = (AlgorithmResult(Recipe(migration=migration), Evidence()) for migration in (SOME, NOTHING))
+    gains = (MethodGain("ranges", 20.0, 21.0, "MinMax()", 1.0), MethodGain("migration", 21.0, 25.0, "1 tensors", 1.0))
+    refined = RefinedEncoding(basis, gains, before.recipe)
     found = refined.with_factors_of(before.recipe, 21.0, "it is slow")
     assert found.basis.recipe.key == before.recipe.key
-    assert found.gains == (gains[0], Gain("migration", 21.0, 21.0, "", 1.0, "it is slow"))
+    assert found.gains == (gains[0], MethodGain("migration", 21.0, 21.0, "", 1.0, "it is slow"))
     fewer = refined.with_factors_of(basis.recipe, 23.0, "others are slow")
-    left = Gain("migration", 21.0, 23.0, "1 tensors", 1.0, "others are slow", tuple(SOME.factors))
+    left = MethodGain("migration", 21.0, 23.0, "1 tensors", 1.0, "others are slow", tuple(SOME.factors))
     assert fewer.gains == (gains[0], left)
 
 
@@ -100,7 +100,7 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
         now[0] += trial
         return 20.0
 
-    def choosing(folds: object, plan: object, basis: Basis, accuracy: Accuracy) -> Basis:
+    def choosing(validator: object, plan: object, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
         asked.append(accuracy.models)
         return basis
 
@@ -108,18 +108,18 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
     monkeypatch.setattr(refinement, "_decibels", tried)
     monkeypatch.setattr(refinement, "_is_free", lambda plan: True)
     monkeypatch.setattr(refinement, "CHOOSERS", {"ranges": choosing})
-    folds: Any = SimpleNamespace(
-        samples=[0, 1], trials=SimpleNamespace(answered=SimpleNamespace(seconds=0.1, samples=[0, 1]))
+    validator: Any = SimpleNamespace(
+        samples=[0, 1], evaluator=SimpleNamespace(answered=SimpleNamespace(seconds=0.1, samples=[0, 1]))
     )
     until = Deadline.within(seconds)
     plan: Any = None
     accuracy = replace(FAST, methods=("ranges",), thorough=True)
-    refine(folds, plan, Basis(Recipe(), Evidence()), accuracy, silent, until)
+    refine(validator, plan, AlgorithmResult(Recipe(), Evidence()), accuracy, silent, until)
     assert asked == models
 
 
 def test_without_all_effort_no_method_begins_where_a_trial_takes_as_long_as_many_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(refinement, "_PROCESSES", 1e-3)
+    monkeypatch.setattr(refinement, "_MOST_PROCESSES", 1e-3)
     assert report("fast", samples=16, goal=Goal(45.0, force=True)).encoding.gains == ()

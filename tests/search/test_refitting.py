@@ -12,17 +12,17 @@ from onnxq.algorithms.encoding_config import USUAL
 from onnxq.calibration.accumulators import ChannelMeans, Range
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
+from onnxq.config.effort import FAST
 from onnxq.config.presets import preset_named
 from onnxq.data.dataset import Selection
 from onnxq.ir import as_graph
 from onnxq.pipeline import quantize
 from onnxq.runtime.targets import target_named
-from onnxq.search.activation_methods import with_migration
-from onnxq.search.cross_validation import Basis, Folds
-from onnxq.search.effort import FAST
-from onnxq.search.evaluator import Trials
+from onnxq.search.activation_methods import with_equalization
+from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import open_prepared_model
 from onnxq.search.refinement import refit
-from onnxq.search.workbench import open_workbench
 from onnxq.steps.budget import Budget
 from onnxq.system.resources import silent
 
@@ -35,7 +35,7 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
     generator = np.random.default_rng(0)
     weight = (generator.standard_normal((8, 6, 1, 1)) / WIDE.reshape(1, -1, 1, 1)).astype(np.float32)
     model = build(TEXT, w=weight, u=(3, 8, 1, 1))
-    bench = open_workbench(as_graph(model), preset_named("int8"), target_named("onnxruntime-cpu"), tmp_path)
+    bench = open_prepared_model(as_graph(model), preset_named("int8"), target_named("onnxruntime-cpu"), tmp_path)
     uniform = [generator.uniform(0, 1, (1, 6, 8, 8)) * WIDE.reshape(-1, 1, 1) for _ in range(12)]
     data = [{"x": np.square(one).astype(np.float32)} for one in uniform]
     # A channel that was quiet in all samples before.
@@ -43,9 +43,9 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
         one["x"][:, 1] *= 100
     seen, plan = Selection(data, range(8)), bench.plan({})
     evidence = bench.calibrate(plan, seen, silent)
-    folds = Folds(Trials.of(bench, bench.prepared, seen, evidence), seen)
-    basis = with_migration(folds, plan, Basis(USUAL, evidence), FAST)
-    again = refit(folds, plan, plan, basis, Selection(data, range(8, 12)))
+    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, seen, evidence), seen)
+    basis = with_equalization(validator, plan, AlgorithmResult(USUAL, evidence), FAST)
+    again = refit(validator, plan, plan, basis, Selection(data, range(8, 12)))
 
     before, after = (one.recipe.migration.factors["s"].values for one in (basis, again))
     assert after[1] > before[1] + 0.2
@@ -57,7 +57,7 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
 
     # Factors that were left stay left.
     without = replace(basis, recipe=replace(basis.recipe, migration=basis.recipe.migration.select({"r"})))
-    assert "s" not in refit(folds, plan, plan, without, Selection(data, range(8, 12))).recipe.migration.factors
+    assert "s" not in refit(validator, plan, plan, without, Selection(data, range(8, 12))).recipe.migration.factors
 
 
 def test_all_effort_goes_with_statistics_that_are_collected_in_bounded_memory() -> None:

@@ -19,6 +19,7 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.hessian import Gram
 from onnxq.calibration.statistics import Evidence
 from onnxq.calibration.workers import Threads
+from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.data.inputs import Sample
@@ -31,12 +32,11 @@ from onnxq.pipeline import quantize
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search import weight_methods
-from onnxq.search.cross_validation import LARGE, Basis, Finding, Folds
-from onnxq.search.effort import FAST, FULL, Accuracy
-from onnxq.search.evaluator import Trials
-from onnxq.search.sensitivity import Switchboard
-from onnxq.search.weight_methods import with_compensation
-from onnxq.search.workbench import Workbench, open_workbench
+from onnxq.search.cross_validation import LARGE, AlgorithmResult, CrossValidator, Finding
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import PreparedModel, open_prepared_model
+from onnxq.search.sensitivity import QuantizerToggleSession
+from onnxq.search.weight_methods import gram_bytes, with_gptq
 from onnxq.steps.budget import Budget
 from onnxq.system.resources import silent
 
@@ -49,20 +49,22 @@ def images(file: str, count: int) -> list[Sample]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Workbench:
+def bench(tmp_path: Path) -> PreparedModel:
     graph = load(MODELS / "gru.onnx")
-    return open_workbench(graph, preset_named("int4-block32"), target_named(DEFAULT_TARGET), tmp_path)
+    return open_prepared_model(graph, preset_named("int4-block32"), target_named(DEFAULT_TARGET), tmp_path)
 
 
-def chosen(bench: Workbench, samples: Sequence[Sample], effort: Accuracy = FAST) -> tuple[Basis, Basis, Plan]:
+def chosen(
+    bench: PreparedModel, samples: Sequence[Sample], effort: Accuracy = FAST
+) -> tuple[AlgorithmResult, AlgorithmResult, Plan]:
     plan = bench.plan({})
     evidence = bench.calibrate(plan, samples, silent)
-    plain = Basis(Recipe(), evidence)
-    folds = Folds(Trials.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
-    return with_compensation(folds, plan, plain, effort), plain, plan
+    plain = AlgorithmResult(Recipe(), evidence)
+    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
+    return with_gptq(validator, plan, plain, effort), plain, plan
 
 
-def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: Workbench, tmp_path: Path) -> None:
+def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: PreparedModel, tmp_path: Path) -> None:
     best, plain, plan = chosen(bench, images("calib.npz", 64))
     assert best.recipe.compensation is not None
     found = []
@@ -72,7 +74,7 @@ def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: Workbench, 
     assert found[1].worst_sqnr > found[0].worst_sqnr + 2
 
 
-def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: Workbench) -> None:
+def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: PreparedModel) -> None:
     best, _, plan = chosen(bench, images("calib.npz", 32))
     assert best.recipe.compensation is not None
     requests = weight_requests(plan, bench.graph, best.recipe.compensation)
@@ -82,9 +84,9 @@ def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: Workbench) -> No
     assert {gram.count for gram in grams if isinstance(gram, Gram)} == {32 * 28, 32}
 
 
-def test_what_does_not_help_is_left_out(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_help_is_left_out(bench: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Trials, "noise", lambda _, plan, recipe: np.full((2, 1), 0.1 if recipe.compensation is None else 0.11)
+        PlanEvaluator, "noise", lambda _, plan, recipe: np.full((2, 1), 0.1 if recipe.compensation is None else 0.11)
     )
     best, plain, _ = chosen(bench, images("calib.npz", 4))
     assert best is plain
@@ -95,16 +97,18 @@ def test_what_does_not_help_is_left_out(bench: Workbench, monkeypatch: pytest.Mo
 def test_weights_that_make_little_of_the_noise_are_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, looked_at: bool
 ) -> None:
-    static = open_workbench(load(MODELS / "gru.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path)
-    asked: list[Basis] = []
-    monkeypatch.setattr(Trials, "noise", lambda *_: np.full((2, 1), 0.1))
-    monkeypatch.setattr(Switchboard, "noises", lambda *_: iter([np.full((2, 1), 0.1 * part)]))
+    static = open_prepared_model(
+        load(MODELS / "gru.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path
+    )
+    asked: list[AlgorithmResult] = []
+    monkeypatch.setattr(PlanEvaluator, "noise", lambda *_: np.full((2, 1), 0.1))
+    monkeypatch.setattr(QuantizerToggleSession, "noises", lambda *_: iter([np.full((2, 1), 0.1 * part)]))
 
-    def first(folds: Folds, plan: Plan, findings: Sequence[Finding]) -> Finding:
-        asked.append(findings[1](folds.found_on[0]))
+    def first(validator: CrossValidator, plan: Plan, findings: Sequence[Finding]) -> Finding:
+        asked.append(findings[1](validator.found_on[0]))
         return findings[0]
 
-    monkeypatch.setattr(Folds, "quietest", first)
+    monkeypatch.setattr(CrossValidator, "lowest_error", first)
     best, plain, _ = chosen(static, images("calib.npz", 4), FULL)
     assert best.recipe is plain.recipe
     assert best.left == ("" if looked_at else "it does not apply: weights alone make hardly any of the noise")
@@ -112,18 +116,20 @@ def test_weights_that_make_little_of_the_noise_are_not_looked_at(
 
 
 def test_rounded_weights_alone_make_a_part_of_the_noise(tmp_path: Path) -> None:
-    bench = open_workbench(load(MODELS / "resnet.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path)
+    bench = open_prepared_model(
+        load(MODELS / "resnet.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path
+    )
     samples, plan = [{"image": one["image"]} for one in images("calib.npz", 8)], bench.plan({})
-    trials = Trials.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
+    evaluator = PlanEvaluator.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
     weighted = {decision.node for decision in plan.decisions if decision.weights}
-    alone = Switchboard.of(trials, plan, Recipe(), weighted)
+    alone = QuantizerToggleSession.of(evaluator, plan, Recipe(), weighted)
     assert {source.is_node for source in alone.sources} == {True}
     [noise] = alone.noises([alone.sources], range(8))
-    part = pooled(noise) / pooled(trials.noise(plan, Recipe()))
+    part = pooled(noise) / pooled(evaluator.noise(plan, Recipe()))
     assert 0 < part < 1
 
 
-def test_weights_of_more_bits_are_left_out(bench: Workbench) -> None:
+def test_weights_of_more_bits_are_left_out(bench: PreparedModel) -> None:
     best, plain, _ = chosen(bench, images("calib.npz", 4), replace(FAST, compensated_bits=3))
     assert (best.recipe, best.left) == (
         plain.recipe,
@@ -131,8 +137,8 @@ def test_weights_of_more_bits_are_left_out(bench: Workbench) -> None:
     )
 
 
-def test_large_models_get_none(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workbench, "is_large", True)
+def test_large_models_get_none(bench: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreparedModel, "is_large", True)
     best, plain, _ = chosen(bench, images("calib.npz", 4))
     assert (best.recipe, best.left) == (plain.recipe, plain.unfit(LARGE).left)
 
@@ -153,7 +159,7 @@ def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
 
 
 def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    bench: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[set[str], object]] = []
 
@@ -194,13 +200,21 @@ def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: in
     assert again.read_bytes() == (tmp_path / "compensated.onnx").read_bytes()
 
 
-def test_what_had_no_room_is_rounded_again(bench: Workbench) -> None:
+def test_what_had_no_room_is_rounded_again(bench: PreparedModel) -> None:
     samples = images("calib.npz", 32)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, samples, silent)
-    folds = Folds(Trials.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
+    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
     compensation = Compensation.of_samples(32)
     (first, *others) = dict.fromkeys(request.tensor for request in weight_requests(plan, bench.graph, compensation))
     assert others
-    basis = weight_methods.with_seen_rows(folds, plan, Basis(Recipe(compensation=compensation), evidence), [first])
+    basis = weight_methods.with_seen_rows(
+        validator, plan, AlgorithmResult(Recipe(compensation=compensation), evidence), [first]
+    )
     assert {request.tensor for request in basis.evidence.statistics if request.kind == "gram"} == {first}
+
+
+def test_hessians_are_given_their_part_of_the_memory() -> None:
+    assert gram_bytes(FAST) == 1 << 30
+    assert gram_bytes(replace(FAST, memory=9 * 10**6)) == 10**6
+    assert gram_bytes(replace(FAST, memory=10**12)) == 1 << 30

@@ -20,8 +20,8 @@ from onnxq.ir import load, read_model, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.evaluator import Candidates, Trials, noises
-from onnxq.search.workbench import Workbench
+from onnxq.search.evaluator import BuiltModels, PlanEvaluator, measure_errors
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -30,39 +30,39 @@ SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.
 
 def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
-    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    bench = PreparedModel(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     plan = bench.plan({})
     statistics = bench.calibrate(plan, SAMPLES, silent)
-    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, statistics)
+    evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, statistics)
 
     def demoted(mode: Mode) -> Plan:
         return bench.plan({one.node: Demotion(mode, "for the test") for one in plan.decisions if one.weights})
 
-    static, stored, left = (trials.sqnr(one, Recipe()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
+    static, stored, left = (evaluator.sqnr(one, Recipe()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
     assert 15 < static < stored < 60
     assert left > 100
-    assert trials.noise(plan, Recipe()).shape == (8, len(trials.answered.views.names))
-    assert trials.noise(demoted(Mode.STORAGE), Recipe()).sum() < trials.noise(plan, Recipe()).sum()
-    assert trials.size(demoted(Mode.STORAGE), Recipe()) < trials.size(demoted(Mode.FLOAT), Recipe())
-    assert trials.count == len(trials.measured) == 3
-    more = trials.joined(SAMPLES[:2])
+    assert evaluator.noise(plan, Recipe()).shape == (8, len(evaluator.answered.views.names))
+    assert evaluator.noise(demoted(Mode.STORAGE), Recipe()).sum() < evaluator.noise(plan, Recipe()).sum()
+    assert evaluator.size(demoted(Mode.STORAGE), Recipe()) < evaluator.size(demoted(Mode.FLOAT), Recipe())
+    assert evaluator.count == len(evaluator.measured) == 3
+    more = evaluator.joined(SAMPLES[:2])
     assert (more.count, len(more.measured), len(more.answered.samples)) == (3, 0, 10)
-    assert more.process_seconds(2.0) - trials.process_seconds(2.0) == pytest.approx(4.0)
-    assert 0 < trials.process_seconds(0.0) < 2
+    assert more.process_seconds(2.0) - evaluator.process_seconds(2.0) == pytest.approx(4.0)
+    assert 0 < evaluator.process_seconds(0.0) < 2
 
 
 def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:
     save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
-    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    bench = PreparedModel(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     plan = bench.plan({})
-    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, bench.calibrate(plan, SAMPLES, silent))
+    evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, bench.calibrate(plan, SAMPLES, silent))
     asked = [
-        (trials, plan, Recipe()),
-        (trials, plan, Recipe(Percentile(90.0))),
-        (trials.part((0, 1)), plan, Recipe()),
+        (evaluator, plan, Recipe()),
+        (evaluator, plan, Recipe(Percentile(90.0))),
+        (evaluator.part((0, 1)), plan, Recipe()),
     ]
-    found = list(noises(asked))
-    alone = replace(trials, built=Candidates())
+    found = list(measure_errors(asked))
+    alone = replace(evaluator, built=BuiltModels())
     for (own, *what), noise in zip(asked, found, strict=True):
         again = replace(alone, answered=own.answered, measured={})
         assert np.array_equal(again.noise(*what), noise)
@@ -70,17 +70,17 @@ def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:
 
 def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:
     save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
-    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    bench = PreparedModel(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     plan = bench.plan({})
     one, all_of_them = (bench.calibrate(plan, samples, silent) for samples in (SAMPLES[:1], SAMPLES))
-    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, all_of_them)
-    first = trials.sqnr(plan, Recipe())
-    other = replace(trials, evidence=one)
+    evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, all_of_them)
+    first = evaluator.sqnr(plan, Recipe())
+    other = replace(evaluator, evidence=one)
     found = other.sqnr(plan, Recipe())
-    alone = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES, one)
+    alone = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, one)
     assert found == alone.sqnr(plan, Recipe()) != first
-    assert trials.sqnr(plan, Recipe()) == first
-    assert len(trials.measured) == 2
+    assert evaluator.sqnr(plan, Recipe()) == first
+    assert len(evaluator.measured) == 2
 
 
 @pytest.mark.parametrize(("target", "decoded"), [("openvino", True), ("onnxruntime-cpu", False)])
@@ -94,9 +94,9 @@ def test_codes_that_no_kernel_convolves_are_decoded_ahead(
     )
     save(prepare(read_model(model)), tmp_path / "prepared.onnx")
     samples = [{"x": np.random.default_rng(seed).standard_normal((1, 8, 8, 8), dtype=np.float32)} for seed in range(4)]
-    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS[target])
+    bench = PreparedModel(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS[target])
     plan = bench.plan({})
-    trials = Trials.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
+    evaluator = PlanEvaluator.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
     opened = []
 
     def counted(views: ComparisonSpec, model: Path, *, at_once: bool) -> ComparisonSession:
@@ -105,7 +105,7 @@ def test_codes_that_no_kernel_convolves_are_decoded_ahead(
 
     open_decoded = ComparisonSpec.open_decoded
     monkeypatch.setattr(ComparisonSpec, "open_decoded", counted)
-    assert 20 < trials.sqnr(plan, Recipe()) < 60
+    assert 20 < evaluator.sqnr(plan, Recipe()) < 60
     assert bool(opened) == decoded
 
 
@@ -115,11 +115,11 @@ def test_samples_of_one_file_count_as_one(tmp_path: Path) -> None:
     for file in range(8):
         np.savez(tmp_path / "stacks" / f"{file}.npz", image=images[2 * file : 2 * file + 2])
     save(prepare(load(MODELS / "resnet.onnx")), tmp_path / "prepared.onnx")
-    bench = Workbench(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    bench = PreparedModel(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     stacks = open_samples(tmp_path / "stacks", model_inputs(onnx.load(MODELS / "resnet.onnx")), batch=1)
     plan = bench.plan({})
-    together = Trials.of(bench, MODELS / "resnet.onnx", stacks, bench.calibrate(plan, stacks, silent))
-    by_itself = Trials.of(bench, MODELS / "resnet.onnx", list(stacks), together.evidence)
+    together = PlanEvaluator.of(bench, MODELS / "resnet.onnx", stacks, bench.calibrate(plan, stacks, silent))
+    by_itself = PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(stacks), together.evidence)
     noise = by_itself.noise(plan, Recipe())
     assert together.noise(plan, Recipe()) == pytest.approx(noise[::2] + noise[1::2])
     assert together.trust(plan, Recipe()).noise == by_itself.trust(plan, Recipe()).noise

@@ -16,9 +16,9 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import read_model, save
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.evaluator import Trials
-from onnxq.search.profiling import Laboratory, Timing, Untimed
-from onnxq.search.workbench import open_workbench
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import open_prepared_model
+from onnxq.search.profiling import AnalyticProfiler, PlanProfiler, Timing
 from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -26,7 +26,7 @@ CALIB = MODELS / "data" / "calib.npz"
 
 
 @pytest.fixture
-def untimed(build: Callable[..., ModelProto], tmp_path: Path) -> Untimed:
+def untimed(build: Callable[..., ModelProto], tmp_path: Path) -> AnalyticProfiler:
     model = build(
         "(float[1,8,16,16] x) => (float[1,8] y) {"
         "[wide] a = Conv <pads = [1,1,1,1]> (x, w0) [relu] b = Relu(a) [pool] c = GlobalAveragePool(b)"
@@ -36,13 +36,13 @@ def untimed(build: Callable[..., ModelProto], tmp_path: Path) -> Untimed:
     )
     path = tmp_path / "model.onnx"
     save(read_model(model), path)
-    bench = open_workbench(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    bench = open_prepared_model(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     samples = [{"x": np.random.default_rng(seed).normal(size=(1, 8, 16, 16)).astype(np.float32)} for seed in range(3)]
-    trials = Trials.of(bench, path, samples, bench.calibrate(bench.plan({}), samples, silent))
-    return Untimed(trials, Recipe(), path, Timing(samples, 0.1))
+    evaluator = PlanEvaluator.of(bench, path, samples, bench.calibrate(bench.plan({}), samples, silent))
+    return AnalyticProfiler(evaluator, Recipe(), path, Timing(samples, 0.1))
 
 
-def test_a_node_takes_what_it_computes_and_a_quarter_as_the_integers_that_are_wanted(untimed: Untimed) -> None:
+def test_a_node_takes_what_it_computes_and_a_quarter_as_the_integers_that_are_wanted(untimed: AnalyticProfiler) -> None:
     full = untimed.plan({})
     floats, integers = untimed.times(None), untimed.times(full)
     assert floats.nodes["wide"] > 4 * floats.nodes["narrow"]
@@ -54,7 +54,7 @@ def test_a_node_takes_what_it_computes_and_a_quarter_as_the_integers_that_are_wa
     assert untimed.run == floats.total / 1e9
 
 
-def test_integers_that_the_scheme_does_not_want_gain_nothing(untimed: Untimed) -> None:
+def test_integers_that_the_scheme_does_not_want_gain_nothing(untimed: AnalyticProfiler) -> None:
     dynamic = untimed.plan({"narrow": Demotion(Mode.DYNAMIC, "why")})
     assert dynamic.by_node["narrow"].mode is Mode.DYNAMIC
     assert untimed.times(dynamic).nodes["narrow"] == untimed.times(None).nodes["narrow"]
@@ -64,8 +64,8 @@ def test_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(*given: object) -> None:
         raise AssertionError("something was profiled or timed")
 
-    monkeypatch.setattr(Laboratory, "times", timed)
-    monkeypatch.setattr(Laboratory, "_latencies", timed)
+    monkeypatch.setattr(PlanProfiler, "times", timed)
+    monkeypatch.setattr(PlanProfiler, "_latencies", timed)
     given = MODELS / "mobilenet.onnx", Data(CALIB, limit=16)
     found = quantize(*given, goal=Goal(min_sqnr=38.0), budget=Budget(latency=0.0, accuracy="off")).report
     assert found.plan.count(Mode.STATIC)

@@ -15,7 +15,7 @@ from onnxq.ir import Graph, read_model
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
-from onnxq.search.frontier import fastest_whole
+from onnxq.search.frontier import fastest_uniform_plan
 from search.timed_models import TARGET
 
 
@@ -54,6 +54,6 @@ def _modes(plan: Plan) -> set[Mode]:
     ],
 )
 def test_the_fastest_faithful_one_is_taken(perceptron: ModelProto, speed: float, fidelity: float, taken: Mode) -> None:
-    laboratory = Clocked(prepare(read_model(perceptron)), speed, fidelity)
-    found = fastest_whole(laboratory, TARGET, laboratory.plan({}), goal=20.0)  # type: ignore[arg-type]
+    profiler = Clocked(prepare(read_model(perceptron)), speed, fidelity)
+    found = fastest_uniform_plan(profiler, TARGET, profiler.plan({}), goal=20.0)  # type: ignore[arg-type]
     assert _modes(found) == {taken}

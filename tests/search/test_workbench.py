@@ -33,8 +33,8 @@ from onnxq.planning.plan import Demotion
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
-from onnxq.search.evaluator import Trials
-from onnxq.search.workbench import Workbench
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -42,13 +42,13 @@ SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Workbench:
+def bench(tmp_path: Path) -> PreparedModel:
     path = tmp_path / "prepared.onnx"
     save(prepare(load(MODELS / "resnet.onnx")), path, external_data=True)
-    return Workbench(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    return PreparedModel(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
 
 
-def test_building_does_not_change_the_prepared_model(bench: Workbench, tmp_path: Path) -> None:
+def test_building_does_not_change_the_prepared_model(bench: PreparedModel, tmp_path: Path) -> None:
     before = bench.prepared.read_bytes()
     plan = bench.plan({})
     statistics = bench.calibrate(plan, SAMPLES, silent)
@@ -77,8 +77,8 @@ def test_nodes_that_were_fused_are_still_selected_by_name(opset: int, build, qua
         quantize_to(model, tmp_path / "q.onnx", scheme=PRESETS["int8"].excluding("z"))
 
 
-def test_a_plan_without_activations_and_corrections_needs_no_calibration(bench: Workbench) -> None:
-    storage = Workbench(bench.prepared, replace(PRESETS["int8-storage"], correct_biases=False), bench.target)
+def test_a_plan_without_activations_and_corrections_needs_no_calibration(bench: PreparedModel) -> None:
+    storage = PreparedModel(bench.prepared, replace(PRESETS["int8-storage"], correct_biases=False), bench.target)
     assert storage.calibrate(storage.plan({}), SAMPLES, silent) == Evidence()
 
 
@@ -95,7 +95,7 @@ def test_weights_are_decoded_as_the_bench_is_told(
 ) -> None:
     path = tmp_path / "prepared.onnx"
     save(prepare(load(MODELS / "vit.onnx"), opset=21), path, external_data=True)
-    bench = Workbench(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
+    bench = PreparedModel(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
     plan = bench.plan({})
     built = bench.build(plan, Evidence(), Recipe(), tmp_path / "q.onnx", external_data=False)
     assert sum(node.op == found for node in built.nodes) == sum(map(plan.count, decoded)) > 10
@@ -103,7 +103,7 @@ def test_weights_are_decoded_as_the_bench_is_told(
 
 @pytest.mark.parametrize("fault", [ModelError, PassError, DataError])
 def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_left_out(
-    fault: type[OnnxqError], bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fault: type[OnnxqError], bench: PreparedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = bench.plan({})
     evidence = bench.calibrate(plan, SAMPLES, silent)
@@ -112,16 +112,16 @@ def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_l
         raise fault("node 'conv' reads the tensor 'lost', which nothing produces where it could see it")
 
     for owner in ("Placing.quantized", "SwitchCodes.apply"):
-        monkeypatch.setattr(f"onnxq.search.workbench.{owner}", broken)
+        monkeypatch.setattr(f"onnxq.search.prepared_model.{owner}", broken)
     given = plan, evidence, Recipe(), tmp_path / "q.onnx"
     with pytest.raises(CandidateError, match="which nothing produces"):
         bench.build(*given, external_data=False)
     for build in (bench.build_beside, bench.build_switched):
         with pytest.raises(CandidateError, match="which nothing produces"):
             build(*given)
-    trials = Trials.of(bench, MODELS / "resnet.onnx", SAMPLES[:1], evidence)
+    evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES[:1], evidence)
     with collect_failures() as failures:
-        assert trials.sqnr(plan, Recipe()) == -math.inf
+        assert evaluator.sqnr(plan, Recipe()) == -math.inf
     assert [one.part for one in failures] == ["a model that was tried"]
 
 
@@ -144,7 +144,7 @@ def test_only_a_model_with_blocks_of_codes_gets_the_opset_that_they_need(
     path, output = tmp_path / "prepared.onnx", tmp_path / "out.onnx"
     save(prepare(read_model(perceptron)), path, external_data=True)
     before = path.read_bytes()
-    bench = Workbench(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    bench = PreparedModel(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     samples = samples_for(perceptron, 2)
     statistics = bench.calibrate(bench.plan({}), samples, silent)
     for plan, opset in ((bench.plan({}), 17), (bench.plan({"first": CODES}), 21), (bench.plan({}), 17)):
@@ -163,7 +163,7 @@ def test_a_plan_that_a_later_opset_has_other_nodes_for_cannot_be_built(
         path = tmp_path / f"{opset}" / "prepared.onnx"
         path.parent.mkdir()
         save(prepare(read_model(build(text, opset=opset, w=(64, 64)))), path)
-        bench = Workbench(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+        bench = PreparedModel(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
         # Before opset 13 Softmax flattens its data, which the converter writes as nodes of their own.
         assert bench.expresses(bench.plan({}))
         assert bench.expresses(bench.plan({"first": CODES})) is whether
@@ -172,7 +172,7 @@ def test_a_plan_that_a_later_opset_has_other_nodes_for_cannot_be_built(
 def test_runtime_operators_of_codes_need_no_later_opset(perceptron: ModelProto, tmp_path: Path) -> None:
     path = tmp_path / "prepared.onnx"
     save(prepare(read_model(perceptron)), path)
-    bench = Workbench(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"], emit=AllowedOps.ORT)
+    bench = PreparedModel(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"], emit=AllowedOps.ORT)
     assert bench.expresses(bench.plan({"first": CODES}))
     assert [found.name for found in tmp_path.iterdir()] == ["prepared.onnx"]
 
@@ -189,7 +189,7 @@ def test_nodes_of_idle_bodies_stay_out_whatever_is_wished(build, tmp_path: Path)
     )
     path = tmp_path / "prepared.onnx"
     save(prepare(read_model(model)), path)
-    bench = Workbench(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
+    bench = PreparedModel(path, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     plan = bench.plan({})
     x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     ran, idle = (bench.calibrate(plan, [{"x": x, "c": np.array(flag)}], silent) for flag in (True, False))
@@ -202,10 +202,10 @@ def test_nodes_of_idle_bodies_stay_out_whatever_is_wished(build, tmp_path: Path)
     assert wished.by_node["one"].mode is Mode.STORAGE
 
 
-def bench_of(model: ModelProto, scheme: str, folder: Path) -> Workbench:
+def bench_of(model: ModelProto, scheme: str, folder: Path) -> PreparedModel:
     path = folder / "prepared.onnx"
     save(prepare(read_model(model), opset=21), path, external_data=True)
-    return Workbench(path, PRESETS[scheme], TARGETS["onnxruntime-cpu"])
+    return PreparedModel(path, PRESETS[scheme], TARGETS["onnxruntime-cpu"])
 
 
 def test_means_along_another_axis_than_the_plans_correct_nothing(
@@ -243,7 +243,7 @@ def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
     bench.build(plan, statistics, Recipe(), tmp_path / "q.onnx", external_data=False)
 
 
-def test_nothing_but_sums_is_kept_of_what_is_not_quantized(bench: Workbench) -> None:
+def test_nothing_but_sums_is_kept_of_what_is_not_quantized(bench: PreparedModel) -> None:
     storage = replace(bench, scheme=PRESETS["int8-storage"])
     plan = storage.plan({})
     seen = storage.calibrate(plan, SAMPLES, silent).statistics
@@ -253,9 +253,9 @@ def test_nothing_but_sums_is_kept_of_what_is_not_quantized(bench: Workbench) -> 
 
 @pytest.mark.parametrize(("scheme", "kept"), [("int8", True), ("int8-storage", False)])
 def test_means_of_a_large_model_are_kept_where_it_runs_anyway(
-    scheme: str, kept: bool, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    scheme: str, kept: bool, bench: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxq.search.workbench.is_large", lambda path: True)
+    monkeypatch.setattr("onnxq.search.prepared_model.is_large", lambda path: True)
     large = replace(bench, scheme=PRESETS[scheme])
     plan = large.plan({})
     found = channel_means(plan, large.calibrate(plan, SAMPLES, silent))
@@ -266,7 +266,7 @@ def test_means_of_a_large_model_are_kept_where_it_runs_anyway(
 def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("onnxq.search.workbench.is_large", lambda path: True)
+    monkeypatch.setattr("onnxq.search.prepared_model.is_large", lambda path: True)
     bench = bench_of(
         build("(float[1,1024] x) => (float[1,1024] y) { y = MatMul(x, w) }", w=(1024, 1024)), "int8", tmp_path
     )

@@ -14,9 +14,9 @@ from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
-from onnxq.search.cost_model import Alternative, Costs, Offer, takers, wishes
+from onnxq.search.cost_model import CostModel, KernelOption, OfferedOption, takers, wishes
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.profiling import Laboratory
+from onnxq.search.profiling import PlanProfiler
 
 TARGET = target_named("onnxruntime-cpu")
 
@@ -28,13 +28,13 @@ def times(nodes: Mapping[str, float], borders: Mapping[str, float] | None = None
 def let_integers_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches find integers ten times as fast as floats, and models with them twice, whatever the machine does."""
 
-    def known(laboratory: Laboratory, plan: Plan | None) -> NodeTimes:
+    def known(profiler: PlanProfiler, plan: Plan | None) -> NodeTimes:
         static = {one.node for one in plan.decisions if one.mode is Mode.STATIC} if plan is not None else set()
-        nodes = [node.name for scope in all_graphs(laboratory.trials.bench.graph) for node in scope.nodes]
+        nodes = [node.name for scope in all_graphs(profiler.evaluator.bench.graph) for node in scope.nodes]
         return times({node: 1e3 if node in static else 1e4 for node in nodes})
 
-    monkeypatch.setattr(Laboratory, "times", known)
-    monkeypatch.setattr(Laboratory, "speeds", lambda laboratory, plans: [2.0] * len(plans))
+    monkeypatch.setattr(PlanProfiler, "times", known)
+    monkeypatch.setattr(PlanProfiler, "speeds", lambda profiler, plans: [2.0] * len(plans))
 
 
 def planned(model: ModelProto, scheme: str = "int8") -> tuple[Graph, Plan]:
@@ -47,14 +47,14 @@ def timed(
     model: ModelProto,
     floats: NodeTimes,
     static: NodeTimes,
-    offers: Mapping[Alternative, NodeTimes] | None = None,
+    offers: Mapping[KernelOption, NodeTimes] | None = None,
     scheme: str = "int8",
-) -> Costs:
+) -> CostModel:
     """Return the costs of a model, of which these were measured."""
     graph, full = planned(model, scheme)
     found = []
     for alternative, measured in (offers or {}).items():
         wished = wishes(alternative, full, TARGET)
         plan = make_plan(graph, preset_named(scheme), TARGET, wished)
-        found.append(Offer(alternative, plan, takers(alternative, plan, wished.keys()), measured))
-    return Costs(graph, TARGET, full, floats, static, tuple(found))
+        found.append(OfferedOption(alternative, plan, takers(alternative, plan, wished.keys()), measured))
+    return CostModel(graph, TARGET, full, floats, static, tuple(found))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from onnxq.calibration.calibrate import Collection
+from onnxq.config.effort import EFFORTS, FULL
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
-from onnxq.search.effort import FULL
-from onnxq.search.efforts import EFFORTS
 from onnxq.steps.budget import Budget
 
 

@@ -13,8 +13,8 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.methods import FIRST_RANGES
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
-from onnxq.search.context import Chooser
-from onnxq.search.profiling import Laboratory
+from onnxq.search.context import SearchContext
+from onnxq.search.profiling import PlanProfiler
 from onnxq.steps.budget import Budget
 from onnxq.steps.calibrating import calibrate
 from onnxq.steps.forms import hopeless_forms, slowed_by_forms
@@ -29,8 +29,8 @@ UNTIMED = Budget("off", "off", latency=0)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Have each plan measured as the speeds in a list say, from the last to the first."""
     speeds: list[float] = []
-    monkeypatch.setattr(Chooser, "measurable", True)
-    monkeypatch.setattr(Laboratory, "speeds", lambda self, plans: [speeds.pop() for _ in plans])
+    monkeypatch.setattr(SearchContext, "measurable", True)
+    monkeypatch.setattr(PlanProfiler, "speeds", lambda self, plans: [speeds.pop() for _ in plans])
     return speeds
 
 

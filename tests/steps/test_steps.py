@@ -12,13 +12,13 @@ from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import FIRST_RANGES, MinMax
 from onnxq.calibration.statistics import Evidence
+from onnxq.config.effort import FULL
 from onnxq.config.presets import PRESETS
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.pipeline import plan
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.search.effort import FULL
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.steps.budget import Budget
 from onnxq.steps.steps import Prepared, chooser_of, evidenced, first_recipe, methods_tried, prepared, tried
 from onnxq.steps.wanted import Wanted
@@ -41,7 +41,7 @@ def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: P
 def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
     accuracy: str, models: int, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Workbench, "is_large", True)
+    monkeypatch.setattr(PreparedModel, "is_large", True)
     model = prepared(residual, Wanted.of("int8", DEFAULT_TARGET, ()), tmp_path, None, Budget())
     found = tried(model, Budget(accuracy=accuracy))
     assert (found.methods, found.models) == (("ranges",), models)
@@ -101,6 +101,6 @@ def test_more_of_many_samples_judge_with_all_effort(
         model = ready(residual, tmp_path / name, scheme)
         seen = evidenced(model, data, FIRST_RANGES, Goal(), budget)
         chooser = chooser_of(model, seen, Goal(), budget)
-        assert len(chooser.trials.answered.samples) == judges
+        assert len(chooser.evaluator.answered.samples) == judges
         # The float model does not run again.
-        assert chooser.with_evidence(Evidence()).trials.answered is chooser.trials.answered
+        assert chooser.with_evidence(Evidence()).evaluator.answered is chooser.evaluator.answered

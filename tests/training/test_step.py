@@ -18,7 +18,7 @@ from onnxq.evaluation.metrics import Metric
 from onnxq.evaluation.verification import Verification, Verifier
 from onnxq.pipeline import Quantized
 from onnxq.runtime.sessions import open_session, run
-from onnxq.search.context import Chosen
+from onnxq.search.context import SearchResult
 from onnxq.steps.budget import Budget
 from onnxq.steps.wanted import Wanted
 from onnxq.training import pipeline as module
@@ -66,7 +66,7 @@ def test_the_noise_of_the_samples_that_judge_decides_and_the_goal_stays_reached(
 ) -> None:
     heard, lacks = iter(noises), iter(lacking)
     monkeypatch.setattr(module, "_noise", lambda judge, candidate: next(heard))
-    monkeypatch.setattr(Chosen, "lacks", lambda found, goal: next(lacks, 0.0))
+    monkeypatch.setattr(SearchResult, "lacks", lambda found, goal: next(lacks, 0.0))
     gain = trained(build, None, Training(epochs=2)).report.encoding.gains[-1]
     assert (gain.left == "") == taken
     assert bool(gain.kept) == taken

@@ -29,7 +29,7 @@ from onnxq.preparing.preparation import prepare
 from onnxq.rewrite import Changes
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.targets import target_named
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
 TWO_READERS = "g (float[4] x) => (float[4] y, float[4] z) { [p] t = Neg(x) [a] y = Abs(t) [b] z = Neg(t) }"
@@ -138,7 +138,7 @@ def test_names_of_the_model_are_not_taken() -> None:
 def quantized(made: ModelProto, folder: Path) -> tuple[Graph, Plan]:
     graph = prepare(as_graph(made), opset=13)
     save(graph, folder / "prepared.onnx")
-    bench = Workbench(folder / "prepared.onnx", preset_named("int8"), target_named("onnxruntime-cpu"))
+    bench = PreparedModel(folder / "prepared.onnx", preset_named("int8"), target_named("onnxruntime-cpu"))
     found = bench.plan({})
     statistics = bench.calibrate(found, [sample(made, seed) for seed in range(4)], silent)
     graph = load(bench.prepared)

@@ -22,7 +22,7 @@ from onnxq.planning.plan import Plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import target_named
-from onnxq.search.workbench import Workbench
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
 CONVOLUTIONS = model(
@@ -59,9 +59,9 @@ HALF = model("g (float16[4,32] x) => (float16[4,64] y) { [m] y = MatMul(x, w) }"
 MODELS = {"convolutions": CONVOLUTIONS, "products": PRODUCTS, "table": TABLE, "body": IN_BODY}
 
 
-def workbench(made: ModelProto, scheme: str, folder: Path) -> tuple[Workbench, Plan, Codes]:
+def workbench(made: ModelProto, scheme: str, folder: Path) -> tuple[PreparedModel, Plan, Codes]:
     save(prepare(load_model(made, folder), opset=13), folder / "prepared.onnx")
-    bench = Workbench(folder / "prepared.onnx", preset_named(scheme), target_named("onnxruntime-cpu"))
+    bench = PreparedModel(folder / "prepared.onnx", preset_named(scheme), target_named("onnxruntime-cpu"))
     plan = bench.plan({})
     evidence = bench.calibrate(plan, [sample(made, seed) for seed in (0, 1)], silent)
     return bench, plan, encode(plan, bench.graph, evidence)
@@ -72,7 +72,7 @@ def load_model(made: ModelProto, folder: Path) -> Graph:
     return load(folder / "given.onnx")
 
 
-def switched(bench: Workbench, plan: Plan, codes: Codes) -> tuple[ModelProto, Switches]:
+def switched(bench: PreparedModel, plan: Plan, codes: Codes) -> tuple[ModelProto, Switches]:
     graph = bench.graph.copy()
     switches = switches_for(graph, plan)
     step = SwitchCodes(plan, codes, switches)

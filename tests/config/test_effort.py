@@ -1,13 +1,11 @@
-"""Efforts by name, and methods by theirs."""
+"""How much is tried for accuracy, and how much a search measures."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from onnxq.config.effort import ACCURACIES, EFFORTS, METHODS, accuracy_named, effort_named
 from onnxq.errors import SchemeError
-from onnxq.search.effort import ACCURACIES, FAST, METHODS, accuracy_named
 
 
 @pytest.mark.parametrize("name", ACCURACIES)
@@ -38,7 +36,20 @@ def test_a_wrong_name_is_told_with_the_nearest_one() -> None:
         accuracy_named("bias, fast")
 
 
-def test_gram_matrices_are_given_their_part_of_the_memory() -> None:
-    assert FAST.gram_bytes == 1 << 30
-    assert replace(FAST, memory=9 * 10**6).gram_bytes == 10**6
-    assert replace(FAST, memory=10**12).gram_bytes == 1 << 30
+def test_full_measures_more_than_fast_and_off_nothing() -> None:
+    fast, full = EFFORTS["fast"], EFFORTS["full"]
+    assert EFFORTS["off"] is None
+    assert fast is not None
+    assert full is not None
+    for name in ("noise", "tried", "grown", "timed", "refinements", "seconds"):
+        assert getattr(full, name) > getattr(fast, name)
+
+
+@pytest.mark.parametrize("name", list(EFFORTS))
+def test_each_is_found_by_its_name(name: str) -> None:
+    assert effort_named(name) is EFFORTS[name]
+
+
+def test_an_unknown_effort_suggests_the_nearest() -> None:
+    with pytest.raises(SchemeError, match="search 'fats' is not one of off, fast, full; did you mean 'fast'"):
+        effort_named("fats")

@@ -53,13 +53,13 @@ from onnxq.system.resources import Progress, cached_by_mtime
 from onnxq.version import VERSION
 
 # What preparing computes from more bytes of weights waits in a file to be saved.
-_SPILLED = 1 << 30
+_SPILLED_BYTES = 1 << 30
 # Each search, each reading of evidence and the report ask for it.
 _digest = cached_by_mtime(model_digest)
 
 
 @dataclass(frozen=True)
-class Workbench:
+class PreparedModel:
     """A prepared float model in a working folder, with what the user wants of it.
 
     Attributes:
@@ -140,7 +140,7 @@ class Workbench:
         """Plan with some nodes taken out of integer arithmetic."""
         return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
 
-    def without_idle_bodies(self, plan: Plan, evidence: Evidence) -> Workbench:
+    def without_idle_bodies(self, plan: Plan, evidence: Evidence) -> PreparedModel:
         """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
         return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
@@ -276,7 +276,7 @@ def _faults_of_candidates() -> Iterator[None]:
         raise CandidateError(str(error)) from error
 
 
-def open_workbench(
+def open_prepared_model(
     graph: Graph,
     scheme: Scheme,
     target: Target,
@@ -285,7 +285,7 @@ def open_workbench(
     replay: Plan | None = None,
     least: int = 0,
     without: frozenset[str] = frozenset(),
-) -> Workbench:
+) -> PreparedModel:
     """Prepare a graph in place and put it on disk, at a later opset only when the plan needs one.
 
     Args:
@@ -303,14 +303,14 @@ def open_workbench(
     """
     preparation = preparation_of(replay) if replay is not None else None
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
-    large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED
+    large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED_BYTES
     half = half_type(graph) if (widens(scheme, target) if preparation is None else preparation.widened) else 0
     without = without if preparation is None else frozenset(preparation.without)
     with spilling(folder) if large else nullcontext():
         steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
         applied = prepare_for_integers(graph, steps, widen=half > 0, without=without)
         making = Making(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
-        bench = Workbench(folder / "prepared.onnx", scheme, target, emit, making=making)
+        bench = PreparedModel(folder / "prepared.onnx", scheme, target, emit, making=making)
         save(graph, bench.prepared, external_data=True)
     needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
     if needed > graph.opset:

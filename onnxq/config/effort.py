@@ -1,21 +1,18 @@
-"""How much is tried for accuracy, and which methods."""
+"""How much is tried for accuracy, by which methods, and how much a search measures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from onnxq.algorithms.gptq import GRAM_BYTES
-from onnxq.errors import SchemeError, unknown_name
+from onnxq.errors import SchemeError, check_name, unknown_name
 
 METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
 _OF_ONE_PLAN = frozenset({"bias"})
-# So often there are Gram matrices at once: of three groups of samples, of three sums of these and a sum in the making,
-# and those that a thread observes and hands over.
-_GRAMS = 9
 # So many samples judge what is tried, each of which costs time in every trial; with all effort a part of those that
 # there are, up to so many. By 16 what helps is rejected by luck: a small ResNet has 40.7 dB instead of 41.9.
 _JUDGES, _PART, _MOST_JUDGES = 16, 4, 64
@@ -40,11 +37,6 @@ class Accuracy:
     # Those of 4 bits gain several decibels, those of 8 little for as much time.
     compensated_bits: int = 4
     memory: int | None = None
-
-    @property
-    def gram_bytes(self) -> int:
-        """Bytes that the Gram matrices of one group of samples may take."""
-        return GRAM_BYTES if self.memory is None else min(GRAM_BYTES, self.memory // _GRAMS)
 
     def judges(self, samples: int) -> int:
         """Return how many of so many samples judge what is tried.
@@ -92,3 +84,51 @@ def accuracy_named(text: str) -> Accuracy:
         if name not in METHODS:
             raise SchemeError(unknown_name("accuracy", name, (*ACCURACIES, *METHODS)))
     return replace(FULL, methods=tuple(method for method in METHODS if method in wanted))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        noise: runs for measuring what codes add in noise: as many as the float model makes in so many times the time in
+            which a process runs it over the samples; shared by what nodes can be.
+        tried: plans whose models are built to find the fastest that is faithful.
+        grown: of these, how many may be tried to let more nodes be integers after all.
+        timed: plans of the frontier that are timed beside the float model.
+        refinements: how often the profile of the winner corrects the costs.
+        seconds: after which nothing more is tried.
+        processes: the same, in times that a process takes to run the float model over the samples: some models take a
+            hundred times as long to load as to run.
+        measurements: models that are built and run after which nothing more is tried; unlike seconds they end a search
+            where the same one ended before.
+    """
+
+    noise: float
+    tried: int
+    grown: int
+    timed: int
+    refinements: int
+    seconds: float
+    measurements: float = math.inf
+    processes: float = math.inf
+
+
+EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
+    {
+        "off": None,
+        "fast": Effort(noise=1.0, tried=8, grown=4, timed=2, refinements=2, seconds=75.0, processes=40.0),
+        "full": Effort(noise=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
+    }
+)
+"""How much each kind of search measures."""
+
+
+def effort_named(name: str) -> Effort | None:
+    """Return the row of EFFORTS called ``name``.
+
+    Raises:
+        SchemeError: no such search; the message suggests the nearest one.
+    """
+    check_name("search", name, EFFORTS)
+    return EFFORTS[name]
