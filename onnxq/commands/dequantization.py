@@ -17,13 +17,10 @@ from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes.cleanup import NameNodes, RemoveUnused
 from onnxq.passes.constants import FoldConstants, LiftConstants
 from onnxq.passes.control_flow import InlineFunctions
-from onnxq.passes.dequantize.dequantize_weights import DequantizeWeights
-from onnxq.passes.dequantize.remove_quantize_dequantize import RemoveQuantizeDequantize
-from onnxq.passes.dequantize.replace_integer_operators import ReplaceIntegerOperators
-from onnxq.passes.dequantize.replace_integer_products import ReplaceIntegerProducts
-from onnxq.passes.dequantize.restore_operators import RestoreOperators
-from onnxq.passes.dequantize.unpack_block_weights import UnpackBlockWeights
-from onnxq.passes.quantize.store_once import StoreOnce
+from onnxq.passes.dequantize.activations import RemoveQuantizeDequantize, RestoreOperators
+from onnxq.passes.dequantize.integer_operators import ReplaceIntegerOperators, ReplaceIntegerProducts
+from onnxq.passes.dequantize.weights import DequantizeWeights, UnpackBlockWeights
+from onnxq.passes.quantize.constants import StoreOnce
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.rewrite import Pipeline
 from onnxq.runtime.sessions import open_session

@@ -25,8 +25,7 @@ from onnxq.ir import (
 from onnxq.ir.protos import is_large
 from onnxq.ir.reader import open_model
 from onnxq.passes.cleanup import RemoveUnused, StripMetadata
-from onnxq.passes.quantize.expand_constants import ExpandConstants
-from onnxq.passes.quantize.store_once import StoreOnce
+from onnxq.passes.quantize.constants import ExpandConstants, StoreOnce
 from onnxq.preparing.equivalence import Difference, Original, find_culprits, original
 from onnxq.preparing.preparation import canonical_steps, counts_of, prepare_in_place
 from onnxq.preparing.rewriting import Verify

@@ -12,22 +12,17 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, all_graphs, forget_types
 from onnxq.lowering import AllowedOps
 from onnxq.passes.cleanup import RemoveUnused, ShareInitializers
-from onnxq.passes.quantize.add_to_codes import AddToCodes
-from onnxq.passes.quantize.decode_weights import DecodeWeights
-from onnxq.passes.quantize.divide_channels import DivideChannels
-from onnxq.passes.quantize.drop_defaults import DropDefaults
-from onnxq.passes.quantize.expand_constants import ExpandConstants
-from onnxq.passes.quantize.fuse_biases import FuseBiases
-from onnxq.passes.quantize.insert_quantize_dequantize import InsertQuantizeDequantize
-from onnxq.passes.quantize.isolate_floats import IsolateFloats
-from onnxq.passes.quantize.isolate_products import IsolateProducts
-from onnxq.passes.quantize.narrow_constants import NarrowConstants
-from onnxq.passes.quantize.quantize_dynamically import QuantizeDynamically
-from onnxq.passes.quantize.quantize_recurrent_cells import QuantizeRecurrentCells
-from onnxq.passes.quantize.quantize_weights import QuantizeWeights
-from onnxq.passes.quantize.replace_with_contrib import ReplaceWithContrib
-from onnxq.passes.quantize.store_once import StoreOnce
-from onnxq.passes.quantize.store_weights import StoreWeights
+from onnxq.passes.quantize.activations import AddToCodes, InsertQuantizeDequantize
+from onnxq.passes.quantize.constants import DropDefaults, ExpandConstants, NarrowConstants, StoreOnce
+from onnxq.passes.quantize.dynamic import QuantizeDynamically, QuantizeRecurrentCells
+from onnxq.passes.quantize.fusions import FuseBiases, IsolateFloats, IsolateProducts
+from onnxq.passes.quantize.weights import (
+    DecodeWeights,
+    DivideChannels,
+    QuantizeWeights,
+    ReplaceWithContrib,
+    StoreWeights,
+)
 from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Plan
 from onnxq.rewrite import Pass, Pipeline
 from onnxq.runtime.targets import Target

@@ -38,7 +38,7 @@ from onnxq.ir.protos import is_large
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model
 from onnxq.passes.casts import half_type
-from onnxq.passes.quantize.switch_codes import SwitchCodes, Switches, switches_for
+from onnxq.passes.quantize.fake_quant_switches import SwitchCodes, Switches, switches_for
 from onnxq.planning.obstacles import leave_idle_bodies
 from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of

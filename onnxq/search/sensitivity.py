@@ -26,7 +26,7 @@ from onnxq.evaluation.comparison import ComparisonSession
 from onnxq.evaluation.sqnr import Pair, influence_by_sample, nsr_by_sample
 from onnxq.ir import Graph, Node, all_graphs, is_constant
 from onnxq.numerics.affine import decibels, largest
-from onnxq.passes.quantize.switch_codes import Switches
+from onnxq.passes.quantize.fake_quant_switches import Switches
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import Target

@@ -14,7 +14,7 @@ from onnx import TensorProto
 from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_graphs, constants, onnx_dtype
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import INTEGER_OPERATORS, operator_of
-from onnxq.passes.dequantize.constant_cones import ConstantCones
+from onnxq.passes.dequantize.weights import ConstantCones
 
 _BITS: Final = {row.onnx_type: row.bits for row in FORMATS.values()}
 # Integers of 32 bits are biases, or words of codes.

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.evaluation.bounds import alpha_spending, highest_mean, influences, lower_bound, of_files, spread_of_parts
+from onnxq.evaluation.bounds import (
+    alpha_spending,
+    highest_mean,
+    influences,
+    lower_bound,
+    of_files,
+    spread_of_parts,
+)
 
 # The benchmark prints the whole table of what is tried here on fewer draws.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))

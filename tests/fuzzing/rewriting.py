@@ -16,8 +16,7 @@ from onnxq.onnx_api import infer_shapes
 from onnxq.passes import PASSES
 from onnxq.passes.casts import half_type
 from onnxq.passes.cleanup import RemoveUnused
-from onnxq.passes.quantize.expand_constants import ExpandConstants
-from onnxq.passes.quantize.store_once import StoreOnce
+from onnxq.passes.quantize.constants import ExpandConstants, StoreOnce
 from onnxq.preparing.integer_steps import integer_steps
 from onnxq.preparing.named_passes import passes_by_name
 from onnxq.preparing.preparation import prepare_in_place, widens

@@ -12,17 +12,7 @@ from onnx import TensorProto, numpy_helper, parser
 
 from ir.written_models import WEIGHTS, assert_weights, external_model, files, model, whole
 from onnxq.errors import ModelError
-from onnxq.ir import (
-    Graph,
-    Node,
-    PackedTensor,
-    Variable,
-    constant,
-    load,
-    read_model,
-    save,
-    to_model,
-)
+from onnxq.ir import Graph, Node, PackedTensor, Variable, constant, load, read_model, save, to_model
 from onnxq.ir.external_data import ALIGNMENT
 from onnxq.ir.graph import Constant
 

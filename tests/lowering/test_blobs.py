@@ -9,7 +9,13 @@ from onnx import TensorProto
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Spec, Storage
 from onnxq.ir import Graph, Names, Tensor, Variable, constant, to_model
-from onnxq.lowering import NodeBuilder, gather_block_quantized, is_kernel_block, kernel_supports, matmul_nbits
+from onnxq.lowering import (
+    NodeBuilder,
+    gather_block_quantized,
+    is_kernel_block,
+    kernel_supports,
+    matmul_nbits,
+)
 from onnxq.numerics.affine import QTensor
 from onnxq.runtime.sessions import open_session, run
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from onnxq.ir import Node, Variable
-from onnxq.ops.channel_maps import ChannelMapRule, aligned, concatenated, picked, reshaped, scaled, split, transposed
+from onnxq.ops.channel_maps import (
+    ChannelMapRule,
+    aligned,
+    concatenated,
+    picked,
+    reshaped,
+    scaled,
+    split,
+    transposed,
+)
 
 
 def node(op: str, inputs: list[list[int | None]], outputs: list[list[int | None]], **attributes: object) -> Node:

@@ -1,20 +1,131 @@
-"""DequantizeWeights replaces decoders of constants by what they give."""
+"""Weights back to floats: subgraphs of constants, and packed blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from model_texts import Array, apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
-from onnx import ModelProto, TensorProto, numpy_helper
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, defs, helper, numpy_helper, parser
 
-from onnxq.ir import Constant, Graph, as_graph, constants, to_model
+from onnxq.errors import ModelError
+from onnxq.ir import Constant, Graph, Node, Variable, as_graph, constant, constants, to_model
 from onnxq.onnx_api import infer_shapes
-from onnxq.passes import DequantizeWeights, RemoveUnused
+from onnxq.passes import DequantizeWeights, RemoveUnused, UnpackBlockWeights
+from onnxq.passes.dequantize.weights import ConstantCones, Decoded, Rows
 from onnxq.rewrite import Changes
+
+BYTES = np.arange(12, dtype=np.int8).reshape(4, 3)
+STORED = {
+    "c": BYTES, "s": np.array(0.5, np.float32), "w": np.ones((4, 3), np.float32), "u": np.arange(4, dtype=np.uint32),
+    "four": np.array(4, np.uint32), "shape": np.array([3, 4]),
+}  # fmt: skip
+
+
+def graph_of(text: str, opset: int = 18) -> Graph:
+    header = f'<ir_version: 8, opset_import: ["" : {opset}, "my.own" : 1, "com.microsoft" : 1]>'
+    made: ModelProto = parser.parse_model(f"{header} g {text}")
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in STORED.items())
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = as_graph(made)
+    infer_shapes(graph)
+    return graph
+
+
+def found(body: str) -> dict[str, Decoded]:
+    graph = graph_of(f"(float[4, 3] x, int64[2] i, int64[5] j) => (float y) {{ {body} }}")
+    return {one.tensor.name: one for one in ConstantCones.of(graph).results(graph.opset)}
+
+
+def loaded(one: Decoded) -> NDArray[np.generic]:
+    assert one.tensor_data is not None
+    return one.tensor_data.load()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("a = DequantizeLinear(c, s)  y = Add(a, x)", {"a": "c"}),
+        ("a = Cast <to = 1> (c)  b = Mul(a, s)  y = Add(b, x)", {"b": "c"}),
+        ("a = Cast <to = 1> (c)  b = Mul(a, s)  d = Add(b, x)  y = Add(a, d)", {"a": "c", "b": "c"}),
+        ('a = BitShift <direction = "RIGHT"> (u, four)  b = Cast <to = 1> (a)  y = Mul(b, s)', {"y": "u"}),
+        ("a = Mul(w, s)  y = Add(a, x)", {}),
+        ("a = Cast <to = 1> (shape)  y = Mul(a, s)", {}),
+        ("a = Add(x, x)  y = Mul(a, s)", {}),
+        ("a = Cast <to = 7> (c)  b = Cast <to = 7> (x)  d = Add(a, b)  y = Cast <to = 1> (d)", {}),
+        ("a = Cast <to = 1> (c)  b = my.own.Odd(a)  y = Add(b, x)", {"a": "c"}),
+        ("a = com.microsoft.DequantizeLinear(c, s)  y = Add(a, x)", {"a": "c"}),
+        ("a = RandomNormalLike(w)  b = Cast <to = 1> (c)  d = Add(a, b)  y = Add(d, x)", {"b": "c"}),
+    ],
+)
+def test_results_are_floats_from_codes_that_the_rest_reads(body: str, expected: dict[str, str]) -> None:
+    assert {name: one.codes for name, one in found(body).items()} == expected
+
+
+def test_results_have_values_a_scope_and_no_obstacle() -> None:
+    one = found("a = Cast <to = 1> (c)  b = Mul(a, s)  d = Reshape(b, shape)  e = Flatten(x)  y = MatMul(x, d)")["d"]
+    np.testing.assert_array_equal(loaded(one), (BYTES * np.float32(0.5)).reshape(3, 4))
+    assert (one.scope.name, one.rows) == ("g", None)
+
+
+def test_rows_that_an_index_chooses_have_the_whole_table_as_values() -> None:
+    one = found("a = Gather(c, i)  b = Cast <to = 1> (a)  y = Mul(b, s)")["y"]
+    np.testing.assert_array_equal(loaded(one), BYTES * np.float32(0.5))
+    assert one.rows is not None
+    assert (one.rows.indices.name, one.rows.count) == ("i", 4)
+    assert one.rows == Rows(one.rows.indices, 4)
+
+
+def test_equal_recipes_are_equal_whatever_the_names() -> None:
+    results = found(
+        """a = Cast <to = 1> (c)  b = Mul(a, s)  d = Cast <to = 1> (c)  e = Mul(d, s)  f = Mul(d, w)
+           g = Add(b, x)  h = Add(e, g)  y = Add(f, h)"""
+    )
+    assert results["b"].recipe == results["e"].recipe
+    assert results["b"].recipe != results["f"].recipe
+
+
+def test_rows_of_one_table_have_equal_recipes_whatever_chooses_them() -> None:
+    results = found(
+        """a = Gather(c, i)  b = Cast <to = 1> (a)  d = Gather(c, j)  e = Cast <to = 1> (d)  h = Cast <to = 1> (c)
+           f = MatMul(b, x)  g = MatMul(e, x)  k = MatMul(h, x)  y = Concat <axis = 0> (f, g, k)"""
+    )
+    assert results["b"].recipe == results["e"].recipe
+    assert results["b"].recipe != results["h"].recipe
+
+
+def test_the_scales_of_kernels_on_blocks_count_though_they_are_no_codes() -> None:
+    graph = graph_of("(float[4, 3] x) => (float y) { a = Mul(w, s)  y = com.microsoft.MatMulNBits(x, c, a) }")
+    assert [one.tensor.name for one in ConstantCones.of(graph).results(18)] == ["a"]
+
+
+def test_nodes_that_nothing_reads_are_told_from_those_that_something_does() -> None:
+    graph = graph_of(
+        """(float[4, 3] x) => (float y) {
+            [dead] a = Cast <to = 1> (c)  [deader] b = Mul(a, s)  [live] d = Cast <to = 1> (c)  y = Add(d, x)
+        }"""
+    )
+    assert {node.name for node in ConstantCones.of(graph).unread()} == {"dead", "deader"}
+
+
+def test_a_chain_of_thousands_is_found_in_no_time_and_without_recursion() -> None:
+    steps = "".join(f"a{i + 1} = Add(a{i}, a0) " for i in range(3000))
+    results = found(f"a0 = Cast <to = 1> (c) {steps} y = Add(a3000, x)")
+    np.testing.assert_array_equal(loaded(results["a3000"]), BYTES * np.float32(3001))
+
+
+def test_onnx_has_every_operator_that_decoders_are_made_of() -> None:
+    from onnxq.passes.dequantize.weights import _DECODING
+
+    assert all(onnx.defs.has(op) for op in _DECODING)
+
+
+# DequantizeWeights replaces decoders of constants by what they give.
 
 GENERATOR = np.random.default_rng(0)
 CODES = GENERATOR.integers(-127, 128, (16, 24)).astype(np.int8)
@@ -315,3 +426,163 @@ def test_large_weights_are_not_kept_in_memory() -> None:
     assert type(weight.tensor_data).__name__ == "ComputedPayload"
     stored = {tensor.name: tensor for tensor in to_model(graph).graph.initializer}["w"]
     np.testing.assert_array_equal(numpy_helper.to_array(stored), codes.astype(np.float32) / 2)
+
+
+# UnpackBlockWeights gives the float weights that onnxruntime's kernels on blocks multiply by.
+
+DOMAIN = "com.microsoft"
+RECENT = pytest.mark.skipif(defs.onnx_opset_version() < 25, reason="an old onnxruntime without these kernels")
+PACKED_ROWS, COLUMNS, BLOCK = 80, 6, 32
+"""The last block of each column is partial."""
+
+
+def kernel(op: str, data: Array, inputs: list[Array | None], **attributes: Any) -> Graph:
+    """A model of one node; the data is its first input for products and its second for lookups."""
+    fed = Variable("x", data.dtype, list(data.shape))
+    given = [Variable("") if array is None else constant(f"i{n}", array) for n, array in enumerate(inputs)]
+    given.insert(1 if op == "GatherBlockQuantized" else 0, fed)
+    floats = [array.dtype for array in inputs if array is not None and array.dtype.name.startswith("float")]
+    output = Variable("y", floats[-1] if op == "GatherBlockQuantized" else data.dtype)
+    node = Node(op, "op", attributes, given, [output], DOMAIN)
+    return Graph([node], [fed], [output], "g", opset=21, import_domains=[helper.make_opsetid(DOMAIN, 1)])
+
+
+def unpacked(graph: Graph) -> Graph:
+    copy = as_graph(to_model(graph))
+    assert UnpackBlockWeights().apply(copy).changed == ("op",)
+    assert not UnpackBlockWeights().apply(copy)
+    return copy
+
+
+def packed_bytes(*shape: int) -> Array:
+    return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+
+
+# With 8 bits the kernel takes no float zero points.
+@RECENT
+@pytest.mark.parametrize(
+    ("bits", "zero_points"),
+    [(bits, kind) for bits in (2, 4, 8) for kind in ("none", "packed", "float") if (bits, kind) != (8, "float")],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_products_of_n_bits_multiply_by_the_same_weight_bit_for_bit(bits: int, dtype: Any, zero_points: str) -> None:
+    blocks = -(-PACKED_ROWS // BLOCK)
+    generator = np.random.default_rng(1)
+    zeros = {
+        "none": None,
+        "packed": packed_bytes(COLUMNS, -(-blocks * bits // 8)),
+        "float": generator.uniform(0, 2**bits, (COLUMNS, blocks)).astype(dtype),
+    }[zero_points]
+    scales = generator.uniform(-0.1, 0.1, (COLUMNS, blocks)).astype(dtype)
+    codes = packed_bytes(COLUMNS, blocks, BLOCK * bits // 8)
+    # Each row of the product with the identity is a row of the weight.
+    identity = np.eye(PACKED_ROWS, dtype=dtype)
+    graph = kernel(
+        "MatMulNBits",
+        identity,
+        [codes, scales, zeros],
+        K=PACKED_ROWS,
+        N=COLUMNS,
+        bits=bits,
+        block_size=BLOCK,
+        accuracy_level=0,
+    )
+    found = unpacked(graph)
+    assert ops(found) == ["MatMul"]
+    weight = node_named(found, "op.float").inputs[1].values
+    np.testing.assert_array_equal(weight, outputs(graph, {"x": identity})["y"], strict=True)
+    data = generator.normal(size=(2, 3, PACKED_ROWS)).astype(dtype)
+    graph.inputs[0].shape = found.inputs[0].shape = [2, 3, PACKED_ROWS]
+    tolerance = 2e-6 if dtype == np.float32 else 2e-3
+    assert difference(outputs(found, {"x": data}), outputs(graph, {"x": data})) <= tolerance
+
+
+def test_the_bias_is_added() -> None:
+    bias = np.linspace(-1, 1, COLUMNS, dtype=np.float32)
+    inputs = [packed_bytes(COLUMNS, 3, 16), np.full((COLUMNS, 3), 0.1, np.float32), None, None, bias]
+    data = np.random.default_rng(0).normal(size=(5, PACKED_ROWS)).astype(np.float32)
+    graph = kernel("MatMulNBits", data, inputs, K=PACKED_ROWS, N=COLUMNS, bits=4, block_size=BLOCK)
+    found = unpacked(graph)
+    assert ops(found) == ["MatMul", "Add"]
+    assert difference(outputs(found, {"x": data}), outputs(graph, {"x": data})) <= 2e-6
+
+
+@RECENT
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_lookups_in_bytes_give_the_same_rows_bit_for_bit(bits: int, dtype: Any, shifted: bool) -> None:
+    count, extent, block = 10, 48, 16
+    zeros = packed_bytes(count, -(-3 * bits // 8)) if shifted else None
+    scales = np.random.default_rng(1).uniform(-0.1, 0.1, (count, 3)).astype(dtype)
+    indices = np.array([[3, 0], [9, 3]])
+    graph = kernel(
+        "GatherBlockQuantized", indices, [packed_bytes(count, extent * bits // 8), scales, zeros],
+        bits=bits, block_size=block, gather_axis=0, quantize_axis=1,
+    )  # fmt: skip
+    found = unpacked(graph)
+    assert ops(found) == ["Gather"]
+    for name, expected in outputs(graph, {"x": indices}).items():
+        np.testing.assert_array_equal(outputs(found, {"x": indices})[name], expected, strict=True)
+
+
+@RECENT
+@pytest.mark.parametrize(("quantized", "gathered"), [(1, 0), (0, 1), (-1, 0), (0, 0)])
+@pytest.mark.parametrize("name", ["int4", "uint4", "float8_e4m3fn", "float4_e2m1fn"])
+def test_lookups_in_small_types_give_the_same_rows_bit_for_bit(name: str, quantized: int, gathered: int) -> None:
+    dtype, shape, block = np.dtype(getattr(ml_dtypes, name)), (32, 48), 16
+    codes = np.random.default_rng(0).integers(0, 8, shape).astype(np.float32).astype(dtype)
+    grid = tuple(extent // (block if axis == quantized % 2 else 1) for axis, extent in enumerate(shape))
+    scales = np.random.default_rng(1).uniform(-0.1, 0.1, grid).astype(np.float32)
+    zeros = None if "float" in name else np.random.default_rng(2).integers(0, 8, grid).astype(dtype)
+    indices = np.array([3, 0, 31])
+    graph = kernel(
+        "GatherBlockQuantized", indices, [codes, scales, zeros],
+        block_size=block, gather_axis=gathered, quantize_axis=quantized,
+    )  # fmt: skip
+    expected, found = outputs(graph, {"x": indices})["y"], outputs(unpacked(graph), {"x": indices})["y"]
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+@pytest.mark.parametrize("quant_type", [0, 1])
+def test_products_of_bitsandbytes_codes_multiply_by_the_same_weight_bit_for_bit(quant_type: int) -> None:
+    rows, columns, block = 48, 5, 32
+    largest = np.random.default_rng(1).uniform(0.1, 2, -(-rows * columns // block)).astype(np.float32)
+    identity = np.eye(rows, dtype=np.float32)
+    graph = kernel(
+        "MatMulBnb4", identity, [packed_bytes(rows * columns // 2), largest],
+        K=rows, N=columns, block_size=block, quant_type=quant_type,
+    )  # fmt: skip
+    found = unpacked(graph)
+    weight = node_named(found, "op.float").inputs[1].values
+    np.testing.assert_array_equal(weight, outputs(graph, {"x": identity})["y"], strict=True)
+
+
+def test_a_weight_that_two_nodes_share_is_decoded_once() -> None:
+    data = np.zeros((5, PACKED_ROWS), np.float32)
+    inputs: list[Array | None] = [packed_bytes(COLUMNS, 3, 16), np.full((COLUMNS, 3), 0.1, np.float32)]
+    graph = kernel("MatMulNBits", data, inputs, K=PACKED_ROWS, N=COLUMNS, bits=4, block_size=BLOCK)
+    first = graph.nodes[0]
+    graph.nodes.append(first.copy(first.inputs, [Variable("z", np.dtype(np.float32))]))
+    graph.outputs.append(graph.nodes[1].outputs[0])
+    first.inputs[1].name = "w.codes"
+    UnpackBlockWeights().apply(graph)
+    one, other = (node.inputs[1] for node in graph.nodes)
+    assert one is other
+    assert isinstance(one, Constant)
+    assert one.name == "w"
+
+
+@pytest.mark.parametrize("change", ["groups", "prepacked", "computed"])
+def test_what_is_not_known_is_refused_by_name(change: str) -> None:
+    inputs: list[Array | None] = [packed_bytes(COLUMNS, 3, 16), np.full((COLUMNS, 3), 0.1, np.float32)]
+    attributes = {"weight_prepacked": 1} if change == "prepacked" else {}
+    if change == "groups":
+        inputs += [None, np.zeros(PACKED_ROWS, np.int32)]
+    graph = kernel("MatMulNBits", np.zeros((5, PACKED_ROWS), np.float32), inputs, K=PACKED_ROWS, N=COLUMNS, bits=4,
+                   block_size=BLOCK, **attributes)  # fmt: skip
+    if change == "computed":
+        graph.nodes[0].inputs[2] = Variable("scales")
+    message = "reads scales, which is computed" if change == "computed" else "has a weight in a layout of its own"
+    with pytest.raises(ModelError, match=rf"node op \(MatMulNBits\) {message}"):
+        UnpackBlockWeights().apply(graph)

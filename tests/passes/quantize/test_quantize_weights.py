@@ -1,31 +1,60 @@
-"""QuantizeWeights writes the codes and scales that integer kernels need, to the bit."""
+"""The weights of a plan: behind DequantizeLinear, in packed operators, and compressed on disk."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from model_texts import Array, difference, initializer_names, model, node_named, nodes, ops, outputs, sample, values
+from conftest import Build
+from model_texts import (
+    Array,
+    apply_once,
+    difference,
+    initializer_names,
+    model,
+    named_graph,
+    node_named,
+    nodes,
+    ops,
+    outputs,
+    sample,
+    values,
+)
+from model_zoo import float16_weights, if_bodies_that_share_a_captured_weight, recurrent_layers, unrolled_recurrence
 from numpy.lib.stride_tricks import sliding_window_view
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, defs
+from stored_weights import PER_CHANNEL, PER_TENSOR, decisions, decoded_by, largest_float, store
 
-from onnxq.algorithms.encode import encode_with
+from onnxq.algorithms.encode import encode, encode_with
+from onnxq.algorithms.encoders import encode_array
 from onnxq.algorithms.encodings import Codes
-from onnxq.config.scheme import Granularity, Mode, Spec
-from onnxq.ir import Graph, all_graphs, as_graph, constant, to_model
+from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
+from onnxq.errors import ModelError
+from onnxq.ir import Constant, Graph, all_graphs, as_graph, constant, constants, to_model
+from onnxq.lowering import AllowedOps, minimum_opset
 from onnxq.numerics.affine import Parameters
-from onnxq.onnx_api import infer_shapes
+from onnxq.onnx_api import infer_shapes, upgrade_opset
 from onnxq.passes import (
+    DecodeWeights,
+    DivideChannels,
     InsertQuantizeDequantize,
     QuantizeWeights,
     RemoveUnused,
+    ReplaceWithContrib,
     ShareInitializers,
     StoreWeights,
 )
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
+from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes
+from onnxq.runtime.sessions import open_session
+from onnxq.runtime.targets import target_named
 
 SCALE = np.float32(0.03)
 ZERO = np.uint8(117)
@@ -299,3 +328,606 @@ def test_nodes_of_bodies_read_decoders_beside_them() -> None:
     ShareInitializers().apply(graph)
     stored = to_model(graph).graph.initializer
     assert sorted(tuple(tensor.dims) for tensor in stored) == [(16,), (16,), (32, 16)]
+
+
+# DecodeWeights keeps codes in front of products, where onnxruntime multiplies them, and looks up rows as codes.
+
+BLOCKS = Spec("int4", (16,))
+# The oldest supported onnxruntime has fewer types, and multiplies codes of 4 bits in a MatMul only.
+NEW_RUNTIME = defs.onnx_opset_version() > 24
+MATMUL = "g (float[3, 40] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }"
+LOOKUP = "g (int64[3, 2] i) => (float[3, 2, 32] y) { [look] y = Gather(w, i) }"
+
+
+def plan_for(graph: Graph, spec: Spec) -> Plan:
+    scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),))
+    return make_plan(graph, scheme, target_named("onnxruntime-cpu"))
+
+
+def decode(made: ModelProto | Graph, spec: Spec = BLOCKS, emit: AllowedOps = AllowedOps.QDQ) -> tuple[Graph, Changes]:
+    """Decode the weights of all nodes that use codes."""
+    graph = named_graph(made)
+    plan = plan_for(graph, spec)
+    changes = apply_once(DecodeWeights(plan, encode(plan, graph), emit), graph)
+    ShareInitializers().apply(graph)
+    RemoveUnused().apply(graph)
+    return graph, changes
+
+
+def running_ops(graph: Graph, folder: Path) -> list[str]:
+    open_session(to_model(graph), optimized_copy=folder / "runs.onnx")
+    return [node.op_type for node in onnx.load(folder / "runs.onnx").graph.node]
+
+
+def decoded(weight: Array, spec: Spec, channel_axis: int = 1, reduction_axis: int = 0) -> Array:
+    return encode_array(weight, spec, channel_axis=channel_axis, reduction_axis=reduction_axis).dequantize()
+
+
+# --- products -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("int4", (16,)),
+        Spec("int4", (32,), scale="bfloat16"),
+        Spec("int4", (16,), scale="ue4m3", two_level=True),
+        Spec("int4", (16,), storage=Storage.WORDS),
+        Spec("int4", Granularity.CHANNEL),
+        Spec("uint4", (32,), symmetric=False),
+        Spec("uint4", (16,), symmetric=False, storage=Storage.WORDS),
+        Spec("int8-narrow", (32,)),
+        Spec("int8-narrow"),
+        Spec("uint8", (128,), symmetric=False),
+        Spec("int2", (16,)),
+        Spec("uint2", (16,), symmetric=False),
+    ],
+    ids=lambda spec: f"{spec.format}-{spec.per}-{spec.scale}-{spec.storage}",
+)
+@pytest.mark.parametrize(
+    ("text", "transposed"),
+    [
+        (MATMUL, False),
+        (MATMUL.replace("MatMul(x, w)", "Gemm(x, w, b)"), False),
+        (MATMUL.replace("MatMul(x, w)", "Gemm <transB = 1> (x, w, b)"), True),
+        (MATMUL.replace("MatMul(x, w)", "Gemm <transB = 1> (x, w)"), True),
+    ],
+    ids=["MatMul", "Gemm", "Gemm transB", "Gemm transB without bias"],
+)
+def test_onnxruntime_multiplies_the_codes(text: str, transposed: bool, spec: Spec, tmp_path: Path) -> None:
+    weight, bias = values(40, 24), values(24)
+    opset = minimum_opset(spec, "MatMul", AllowedOps.QDQ, folded=False)
+    if opset > 23 and not NEW_RUNTIME:
+        pytest.skip("no 2-bit integers in this onnxruntime")
+    made = model(text, opset=opset, w=weight.T.copy() if transposed else weight, b=bias)
+    graph, changes = decode(made, spec)
+    assert changes.changed == ("dot",)
+    inputs = sample(made)
+    expected = inputs["x"] @ decoded(weight, spec) + (bias if "b)" in text else 0)
+    assert difference(outputs(graph, inputs), {"y": expected}) <= 1e-6
+    if NEW_RUNTIME:
+        assert running_ops(graph, tmp_path) == ["MatMulNBits"]
+
+
+def test_data_of_float16_gets_scales_of_float16(tmp_path: Path) -> None:
+    made = model(MATMUL.replace("float[", "float16["), opset=21, ir_version=10, w=values(40, 24, dtype=np.float16))
+    graph, _ = decode(made)
+    (decoder,) = nodes(graph, "DequantizeLinear")
+    assert decoder.inputs[1].dtype == np.float16
+    assert not NEW_RUNTIME or "MatMulNBits" in running_ops(graph, tmp_path)
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.1
+
+
+def test_a_weight_of_several_products_is_left_to_storage() -> None:
+    made = model(
+        "g (float[3, 32] x) => (float[3, 32] y) { [a] h = MatMul(x, w) [b] y = Gemm(h, w) }",
+        opset=21, ir_version=10, w=values(32, 32),
+    )  # fmt: skip
+    graph, changes = decode(made)
+    assert not changes
+    reason = "computes in float from int4 weights: onnxruntime multiplies no codes that several nodes share"
+    assert {decision.reason for decision in plan_for(graph, BLOCKS).decisions} == {reason}
+
+
+def test_codes_take_half_a_byte_and_the_float_weight_is_gone() -> None:
+    graph, _ = decode(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)))
+    assert {tensor.name: tensor.nbytes for tensor in constants(graph)} == {
+        "w.codes": 40 * 24 // 2,
+        "w.scale": 3 * 24 * 4,
+    }
+
+
+def test_products_in_bodies_are_left_to_storage() -> None:
+    made = model(
+        """g (float[3, 32] x, bool c) => (float[3, 32] y) {
+            y = If (c) <
+                then_branch = yes () => (float[3, 32] t) { [a] t = MatMul(x, w) },
+                else_branch = no () => (float[3, 32] e) { e = Neg(x) }>
+        }""",
+        opset=21, ir_version=10, w=values(32, 32),
+    )  # fmt: skip
+    graph = as_graph(made)
+    infer_shapes(graph)
+    decision = plan_for(graph, BLOCKS).by_node["a"]
+    assert decision.mode is Mode.STORAGE
+    assert "control-flow body" in decision.reason
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [BLOCKS, Spec("int8", Granularity.CHANNEL), Spec("float4e2m1", (16,), scale="ue4m3")])
+def test_only_the_rows_asked_for_are_decoded(spec: Spec) -> None:
+    table = values(50, 32)
+    graph, changes = decode(
+        model(LOOKUP, opset=minimum_opset(spec, "Gather", AllowedOps.QDQ, folded=False), w=table), spec
+    )
+    assert changes.changed == ("look",)
+    assert "DequantizeLinear" not in ops(graph)
+    assert max(tensor.nbytes for tensor in constants(graph)) <= table.nbytes // 4
+    indices = np.array([[0, 49], [-1, 7], [7, -50]])
+    found = outputs(graph, {"i": indices})["y"]
+    np.testing.assert_array_equal(found, decoded(table, spec, 0, 1)[indices], strict=True)
+
+
+def test_rows_are_looked_up_in_bodies_too() -> None:
+    made = model(
+        """g (int64[3] i, bool c) => (float[3, 32] y) {
+            y = If (c) <
+                then_branch = yes () => (float[3, 32] t) { [a] t = Gather(w, i) },
+                else_branch = no () => (float[3, 32] e) { [b] g = Gather(w, i) e = Neg(g) }>
+        }""",
+        opset=21, ir_version=10, w=values(50, 32),
+    )  # fmt: skip
+    graph, changes = decode(made)
+    assert changes.changed == ("a", "b")
+    inputs: dict[str, Any] = {"i": np.array([0, 49, -1])}
+    for flag, sign in ((True, 1), (False, -1)):
+        found = outputs(graph, {**inputs, "c": np.array(flag)})["y"]
+        np.testing.assert_array_equal(found, sign * decoded(values(50, 32), BLOCKS, 0, 1)[inputs["i"]])
+
+
+# --- strict ---------------------------------------------------------------------------------------------------------
+
+
+def test_strict_decodes_a_whole_table_by_dequantizelinear() -> None:
+    table = values(50, 32)
+    graph, _ = decode(model(LOOKUP, opset=21, ir_version=10, w=table), emit=AllowedOps.STRICT)
+    assert ops(graph) == ["DequantizeLinear", "Gather"]
+    indices = np.array([[0, 49], [1, 7], [7, 0]])
+    np.testing.assert_array_equal(outputs(graph, {"i": indices})["y"], decoded(table, BLOCKS, 0, 1)[indices])
+
+
+def test_strict_types_are_valid_onnx_that_onnxruntime_cannot_load() -> None:
+    spec = Spec("float4e2m1", (16,), scale="e8m0")
+    graph, _ = decode(model(LOOKUP, opset=24, ir_version=12, w=values(50, 32)), spec, AllowedOps.STRICT)
+    proto = to_model(graph)
+    onnx.checker.check_model(proto, full_check=True)
+    types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    assert types == {"w.codes": TensorProto.FLOAT4E2M1, "w.scale": TensorProto.FLOAT8E8M0}
+    with pytest.raises(ModelError, match="cannot be loaded by onnxruntime"):
+        open_session(proto)
+
+
+def test_a_node_whose_weight_is_computed_is_left() -> None:
+    graph, _ = decode(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)))
+    plan = plan_for(as_graph(model(MATMUL, opset=21, ir_version=10, w=values(40, 24))), BLOCKS)
+    assert DecodeWeights(plan, encode(plan, graph)).apply(graph).left == (("dot", "its weight is codes already"),)
+    assert node_named(graph, "dot").inputs[1].name == "w.decoded"
+
+
+# ReplaceWithContrib writes onnxruntime's own operators where they fit, and leaves the rest to standard ONNX.
+
+GEMM = MATMUL.replace("MatMul(x, w)", "Gemm <transB = 1> (x, w, b)")
+TWO_BITS = pytest.param(
+    Spec("int2", (16,)),
+    marks=pytest.mark.skipif(defs.onnx_opset_version() < 25, reason="an old onnxruntime"),
+    id="int2",
+)
+PACKED_LOOKUP = "g (int64[2, 3] i) => (float[2, 3, 64] y) { [look] y = Gather(w, i) }"
+
+
+def replace(made: ModelProto, spec: Spec, emit: AllowedOps = AllowedOps.ORT) -> tuple[Graph, Changes]:
+    """Replace what fits; a second time there is nothing left to do."""
+    graph = as_graph(made)
+    infer_shapes(graph)
+    plan = make_plan(graph, Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),)), target_named("onnxruntime-cpu"), emit=emit)
+    codes = encode(plan, graph)
+    step = ReplaceWithContrib(plan, codes, emit)
+    changes = step.apply(graph)
+    assert not step.apply(graph)
+    DecodeWeights(plan, codes).apply(graph)
+    RemoveUnused().apply(graph)
+    return graph, changes
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Spec("int4", (16,)), Spec("uint4", (32,), symmetric=False), Spec("int8", (32,)), TWO_BITS],
+    ids=lambda spec: spec.format,
+)
+@pytest.mark.parametrize("text", [MATMUL, GEMM], ids=["MatMul", "Gemm"])
+def test_a_product_becomes_matmulnbits(text: str, spec: Spec) -> None:
+    weight, bias = values(40, 24), values(24)
+    made = model(text, w=weight.T.copy() if text is GEMM else weight, b=bias)
+    graph, changes = replace(made, spec)
+    assert (ops(graph), changes.changed) == (["MatMulNBits"], ("dot",))
+    assert not [tensor for tensor in constants(graph) if tensor.name == "w"]
+    decoded = encode_array(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
+    inputs = {"x": np.eye(3, 40, dtype=np.float32)}
+    expected = inputs["x"] @ decoded + (bias if text is GEMM else 0)
+    assert difference(outputs(graph, inputs), {"y": expected}) <= 1e-6
+
+
+@pytest.mark.parametrize("spec", [Spec("int4", (16,)), Spec("uint4", (32,), symmetric=False), TWO_BITS])
+def test_a_lookup_becomes_gatherblockquantized(spec: Spec) -> None:
+    made = model(PACKED_LOOKUP, w=values(30, 64))
+    graph, changes = replace(made, spec)
+    assert (ops(graph), changes.changed) == (["GatherBlockQuantized"], ("look",))
+    indices = np.array([[0, 29, 3], [7, -1, 3]])
+    expected = encode_array(values(30, 64), spec, channel_axis=0, reduction_axis=1).dequantize()[indices]
+    np.testing.assert_array_equal(outputs(graph, {"i": indices})["y"], expected, strict=True)
+
+
+def test_float16_stays_float16() -> None:
+    made = model(MATMUL.replace("float[", "float16["), w=values(40, 24, dtype=np.float16))
+    graph, _ = replace(made, Spec("int8", (16,)))
+    assert node_named(graph, "w.product.matmulnbits").inputs[2].dtype == np.float16
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.02
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("int4", Granularity.CHANNEL),
+        Spec("int4", (16,), storage=Storage.WORDS),
+    ],
+    ids=["per channel", "words"],
+)
+def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
+    graph, changes = replace(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)), spec)
+    assert changes.left == (("dot", "no operator of onnxruntime reads int4 codes so"),)
+    assert "DequantizeLinear" in ops(graph)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "left"),
+    [
+        (PACKED_LOOKUP, Spec("int4", (16,)), False),
+        (PACKED_LOOKUP, Spec("int8", (16,)), True),
+        (MATMUL, Spec("int4", (16,)), True),
+    ],
+    ids=["4-bit rows", "8-bit rows", "a product"],
+)
+def test_the_fastest_form_is_standard_onnx_where_that_is_as_fast(text: str, spec: Spec, left: bool) -> None:
+    weight = values(40, 24) if text is MATMUL else values(40, 64)
+    _, changes = replace(model(text, opset=21, ir_version=10, w=weight), spec, AllowedOps.FASTEST)
+    assert (changes.left == ((ANY, "standard ONNX is as fast"),)) is left
+    assert bool(changes.changed) is not left
+
+
+LOOP = """g (int64 n, float[3, 40] x) => (float[3, 40] y) {
+    go = Constant <value = bool {1}> ()
+    y = Loop (n, go, x) <body = b (int64 i, bool g, float[3, 40] s) => (bool h, float[3, 40] t) {
+        h = Identity (g) [dot] t = MatMul (s, w)
+    }>
+}"""
+
+
+def test_the_fastest_form_of_a_product_in_a_body_is_an_operator_of_the_runtimes_own() -> None:
+    weight, spec = values(40, 40), Spec("int8", (32,))
+    graph, changes = replace(model(LOOP, opset=21, ir_version=10, w=weight), spec, AllowedOps.FASTEST)
+    assert changes.changed == ("dot",)
+    decoded = encode_array(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
+    inputs = {"n": np.array(2), "x": np.eye(3, 40, dtype=np.float32)}
+    assert difference(outputs(graph, inputs), {"y": inputs["x"] @ decoded @ decoded}) <= 0.02
+
+
+# StoreWeights keeps codes in the file, and onnxruntime decodes them once, when it loads the model.
+
+
+@pytest.mark.parametrize("spec", [PER_CHANNEL, PER_TENSOR])
+def test_stored_codes_and_scales_equal_the_reference_bit_for_bit(spec: Spec) -> None:
+    weight = values(16, 24)
+    made = model("g (float[3, 16] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }", w=weight)
+    graph = as_graph(made)
+    plan = decisions(("dot", Weight(1, "w", spec, -1)))
+    StoreWeights(plan, encode(plan, graph)).apply(graph)
+    cast, decode = decoded_by(graph, "dot")
+    largest = np.abs(weight).max(axis=0 if spec is PER_CHANNEL else None, keepdims=True)
+    scale = (largest.astype(np.float64) / 127).astype(np.float32)
+    codes = np.rint(weight / scale).astype(np.int8)
+    assert [cast.op, decode.op] == ["Cast", "Mul"]
+    np.testing.assert_array_equal(cast.inputs[0].values, codes, strict=True)
+    np.testing.assert_array_equal(decode.inputs[1].values, scale, strict=True)
+    assert [cast.inputs[0].name, decode.inputs[1].name, decode.outputs[0].name] == ["w.codes", "w.scale", "w.decoded"]
+    expected = sample(made)["x"] @ (codes.astype(np.float32) * scale)
+    assert difference(outputs(graph, sample(made)), {"y": expected}) <= 1e-6
+
+
+def test_a_weight_that_several_nodes_read_is_stored_once() -> None:
+    made = unrolled_recurrence()
+    graph, changes = store(made)
+    assert changes.changed == ("w2", "w")
+    assert ops(graph).count("Cast") == ops(graph).count("Mul") == 2
+    assert len({node_named(graph, f"in{step}").inputs[1] for step in range(3)}) == 1
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.03
+
+
+def test_nodes_that_want_other_scales_of_one_weight_get_codes_of_their_own() -> None:
+    made = model(
+        """g (float[3, 16] x) => (float[3, 16] y, float[3, 16] z) {
+            [a] y = MatMul(x, w)  [b] z = Gemm <transB = 1> (x, w)
+        }""",
+        w=values(16, 16),
+    )
+    graph = as_graph(made)
+    plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)), ("b", Weight(1, "w", PER_CHANNEL, 0)))
+    assert StoreWeights(plan, encode(plan, graph)).apply(graph).changed == ("w", "w")
+    assert decoded_by(graph, "a")[1].inputs[1].shape == (1, 16)
+    assert decoded_by(graph, "b")[1].inputs[1].shape == (16, 1)
+    assert decoded_by(graph, "b")[0].inputs[0].name == "w.codes.1"
+
+
+def test_axes_that_mean_the_same_share_their_codes() -> None:
+    made = model(
+        "g (float[3, 16] x) => (float[3, 16] y, float[3, 16] z) { [a] y = MatMul(x, w) [b] z = Gemm(x, w) }",
+        w=values(16, 16),
+    )
+    graph = as_graph(made)
+    plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)), ("b", Weight(1, "w", PER_CHANNEL, 1)))
+    assert StoreWeights(plan, encode(plan, graph)).apply(graph).changed == ("w",)
+    assert node_named(graph, "a").inputs[1] is node_named(graph, "b").inputs[1]
+
+
+def test_a_node_that_is_not_in_the_plan_keeps_the_float_weight() -> None:
+    made = model(
+        "g (float[3, 16] x) => (float[3, 16] y, float[3, 16] z) { [a] y = MatMul(x, w) [b] z = MatMul(x, w) }",
+        w=values(16, 16),
+    )
+    graph = as_graph(made)
+    plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)))
+    StoreWeights(plan, encode(plan, graph)).apply(graph)
+    assert node_named(graph, "b").inputs[1].name == "w"
+    assert node_named(graph, "a").inputs[1].name == "w.decoded"
+
+
+# --- types and operators ------------------------------------------------------------------------------------------
+
+
+def test_float16_weights_stay_float16_and_near_their_values() -> None:
+    made = float16_weights()
+    graph, changes = store(made)
+    assert changes.changed == ("w",)
+    decoder = decoded_by(graph, "conv")
+    assert [node.op for node in decoder] == ["Cast", "Mul", "Cast"]
+    assert node_named(graph, "conv").inputs[1].dtype == np.float16
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.03
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 6e4])
+def test_float16_weights_decode_near_their_values_even_when_their_scale_is_no_float16(size: float) -> None:
+    weight = (np.linspace(-1, 1, 256).reshape(16, 16) * size).astype(np.float16)
+    made = model("g (float16[16, 16] x) => (float16[16, 16] y) { [dot] y = MatMul(x, w) }", w=weight)
+    graph, _ = store(made)
+    assert node_named(graph, "dot").inputs[1].name == "w.rounded"
+    graph.outputs = [node_named(graph, "dot").inputs[1]]
+    RemoveUnused().apply(graph)
+    (decoded,) = outputs(graph, {"x": np.eye(16, dtype=np.float16)}).values()
+    assert decoded.dtype == np.float16
+    assert decoded.any()
+    step = np.abs(weight.astype(np.float64)).max(axis=0) / 127
+    # Half a step of the codes, and half a step of float16, whose smallest number is 2**-24.
+    allowed = 0.51 * step + np.abs(weight.astype(np.float64)) * 2.0**-11 + 2.0**-25
+    assert (np.abs(decoded.astype(np.float64) - weight) <= allowed).all()
+
+
+def test_bfloat16_weights_stay_bfloat16() -> None:
+    made = model("g (bfloat16[3, 16] x) => (bfloat16[3, 16] y) { [dot] y = MatMul(x, w) }")
+    made.graph.initializer.append(onnx.numpy_helper.from_array(values(16, 16).astype(ml_dtypes.bfloat16), "w"))
+    graph, changes = store(made)
+    assert changes.changed == ("w",)
+    assert decoded_by(graph, "dot")[-1].attrs["to"] == TensorProto.BFLOAT16
+    assert node_named(graph, "dot").inputs[1].dtype == ml_dtypes.bfloat16
+
+
+def test_recurrent_weights_have_one_scale_for_each_row_of_the_gates() -> None:
+    made = recurrent_layers()
+    graph, changes = store(made)
+    assert changes.changed == ("wl", "rl", "wg", "rg")
+    for node, index, rows in (("lstm", 1, 64), ("lstm", 2, 64), ("gru", 1, 48), ("gru", 2, 48)):
+        assert decoded_by(graph, node, index)[1].inputs[1].shape == (1, rows, 1)
+    assert largest_float(graph) == 128 * 4, "the bias stays"
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("spec", "wider"), [(PER_CHANNEL, TensorProto.INT32), (Spec("float8e4m3fn"), TensorProto.FLOAT16)]
+)
+def test_codes_that_a_runtime_does_not_fold_by_itself_pass_through_a_wider_type(spec: Spec, wider: int) -> None:
+    made = recurrent_layers()
+    graph = upgrade_opset(named_graph(made), 19)
+    infer_shapes(graph)
+    plan = make_plan(graph, Scheme((Rule(Mode.STORAGE, weight=spec),)), target_named("openvino"))
+    apply_once(StoreWeights(plan, encode(plan, graph), constants=frozenset({"LSTM"})), graph)
+    assert [one.attrs["to"] for one in decoded_by(graph, "lstm")[:2]] == [wider, TensorProto.FLOAT]
+    assert [one.op for one in decoded_by(graph, "gru")] == ["Cast", "Mul"]
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.15
+
+
+def test_tables_of_embeddings_are_stored() -> None:
+    made = model("g (int64[N] i) => (float[N, 8] y) { [look] y = Gather(w, i) }", w=values(64, 8))
+    graph, changes = store(made)
+    assert changes.changed == ("w",)
+    indices = {"i": np.array([0, 5, 63])}
+    assert difference(outputs(graph, indices), outputs(made, indices)) < 0.02
+
+
+def test_a_channel_of_zeros_decodes_to_zeros() -> None:
+    weight = values(16, 16)
+    weight[:, 3] = 0
+    made = model("g (float[3, 16] x) => (float[3, 16] y) { [dot] y = MatMul(x, w) }", w=weight)
+    graph, _ = store(made)
+    assert not outputs(graph, sample(made))["y"][:, 3].any()
+
+
+# --- what onnxruntime makes of it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "build",
+    [unrolled_recurrence, recurrent_layers, if_bodies_that_share_a_captured_weight, float16_weights],
+)
+def test_onnxruntime_decodes_when_it_loads_and_never_again(build: Any, tmp_path: Path) -> None:
+    graph, _ = store(build())
+    assert "Cast" in ops(graph)
+    open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
+    runs = as_graph(onnx.load(tmp_path / "runs.onnx"))
+    left = [
+        node.name
+        for node in nodes(runs)
+        if node.op in ("Cast", "Mul") and all(isinstance(tensor, Constant) for tensor in node.inputs)
+    ]
+    assert not left
+    stored = [tensor.name for tensor in constants(runs) if tensor.dtype == np.int8]
+    assert not stored
+
+
+def test_the_file_is_about_a_quarter_of_the_size() -> None:
+    made = model("g (float[3, 64] x) => (float[3, 64] y) { [dot] y = MatMul(x, w) }", w=values(64, 64))
+    graph, _ = store(made)
+    weights: list[Array] = [tensor.values for tensor in constants(graph)]
+    assert sum(array.nbytes for array in weights) == 64 * 64 + 64 * 4
+
+
+# --- other formats --------------------------------------------------------------------------------------------------
+
+NVFP4 = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+WORDS = Spec("uint4", (8,), symmetric=False, storage=Storage.WORDS)
+
+
+@pytest.mark.parametrize("spec", [BLOCKS, NVFP4, WORDS], ids=["blocks", "two levels", "words"])
+@pytest.mark.parametrize("build", [recurrent_layers, if_bodies_that_share_a_captured_weight])
+def test_any_format_is_decoded_where_the_weight_is_declared(
+    build: Callable[[], ModelProto], spec: Spec, tmp_path: Path
+) -> None:
+    graph, plain = (upgrade_opset(as_graph(build()), 21) for _ in range(2))
+    infer_shapes(graph)
+    plan = make_plan(graph, Scheme((Rule(Mode.STORAGE, weight=spec),)), target_named("onnxruntime-cpu"))
+    float_weights = {tensor.name: tensor.values for tensor in constants(plain)}
+    for node in nodes(plain):
+        for weight in plan.by_node[node.name].weights:
+            axes = {"channel_axis": weight.axis, "reduction_axis": weight.reduction_axis}
+            node.inputs[weight.index].values = encode_array(
+                float_weights[weight.tensor], weight.spec, **axes
+            ).dequantize()
+    assert StoreWeights(plan, encode(plan, graph)).apply(graph)
+    onnx.checker.check_model(to_model(graph), full_check=True)
+    inputs = sample(build())
+    assert difference(outputs(graph, inputs), outputs(plain, inputs)) <= 1e-6
+    open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
+    runs = as_graph(onnx.load(tmp_path / "runs.onnx"))
+    assert not {"Cast", "Reshape", "BitShift", "DequantizeLinear"} & set(ops(runs))
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        (PER_CHANNEL, ["DequantizeLinear"]),
+        (BLOCKS, ["DequantizeLinear"]),
+        (NVFP4, ["DequantizeLinear", "DequantizeLinear"]),
+        (Spec("int4", (4, 2, 4)), ["Cast", "Reshape", "Mul", "Reshape"]),
+    ],
+    ids=["channels", "blocks", "two levels", "rectangles"],
+)
+def test_strict_decodes_by_dequantizelinear_where_one_axis_has_blocks(spec: Spec, found: list[str]) -> None:
+    made = model(
+        "g (float[1, 32, 4, 8] x) => (float[1, 8, 1, 1] y) { [conv] y = Conv(x, w) }",
+        opset=23, ir_version=11, w=values(8, 32, 4, 8),
+    )  # fmt: skip
+    graph = as_graph(made)
+    plan = decisions(("conv", Weight(1, "w", spec, 0, reduction_axis=1)))
+    StoreWeights(plan, encode(plan, graph), AllowedOps.STRICT).apply(graph)
+    assert ops(graph) == [*found, "Conv"]
+    onnx.checker.check_model(to_model(graph))
+
+
+# StoreWeights where bodies read or declare the weight.
+
+# --- bodies of control flow ---------------------------------------------------------------------------------------
+
+
+def test_a_captured_weight_is_decoded_where_it_is_declared() -> None:
+    made = if_bodies_that_share_a_captured_weight()
+    graph, changes = store(made)
+    assert changes.changed == ("w",)
+    assert [node.op for node in graph.nodes[:2]] == ["Cast", "Mul"]
+    users = [node_named(graph, name) for name in ("before", "yes", "no")]
+    assert {node.inputs[1].name for node in users} == {"w.decoded"}
+    for seed in (0, 1):
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 0.03
+
+
+def in_both_bodies(outer: bool) -> Graph:
+    """An If whose bodies multiply with one weight that no list of initializers holds."""
+    made = model(
+        f"""g (float[3, 16] x, bool c) => (float[3, 16] y) {{
+            {"[o] h = MatMul(x, w)" if outer else "h = Neg(x)"}
+            y = If (c) <
+                then_branch = yes () => (float[3, 16] t) {{ [a] t = MatMul(h, w) }},
+                else_branch = no () => (float[3, 16] e) {{ [b] e = MatMul(h, w) }}>
+        }}""",
+        w=values(16, 16),
+    )
+    graph = as_graph(made)
+    fresh = constant("fresh", values(16, 16))
+    for node in nodes(graph, "MatMul"):
+        node.inputs[1] = fresh
+    return graph
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_a_new_weight_is_decoded_around_all_bodies_that_read_it(outer: bool) -> None:
+    graph, changes = store(in_both_bodies(outer))
+    assert changes.changed == ("fresh",)
+    assert [node.op for node in graph.nodes[:2]] == ["Cast", "Mul"]
+    expected = in_both_bodies(outer)
+    inputs = {"x": values(3, 16), "c": np.array(True)}
+    assert difference(outputs(graph, inputs), outputs(expected, inputs)) < 0.03
+    inputs["c"] = np.array(False)
+    assert difference(outputs(graph, inputs), outputs(expected, inputs)) < 0.03
+
+
+def test_a_weight_that_a_body_declares_is_decoded_there() -> None:
+    numbers = ", ".join(str(number) for number in range(256))
+    made = model(
+        f"""g (float[3, 16] x, bool c) => (float[3, 16] y) {{
+            y = If (c) <
+                then_branch = yes () => (float[3, 16] t) <float[16, 16] w = {{{numbers}}}> {{ [a] t = MatMul(x, w) }},
+                else_branch = no () => (float[3, 16] e) {{ e = Neg(x) }}>
+        }}"""
+    )
+    graph, changes = store(made)
+    assert changes.changed == ("w",)
+    assert [node.op for node in graph.nodes] == ["If"]
+    assert [node.op for node in graph.nodes[0].subgraphs()[0].nodes] == ["Cast", "Mul", "MatMul"]
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.03
+
+
+# DivideChannels gives nodes the constants that divide what they make.
+
+TEXT = "(float[2,4] x) => (float[2,4] y, float[2,4] z) {[one] y = Mul(x, s) [other] z = Mul(x, s)}"
+
+
+def test_constants_are_replaced_where_they_differ(build: Build) -> None:
+    graph = as_graph(build(TEXT, s=np.arange(4, dtype=np.float32)))
+    codes = Codes(floats={("one", 1): np.ones(4, np.float32), ("other", 1): np.arange(4, dtype=np.float32)})
+    assert apply_once(DivideChannels(codes), graph).changed == ("one",)
+    one, other = (node.inputs[1] for node in graph.nodes)
+    assert (one.name, other.name) == ("s.divided", "s")
+    np.testing.assert_array_equal(one.values, np.ones(4))
+    np.testing.assert_array_equal(other.values, np.arange(4))
+
+
+def test_nothing_is_done_without_factors(build: Build) -> None:
+    assert not apply_once(DivideChannels(Codes()), as_graph(build(TEXT, s=(4,))))

@@ -1,0 +1,498 @@
+"""Activations back to floats: QuantizeLinear and DequantizeLinear go, and the clamps that they took over come back."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import ModelError
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    Variable,
+    all_graphs,
+    constant,
+    insert_nodes,
+    onnx_dtype,
+    optional_input,
+    remove_nodes,
+    replace_uses,
+)
+from onnxq.ir.data_types import numpy_dtype
+from onnxq.ops import OPERATORS, Interval, operator_of
+from onnxq.passes.dequantize.quantized_values import (
+    Coded,
+    code_range,
+    decode_codes,
+    dequantized,
+    encode_codes,
+    value_name,
+)
+from onnxq.rewrite import Changes, Pass
+
+# Clamps end at numbers of one digit, above zero also at halves below this; measured ranges hardly ever do.
+_MOST_HALVES: Final = 100.0
+# The range's end went through a float32 scale.
+_CLOSE: Final = 1e-6
+_CLIP_HAS_INPUTS: Final = 11
+# Larger constants are not looked at.
+_MOST_ELEMENTS: Final = 1 << 16
+
+
+@dataclass(eq=False)
+class Intervals:
+    """What is known about the values of tensors, whatever the model is fed.
+
+    Attributes:
+        known: by tensor; one that is missing can have any value.
+    """
+
+    known: dict[Tensor, Interval] = field(default_factory=dict)
+
+    def of(self, tensor: Tensor) -> Interval:
+        """Return the interval of a tensor."""
+        if tensor not in self.known and isinstance(tensor, Constant) and math.prod(tensor.shape) <= _MOST_ELEMENTS:
+            values = tensor.values
+            if values.size and values.dtype.kind in "fiu" and np.isfinite(values.astype(np.float32)).all():
+                self.known[tensor] = Interval(float(values.min()), float(values.max()))
+        return self.known.get(tensor, Interval())
+
+    def see(self, node: Node) -> None:
+        """Take note of what a node makes; nodes are seen in an order of execution."""
+        operator = operator_of(node)
+        if operator is None or operator.interval is None or not node.outputs:
+            return
+        found = operator.interval(node, [self.of(tensor) for tensor in node.inputs])
+        self.known[node.outputs[0]] = found
+        if node.op == "Split":
+            self.known.update(dict.fromkeys(node.outputs, found))
+
+    def clamp(
+        self, value: Tensor, low: float, high: float, step: float, opset: int, fresh: Callable[[str], str]
+    ) -> Node | None:
+        """Return the Relu or Clip behind a tensor that is given by its codes reaching from ``low`` to ``high``.
+
+        The quantized model clamps there as well, half a step aside at most, so that the node adds no error.
+
+        Args:
+            value: the tensor in front of QuantizeLinear.
+            low: what the lowest code stands for.
+            high: what the highest code stands for.
+            step: from a code to the next one.
+            opset: of the default domain.
+            fresh: makes names new.
+
+        Returns:
+            None when the range is an ordinary one, or the values cannot leave it.
+        """
+        if not isinstance(value, Variable) or not value.inputs or value.inputs[0].op == "Cast":
+            return None
+        ends, found = _ends(low, high, step), self.of(value)
+        if ends is None or (found.low >= ends.low and found.high <= max(high, ends.high)):
+            return None
+        clamped = Variable(fresh(f"{value.name}.clamped"), value.dtype, value.shape)
+        self.known[clamped] = Interval(ends.low, min(ends.high, max(found.high, ends.low)))
+        if ends == Interval(0.0):
+            return Node("Relu", fresh(f"{value.name}.relu"), {}, [value], [clamped])
+        name = fresh(f"{value.name}.clip")
+        if opset < _CLIP_HAS_INPUTS:
+            return Node("Clip", name, {"min": ends.low, "max": ends.high}, [value], [clamped])
+        limits = [
+            constant(fresh(f"{value.name}.{end}"), np.asarray(number, value.dtype or np.float32))
+            for end, number in zip(("minimum", "maximum"), ends, strict=True)
+        ]
+        return Node("Clip", name, {}, [value, *limits], [clamped])
+
+
+def _ends(low: float, high: float, step: float) -> Interval | None:
+    """Return where the clamp ends that a range of codes took over; infinity behind a Relu, None where there was none.
+
+    >>> _ends(0.0, 6.0, 6 / 255), _ends(0.0, 4.7312, 4.7312 / 255), _ends(-128 * 2 / 255, 127 * 2 / 255, 2 / 255)
+    (Interval(low=0.0, high=6.0), Interval(low=0.0, high=inf), Interval(low=-1.0, high=1.0))
+    """
+    if low == 0:
+        halves = round(2 * high) / 2 if high < _MOST_HALVES else 0.0
+        return Interval(0.0, next((one for one in (_rounded(high), halves) if _is_close(one, high, high)), math.inf))
+    # The zero point was rounded, and both ends with it.
+    start, width = _rounded(low), high - low
+    end = 0.0 if _is_close(start + width, 0.0, width) else _rounded(start + width)
+    moved = abs(start - low) > step / 2 + _CLOSE * width
+    return Interval(start, end) if not moved and _is_close(end, start + width, width) else None
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.1g}")
+
+
+def _is_close(one: float, other: float, size: float) -> bool:
+    return abs(one - other) <= _CLOSE * size
+
+
+# --- the pass over quantizers ---------------------------------------------------------------------------------------
+
+_QUANTIZERS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+_CARRIERS: Final = frozenset(
+    {"Identity", "TopK"} | {op for (domain, op), row in OPERATORS.items() if row.moves and not domain}
+)
+# Their second output holds indices.
+_INDEXING: Final = frozenset({"MaxPool", "TopK"})
+# They look at the shape or the order of what they read, which codes and floats share.
+_READERS: Final = frozenset({"ArgMax", "ArgMin", "Shape", "Size"})
+
+
+class RemoveQuantizeDequantize(Pass):
+    """Remove QuantizeLinear, DynamicQuantizeLinear and DequantizeLinear of activations, in every graph of the model.
+
+    Nodes between them that only move codes, such as Reshape or MaxPool, move floats instead. Tools that quantize leave
+    out a Relu or Clip in front of codes that end where it does. A Relu comes back where codes begin at zero and values
+    may lie below, a Clip where codes end at short numbers. Codes that a graph is fed or returns stay,
+    behind float operators, and so do those that a node computes with in another way. A factor that lies in the scale
+    with which codes are decoded becomes a Mul, and so do factors of single channels. Leaves DequantizeLinear of
+    constants, which are weights.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Remove; ``changed`` holds the names of the nodes that are gone or work on floats now.
+
+        Raises:
+            ModelError: a node needs codes that no float operators make, as their scale is measured; the message names
+                it.
+        """
+        rewriting = _Rewriting(Names(graph), graph.opset)
+        for scope in all_graphs(graph):
+            for node in scope.nodes:
+                rewriting.visit(node, scope)
+        return rewriting.finish(graph)
+
+
+@dataclass(eq=False)
+class _Rewriting:
+    """One walk over all nodes in an order of execution; nodes are put in and taken out when it ends."""
+
+    names: Names
+    opset: int
+    coded: dict[Tensor, Coded] = field(default_factory=dict)
+    owner: dict[Node, Graph] = field(default_factory=dict)
+    intervals: Intervals = field(default_factory=Intervals)
+    clamped: dict[tuple[Tensor, float, float], Tensor] = field(default_factory=dict)
+    makers: dict[Tensor, tuple[Node, Graph]] = field(default_factory=dict)
+    kept: set[Tensor] = field(default_factory=set)
+    behind: dict[Graph, dict[Node, list[Node]]] = field(default_factory=lambda: defaultdict(dict))
+    gone: list[Node] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+
+    def visit(self, node: Node, scope: Graph) -> None:
+        """Rewrite a node whose inputs have been rewritten."""
+        self.owner[node] = scope
+        if node.op in _QUANTIZERS:
+            self._quantizer(node, scope)
+            return
+        if node.op == "DequantizeLinear":
+            self._dequantizer(node, scope)
+            return
+        if node.op in _READERS and not node.domain:
+            for index, tensor in enumerate(node.inputs):
+                if tensor in self.coded:
+                    node.inputs[index] = self.coded[tensor].value
+            return
+        moved = self._moved(node)
+        if moved is not None:
+            self._carrier(node, scope, moved)
+        else:
+            for tensor in node.inputs:
+                self._keep(tensor, node)
+        self.intervals.see(node)
+
+    def finish(self, graph: Graph) -> Changes:
+        """Edit the lists of nodes, and say what was done."""
+        gone = set(self.gone)
+        for node in self.gone:
+            if node.op == "DynamicQuantizeLinear":
+                for tensor in node.outputs:
+                    reader = next((reader for reader in tensor.outputs if reader not in gone), None)
+                    if reader is not None or tensor.graph_output_of:
+                        what = f"node {reader.name} ({reader.op})" if reader is not None else "the graph's output list"
+                        raise ModelError(
+                            f"{what} reads {tensor.name} of node {node.name} (DynamicQuantizeLinear), and onnxq does "
+                            "not know what it means for floats; remove it first"
+                        )
+        for scope, after in self.behind.items():
+            insert_nodes(scope, after=after)
+        remove_nodes(graph, gone)
+        return Changes(tuple(self.changed), tuple(self.left))
+
+    def _quantizer(self, node: Node, scope: Graph) -> None:
+        value, codes = node.inputs[0], node.outputs[0]
+        self._drop(node)
+        if node.op == "DynamicQuantizeLinear":
+            self.coded[codes] = Coded(value, node.outputs[1], node.outputs[2])
+            return
+        coded = Coded.by(node, value)
+        if codes.dtype is None and node.attrs.get("output_dtype"):
+            codes.dtype = numpy_dtype(node.attrs["output_dtype"])
+        clamped = self._clamp(node, scope, coded, self._zero_point(coded, codes))
+        self._code(codes, Coded(clamped, coded.scale, coded.zero_point, coded.layout), node, scope)
+
+    def _code(self, codes: Variable, coded: Coded, maker: Node, scope: Graph) -> None:
+        """Note what codes mean; those that a graph returns stay."""
+        self.coded[codes], self.makers[codes] = coded, (maker, scope)
+        if codes.graph_output_of:
+            self._keep(codes, None)
+
+    def _keep(self, codes: Tensor, reader: Node | None) -> None:
+        """Have float operators make the codes that a node reads, or that a graph returns where there is none."""
+        if codes not in self.coded or codes in self.kept:
+            return
+        coded, who = self.coded[codes], "a graph" if reader is None else f"node {reader.name} ({reader.op})"
+        scale = self._spread(coded.scale, coded.layout, codes)
+        zero = self._spread(self._zero_point(coded, codes), coded.layout, codes)
+        if codes not in self.makers or scale is None or not isinstance(zero, Constant):
+            raise ModelError(
+                f"{who} needs the integer codes {codes.name}, whose scale is measured or in blocks, and only constant "
+                "ones can be made from floats; dequantize in front of this node first"
+            )
+        self.kept.add(codes)
+        maker, scope = self.makers[codes]
+        maker.outputs = [tensor for tensor in maker.outputs if tensor is not codes]
+        self._put(scope, maker, encode_codes(coded.value, scale, zero, codes, self.names, self.opset))
+
+    def _spread(self, parameter: Tensor, layout: tuple[int, ...], codes: Tensor) -> Tensor | None:
+        """Return a scale or zero point in a shape that is broadcast to the codes; None where it is not known."""
+        if not layout:
+            return parameter
+        axis, block = layout
+        if block or codes.shape is None or not isinstance(parameter, Constant):
+            return None
+        shape = [-1 if place == axis % len(codes.shape) else 1 for place in range(len(codes.shape))]
+        spread = parameter.values.reshape(shape if parameter.values.size > 1 else ())
+        return constant(self.names.unique(f"{parameter.name}.spread"), spread)
+
+    def _clamp(self, node: Node, scope: Graph, coded: Coded, zero_point: Tensor) -> Tensor:
+        if coded.layout or not isinstance(coded.scale, Constant) or not isinstance(zero_point, Constant):
+            return coded.value
+        if math.prod(zero_point.shape) != 1:
+            return coded.value
+        limits = code_range(zero_point.dtype)
+        if limits is None:
+            return coded.value
+        step = float(coded.scale.values.item())
+        low, high = (step * (code - int(zero_point.values.item())) for code in limits)
+        key = coded.value, low, high
+        if key not in self.clamped:
+            clamp = self.intervals.clamp(coded.value, low, high, step, self.opset, self.names.unique)
+            self.clamped[key] = coded.value
+            if clamp is not None:
+                self.clamped[key] = clamp.outputs[0]
+                self._put(scope, node, [clamp])
+        return self.clamped[key]
+
+    def _dequantizer(self, node: Node, scope: Graph) -> None:
+        codes, values = node.inputs[0], node.outputs[0]
+        wanted, known = Coded.by(node, codes), self.coded.get(codes)
+        if known is None and isinstance(codes, Constant):
+            self.left.append((node.name, "it decodes a weight"))
+            return
+        self._drop(node)
+        if known is not None and known.agrees(wanted):
+            self._substitute(node, values, known.value, scope)
+            return
+        factor = known.factor(wanted) if known is not None else None
+        if known is not None and factor is not None and onnx_dtype(known.value) == onnx_dtype(values):
+            self._multiply(node, values, known.value, factor, scope)
+            return
+        self._keep(codes, node)
+        scale = self._spread(wanted.scale, wanted.layout, codes)
+        zero_point = wanted.zero_point and self._spread(wanted.zero_point, wanted.layout, codes)
+        if scale is None:
+            raise ModelError(
+                f"node {node.name} (DequantizeLinear) decodes {codes.name}, which the model is fed or computes, with "
+                "scales in blocks or of an unknown axis, expected one scale or one of each index; dequantize it "
+                "outside of the model"
+            )
+        node.outputs.clear()
+        self._put(scope, node, decode_codes(codes, scale, zero_point, values, self.names))
+
+    def _substitute(self, node: Node, values: Variable, value: Tensor, scope: Graph) -> None:
+        """Let the consumers of ``values`` read ``value``; what a graph returns keeps its name and a producer there."""
+        makers = value.inputs if isinstance(value, Variable) and not value.graph_output_of else []
+        own = any(self.owner.get(maker) is scope for maker in makers)
+        given, wanted = onnx_dtype(value), onnx_dtype(values)
+        if given and wanted and given != wanted:
+            op, attributes = "Cast", {"to": wanted}
+        elif values.graph_output_of and not own:
+            op, attributes = "Identity", {}
+        else:
+            replace_uses(values, value, graph_outputs=True)
+            return
+        node.outputs.clear()
+        self._put(scope, node, [Node(op, self.names.unique(node.name), attributes, [value], [values])])
+
+    def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64], scope: Graph) -> None:
+        """Make ``values`` by a multiplication that codes had in their scale."""
+        node.outputs.clear()
+        factors = constant(self.names.unique(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
+        self._put(scope, node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
+
+    def _moved(self, node: Node) -> Coded | None:
+        """Return what the codes mean that a node moves; None where it moves none, or not all of them mean the same."""
+        places = _moved_inputs(node)
+        moved = [node.inputs[index] for index in places]
+        known = next((self.coded[tensor] for tensor in moved if tensor in self.coded), None) or self._ahead(node)
+        if known is None or known.layout:
+            return None
+        others = [tensor for index, tensor in enumerate(node.inputs) if index not in places]
+        fixed = isinstance(known.scale, Constant) and isinstance(known.zero_point, Constant | None)
+        alike = all(
+            known.agrees(self.coded[tensor]) if tensor in self.coded else fixed and isinstance(tensor, Constant)
+            for tensor in moved
+        )
+        filled = fixed or node.op != "Pad" or len(places) > 1 or node.attrs.get("mode", "constant") != "constant"
+        return known if alike and filled and not any(tensor in self.coded for tensor in others) else None
+
+    def _carrier(self, node: Node, scope: Graph, coded: Coded) -> None:
+        """Let a node that moves codes move the floats that they stand for."""
+        if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
+            # What is filled in is a code as well; left out it is code zero, which need not mean zero.
+            dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8
+            node.inputs.extend([Variable("")] * (3 - len(node.inputs)))
+            node.inputs[2] = constant(self.names.unique(f"{node.name}.fill"), np.zeros((), dtype))
+        places = _moved_inputs(node)
+        for index in places:
+            tensor = node.inputs[index]
+            known = self.coded.get(tensor)
+            node.inputs[index] = known.value if known is not None else self._decoded(tensor, coded)
+        for codes in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
+            values = Variable(value_name(codes.name, self.names), node.inputs[places[0]].dtype, codes.shape)
+            node.outputs[node.outputs.index(codes)] = values
+            self._code(codes, Coded(values, coded.scale, coded.zero_point), node, scope)
+        self.changed.append(node.name)
+
+    def _decoded(self, tensor: Constant, coded: Coded) -> Constant:
+        """Return the floats that constant codes stand for."""
+        zero_point = coded.zero_point
+        tensor_data = dequantized(tensor.tensor_data, coded.scale.tensor_data, zero_point and zero_point.tensor_data)
+        return Constant(value_name(tensor.name, self.names), tensor_data)
+
+    def _ahead(self, node: Node) -> Coded | None:
+        """Return what the constant codes that a node moves mean: what the DequantizeLinear says that they reach."""
+        moved = [node.inputs[index] for index in _moved_inputs(node)]
+        if not moved or not all(isinstance(one, Constant) and code_range(one.dtype) is not None for one in moved):
+            return None
+        pending, seen = list(node.outputs[:1]), set(node.outputs[:1])
+        while pending:
+            tensor = pending.pop()
+            for reader in tensor.outputs:
+                if reader.op == "DequantizeLinear" and reader.inputs[0] is tensor:
+                    return Coded.by(reader, moved[0])
+                if any(reader.inputs[index] is tensor for index in _moved_inputs(reader)):
+                    pending.extend(one for one in reader.outputs if one not in seen)
+                    seen.update(reader.outputs)
+        return None
+
+    def _zero_point(self, coded: Coded, codes: Variable) -> Tensor:
+        """Return the zero point, which carries the type of the codes; left out it is a zero of theirs."""
+        zero = np.zeros((), codes.dtype or np.uint8)
+        return coded.zero_point or constant(self.names.unique(f"{codes.name}.zero_point"), zero)
+
+    def _put(self, scope: Graph, node: Node, nodes: Sequence[Node]) -> None:
+        """Have nodes inserted behind ``node``."""
+        self.behind[scope].setdefault(node, []).extend(nodes)
+        self.owner.update(dict.fromkeys(nodes, scope))
+
+    def _drop(self, node: Node) -> None:
+        self.gone.append(node)
+        self.changed.append(node.name)
+
+
+def _moved_inputs(node: Node) -> list[int]:
+    """Return the inputs whose values a node moves to its outputs as they are; empty where it does anything else."""
+    operator = operator_of(node)
+    if node.domain or node.op not in _CARRIERS:
+        return []
+    if operator is not None and operator.data is None:
+        return list(range(len(node.inputs)))
+    filling = node.op == "Pad" and node.attrs.get("mode", "constant") == "constant"
+    return [0, 2] if filling and optional_input(node, 2) is not None else [0]
+
+
+# --- clamps and sums as float models write them ---------------------------------------------------------------------
+
+_FLOATS: Final = frozenset({"float16", "float32", "float64"})
+
+
+class RestoreOperators(Pass):
+    """Turn Max and Min with one number into Relu or Clip, and Sum of one or two tensors into nothing or Add.
+
+    Quantized models have the former where the latter would keep a runtime from its kernels. Both compute the same, but
+    only the latter are known to whatever quantizes the float model again. Leaves Max and Min of tensors or of integers,
+    and all of them below opset 11.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; ``changed`` holds the names of the nodes."""
+        changed: list[str] = []
+        gone: list[Node] = []
+        for scope in all_graphs(graph):
+            raised: dict[Variable, Node] = {}
+            for node in scope.nodes:
+                if node.domain:
+                    continue
+                if node.op == "Sum" and len(node.inputs) <= 2:
+                    gone.extend(_add(node))
+                elif node.op in ("Max", "Min") and graph.opset >= _CLIP_HAS_INPUTS and _limit(node) is not None:
+                    gone.extend(_clamp(node, raised))
+                else:
+                    continue
+                changed.append(node.name)
+            for node in raised.values():
+                if not node.inputs[1].values.any():
+                    node.op, node.inputs = "Relu", node.inputs[:1]
+        remove_nodes(graph, gone)
+        return Changes(tuple(changed))
+
+
+def _add(node: Node) -> list[Node]:
+    """Make a Sum an Add of two tensors, or let its consumers read the only one; return it when it is not needed."""
+    if len(node.inputs) == 2:
+        node.op = "Add"
+    elif node.outputs[0].graph_output_of:
+        node.op = "Identity"
+    else:
+        replace_uses(node.outputs[0], node.inputs[0])
+        return [node]
+    return []
+
+
+def _clamp(node: Node, raised: dict[Variable, Node]) -> list[Node]:
+    """Make a Max or Min with a number a Clip; return the Max that is not needed because Min ends its range."""
+    limit = _limit(node)
+    data = next(tensor for tensor in node.inputs if tensor is not limit)
+    if node.op == "Max":
+        raised[node.outputs[0]] = node
+        node.op, node.inputs = "Clip", [data, limit]
+        return []
+    lower = raised.get(data)
+    if lower is None or len(data.outputs) > 1 or data.graph_output_of:
+        node.op, node.inputs = "Clip", [data, Variable(""), limit]
+        return []
+    node.op, node.inputs = "Clip", [*lower.inputs, limit]
+    del raised[data]
+    return [lower]
+
+
+def _limit(node: Node) -> Constant | None:
+    """Return the number that is one of two inputs, the other being a tensor."""
+    numbers = [tensor for tensor in node.inputs if isinstance(tensor, Constant)]
+    if len(node.inputs) != 2 or len(numbers) != 1 or numbers[0].shape or numbers[0].dtype.name not in _FLOATS:
+        return None
+    return numbers[0]

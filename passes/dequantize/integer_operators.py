@@ -1,0 +1,510 @@
+"""Operators that compute with quantized values back to the float operators that they stand for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    TensorData,
+    Variable,
+    all_graphs,
+    all_nodes,
+    constant,
+    insert_nodes,
+    optional_input,
+    remove_unused,
+    replace_nodes,
+    sole_consumer,
+)
+from onnxq.ops import INTEGER_OPERATORS, OPERATORS, IntegerOperator, check_inputs, operator_of
+from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter, value_name
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
+
+_ADDS_A_BIAS: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
+_AXES_ARE_INPUTS: Final = {"ReduceMean": 18}
+_SOFTMAX_TAKES_AN_AXIS: Final = 13
+_LSTM_INPUTS: Final = 8
+
+
+class ReplaceIntegerOperators(Pass):
+    """Replace the nodes of INTEGER_OPERATORS, and DynamicQuantizeLSTM, by float ones.
+
+    A constant operand becomes the float weight that its codes stand for; any other is read through DequantizeLinear,
+    and what comes out passes through QuantizeLinear where it is codes. Works in every graph of the model.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; ``changed`` holds the names of the nodes.
+
+        Raises:
+            ModelError: a node says what its codes mean in a way that is not known; the message names it.
+        """
+        replacing = _Replacing(Names(graph), graph.opset)
+        instead: dict[Node, Sequence[Node]] = {}
+        for _, node in all_nodes(graph):
+            row = INTEGER_OPERATORS.get(node.op)
+            if row is not None:
+                instead[node] = replacing.float_nodes(node, row)
+            elif node.op == "DynamicQuantizeLSTM":
+                instead[node] = [replacing.recurrent(node)]
+        replace_nodes(graph, instead)
+        return Changes(tuple(node.name for node in instead))
+
+
+@dataclass(eq=False)
+class _Replacing:
+    """Makes float nodes; weights that several nodes share are decoded once."""
+
+    names: Names
+    opset: int
+    weights: dict[tuple[object, ...], Constant] = field(default_factory=dict)
+
+    def float_nodes(self, node: Node, row: IntegerOperator) -> list[Node]:
+        """Return the nodes that compute what ``node`` stands for, whose outputs they take over."""
+        triples = _triples(node, row)
+        check_inputs(node, [*row.first, *(index for triple in triples for index in triple[:2])])
+        attributes = self._attributes(node, row)
+        nodes: list[Node] = []
+        inputs = self._inputs(node, row, triples, attributes, nodes)
+        bias = self._bias(node, row, triples)
+        if bias is not None and row.float_op in _ADDS_A_BIAS:
+            inputs.append(bias)
+        name = self.names.unique(f"{node.name}.float")
+        nodes.append(Node(row.float_op, name, attributes, inputs, domain=row.domain))
+        output, shape = node.outputs[0].name, node.outputs[0].shape
+        if bias is not None and row.float_op not in _ADDS_A_BIAS:
+            self._then(
+                nodes, "Add", f"{node.name}.bias", Variable(self.names.unique(f"{output}.product"), shape=shape), bias
+            )
+        scale = optional_input(node, row.result[0]) if row.result is not None else None
+        if row.result is not None and scale is not None:
+            parameters: list[Tensor] = [scale]
+            parameters += filter(None, [optional_input(node, row.result[1])])
+            values = Variable(value_name(output, self.names), shape=shape)
+            self._then(nodes, "QuantizeLinear", f"{node.name}.quantize", values, *parameters)
+        outputs = list(node.outputs)
+        node.outputs.clear()
+        nodes[-1].outputs.extend(outputs)
+        return nodes
+
+    def _then(self, nodes: list[Node], op: str, name: str, values: Variable, *others: Tensor) -> None:
+        """Append a node that reads what the last one makes."""
+        values.dtype = others[0].dtype
+        nodes[-1].outputs.append(values)
+        nodes.append(Node(op, self.names.unique(name), {}, [values, *others]))
+
+    def _inputs(
+        self,
+        node: Node,
+        row: IntegerOperator,
+        triples: Sequence[tuple[int, int, int]],
+        attributes: dict[str, object],
+        nodes: list[Node],
+    ) -> list[Tensor]:
+        """Return what the float node reads, its bias aside; what decodes it is appended to ``all_nodes``."""
+        probe = Node(row.float_op, attrs=attributes, domain=row.domain)
+        inputs = [node.inputs[index] for index in row.first]
+        inputs += [
+            self._operand(node, probe, place, triple, nodes) for place, triple in enumerate(triples, len(inputs))
+        ]
+        inputs += [optional_input(node, index) or Variable("") for index in row.last]
+        while not inputs[-1].name:
+            inputs.pop()
+        if "axes" in attributes and self.opset >= _AXES_ARE_INPUTS.get(row.float_op, self.opset + 1):
+            axes = np.array(attributes.pop("axes"), np.int64)
+            inputs.append(constant(self.names.unique(f"{node.name}.axes"), axes))
+        return inputs
+
+    def _attributes(self, node: Node, row: IntegerOperator) -> dict[str, object]:
+        """Return the attributes of the float node."""
+        if node.attrs.get("channels_last", 0):
+            raise ModelError(
+                f"node {node.name} ({node.op}) has its channels last, expected first; "
+                "dequantize the model from before it was optimised"
+            )
+        written = int(node.attrs.get("opset", self.opset))
+        sides = [version >= _SOFTMAX_TAKES_AN_AXIS for version in (written, self.opset)]
+        if node.op == "QLinearSoftmax" and sides[0] != sides[1] and node.attrs.get("axis") != -1:
+            raise ModelError(
+                f"node {node.name} ({node.op}) follows opset {written}, expected that of the model, {self.opset}; "
+                "quantize a model of one opset"
+            )
+        return {key: value for key, value in node.attrs.items() if key not in row.dropped}
+
+    def _operand(self, node: Node, probe: Node, place: int, triple: tuple[int, int, int], nodes: list[Node]) -> Tensor:
+        """Return the floats of an operand: decoded where it is constant, else behind a DequantizeLinear."""
+        codes, scale = node.inputs[triple[0]], node.inputs[triple[1]]
+        zero_point = optional_input(node, triple[2])
+        if isinstance(codes, Constant):
+            known = operator_of(probe)
+            axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
+            return self._weight(node, codes, scale, zero_point, axis)
+        values = Variable(self.names.unique(f"{codes.name}.dequantized"))
+        inputs = [codes, scale, *filter(None, [zero_point])]
+        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, inputs, [values]))
+        return values
+
+    def _weight(self, node: Node, codes: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
+        key = codes, scale, zero_point, axis
+        if key not in self.weights:
+            zero = zero_point and _payload(node, zero_point)
+            tensor_data = dequantized(codes.tensor_data, _payload(node, scale), zero, axis % max(1, len(codes.shape)))
+            self.weights[key] = self._constant(codes, tensor_data)
+        return self.weights[key]
+
+    def _bias(self, node: Node, row: IntegerOperator, triples: Sequence[tuple[int, int, int]]) -> Tensor | None:
+        """Return the bias as floats: its codes count in the product of the operands' scales."""
+        bias = optional_input(node, row.bias) if row.bias is not None else None
+        if not isinstance(bias, Constant) or bias.dtype.kind != "i":
+            return bias
+        scales = [np.asarray(_payload(node, node.inputs[triple[1]]).load(), np.float32) for triple in triples]
+        product: Array = np.array(node.attrs.get("alpha", 1), np.float32)
+        for scale in scales:
+            if 1 not in (scale.size, product.size):
+                raise ModelError(
+                    f"node {node.name} ({node.op}) has scales of {[scale.size for scale in scales]} numbers, expected "
+                    "one number for all operands but one; the model is damaged, export it again"
+                )
+            product = np.multiply(product, scale.reshape(-1))
+        flat = constant("", product.reshape(-1))
+        return self._constant(bias, dequantized(bias.tensor_data, flat.tensor_data, None, len(bias.shape) - 1))
+
+    def recurrent(self, node: Node) -> Node:
+        """Return the LSTM that a DynamicQuantizeLSTM stands for; its weights lie transposed."""
+        check_inputs(node, (0, 1, 2, *range(_LSTM_INPUTS, _LSTM_INPUTS + 4)))
+        inputs = list(node.inputs[:_LSTM_INPUTS])
+        for index, scale in ((1, _LSTM_INPUTS), (2, _LSTM_INPUTS + 2)):
+            tensors = node.inputs[index], *node.inputs[scale : scale + 2]
+            key = node.op, *tensors
+            if key not in self.weights:
+                parts = [_payload(node, tensor) for tensor in tensors]
+                self.weights[key] = self._constant(tensors[0], computed(partial(_transposed, *parts)))
+            inputs[index] = self.weights[key]
+        while not inputs[-1].name:
+            inputs.pop()
+        outputs = list(node.outputs)
+        node.outputs.clear()
+        return Node("LSTM", self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs, outputs)
+
+    def _constant(self, codes: Tensor, tensor_data: TensorData) -> Constant:
+        return Constant(value_name(codes.name, self.names), tensor_data)
+
+
+def _triples(node: Node, row: IntegerOperator) -> tuple[tuple[int, int, int], ...]:
+    """Return the input indices of codes, scale and zero point of each operand."""
+    if not row.repeats:
+        return row.operands
+    return tuple((index, index + 1, index + 2) for index in range(row.operands[0][0], len(node.inputs), 3))
+
+
+def _transposed(codes: TensorData, scale: TensorData, zero_point: TensorData) -> Array:
+    """Return [directions, gates, size] weights of an LSTM from [directions, size, gates] codes.
+
+    There is one scale for each direction, or one for each direction and gate.
+    """
+    scales, zero_points = (values.load().reshape(values.shape[0], 1, -1) for values in (scale, zero_point))
+    return np.ascontiguousarray(dequantize_linear(codes.load(), scales, zero_points).transpose(0, 2, 1))
+
+
+def _payload(node: Node, tensor: Tensor) -> TensorData:
+    if not isinstance(tensor, Constant):
+        raise ModelError(
+            f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
+            "its codes have no float meaning that is known beforehand"
+        )
+    return tensor.tensor_data
+
+
+# --- MatMulInteger and ConvInteger ----------------------------------------------------------------------------------
+
+_FLOAT_OP: Final = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+_QUANTIZERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
+_OPERANDS = 2
+_ROUNDING: Final = frozenset({"Cast", "Ceil", "Floor", "Round"})
+_SHAPING: Final = frozenset({"Reshape", "Unsqueeze"})
+
+
+class ReplaceIntegerProducts(Pass):
+    """Replace MatMulInteger and ConvInteger, and the Cast and Mul that scale what they give, by MatMul and Conv.
+
+    The factors of the scale are those of the operands: what a quantizer measured, and constants, which with constant
+    codes make the float weight. Other factors are multiplied behind the product. A bias that was divided by the scale,
+    rounded and added to the integers is added as it was. Operands that are no constants are read through
+    DequantizeLinear. A product that is not scaled back multiplies the numbers that codes count, and is rounded. Removes
+    what nothing reads any longer.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; ``changed`` holds the names of the nodes.
+
+        Raises:
+            ModelError: the scale of an operand is measured, and the product is not scaled by it, or an operand that is
+                no constant has several zero points; the message names the node.
+        """
+        products = _Products(Names(graph))
+        changed = []
+        for scope in all_graphs(graph):
+            behind: dict[Node, Sequence[Node]] = {}
+            for node in scope.nodes:
+                if node.op in _FLOAT_OP and not node.domain:
+                    last, nodes = products.float_nodes(node)
+                    behind[last] = nodes
+                    changed.append(node.name)
+            insert_nodes(scope, after=behind)
+        if changed:
+            remove_unused(graph)
+        return Changes(tuple(changed))
+
+
+@dataclass(eq=False)
+class _Scaled:
+    """A product on its way back to floats.
+
+    Attributes:
+        last: the node that makes it floats of the right size, or the product itself where none does.
+        factors: what it is multiplied by, broken down.
+        bias: floats that are added behind the factors, or None.
+        by_channel: whether the bias has one number for each channel of a convolution.
+    """
+
+    last: Node
+    factors: list[Tensor] = field(default_factory=list)
+    bias: Tensor | None = None
+    by_channel: bool = False
+
+
+@dataclass(eq=False)
+class _Products:
+    names: Names
+    weights: dict[tuple[Tensor | None, ...], Constant] = field(default_factory=dict)
+
+    def float_nodes(self, node: Node) -> tuple[Node, list[Node]]:
+        """Return the node that gave the scaled product, and the nodes that make it instead."""
+        scaled = _scaled(node) or _Scaled(node)
+        op, factors, nodes = _FLOAT_OP[node.op], list(scaled.factors), list[Node]()
+        inputs: list[Tensor] = [Variable(""), Variable("")]
+        stored = [index for index in OPERATORS["", op].weights if isinstance(node.inputs[index], Constant)]
+        for index in (0, 1):
+            if index not in stored:
+                inputs[index] = self._operand(node, index, factors, nodes)
+        for index in stored:
+            own = [factor for factor in factors if _is_of_channels(factor, node, index)]
+            factors = [factor for factor in factors if factor not in own]
+            inputs[index] = self._weight(node, index, own)
+        output = scaled.last.outputs[0]
+        scaled.last.outputs[0] = Variable("")
+        if scaled.by_channel and not factors and scaled.bias is not None:
+            inputs.append(scaled.bias)
+        nodes.append(Node(op, self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs))
+        for factor in factors:
+            self._then(nodes, "Mul", f"{node.name}.factor", output, factor)
+        if scaled.bias is not None and scaled.bias not in inputs:
+            self._then(nodes, "Add", f"{node.name}.bias", output, scaled.bias)
+        if scaled.last is node:
+            self._then(nodes, "Round", f"{node.name}.round", output)
+            self._then(nodes, "Cast", f"{node.name}.integers", output, to=int(TensorProto.INT32))
+        nodes[-1].outputs.append(output)
+        return scaled.last, nodes
+
+    def _then(
+        self, nodes: list[Node], op: str, name: str, output: Variable, *others: Tensor, **attributes: int
+    ) -> None:
+        """Append a node that reads what the last one makes."""
+        made = Variable(self.names.unique(f"{output.name}.product"), np.float32, output.shape)
+        nodes[-1].outputs.append(made)
+        nodes.append(Node(op, self.names.unique(name), attributes, [made, *others]))
+
+    def _operand(self, node: Node, index: int, factors: list[Tensor], nodes: list[Node]) -> Variable:
+        """Return the floats of an operand, behind a DequantizeLinear; its scale is taken out of the factors."""
+        codes, zero_point = node.inputs[index], optional_input(node, index + 2)
+        scale = _measured_scale(codes) or _likely_scale(codes, factors) or self._number(node, np.ones(()))
+        found = next((factor for factor in factors if same_parameter(factor, scale)), None)
+        if found is not None:
+            factors.remove(found)
+        elif isinstance(scale, Constant) and scale.values.all():
+            factors.append(self._number(node, 1 / scale.values))
+        else:
+            raise _not_read(node, f"the measured scale of {codes.name} is not among its factors")
+        if isinstance(scale, Constant) and scale.shape:
+            scale = self._number(node, scale.values.reshape(()))
+        if isinstance(zero_point, Constant) and zero_point.shape:
+            if zero_point.values.size != 1:
+                raise _not_read(node, f"{codes.name} has {zero_point.values.size} zero points, expected one")
+            zero_point = constant(self.names.unique(f"{node.name}.zero"), zero_point.values.reshape(()))
+        values = Variable(self.names.unique(f"{codes.name}.dequantized"), np.float32, codes.shape)
+        read = [codes, scale, *filter(None, [zero_point])]
+        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, read, [values]))
+        return values
+
+    def _number(self, node: Node, value: NDArray[Any]) -> Constant:
+        return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))
+
+    def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
+        """Return the float weight: constant codes times the factors that are its own."""
+        codes, zero_point = node.inputs[index], optional_input(node, index + 2)
+        if not isinstance(zero_point, Constant | None):
+            raise _not_read(node, f"the zero point of {codes.name} is computed, expected a constant")
+        axis = _channels(node, index) % max(1, len(codes.shape))
+        key = axis, codes, zero_point, *factors
+        if key not in self.weights:
+            scale = np.ones((), np.float32)
+            for factor in factors:
+                scale = scale * factor.values.reshape(-1)
+            flat = constant("", np.asarray(scale, np.float32).reshape(-1))
+            zero = zero_point and zero_point.tensor_data
+            tensor_data = dequantized(codes.tensor_data, flat.tensor_data, zero, axis)
+            self.weights[key] = Constant(value_name(codes.name, self.names), tensor_data)
+        return self.weights[key]
+
+
+def _channels(node: Node, index: int) -> int:
+    return OPERATORS["", _FLOAT_OP[node.op]].weights[index].channels(node)
+
+
+def _is_of_channels(factor: Tensor, node: Node, index: int) -> bool:
+    """Whether a factor of the product is a constant of one number, or one for each channel of a constant operand."""
+    if not isinstance(factor, Constant):
+        return False
+    shape, weight = factor.shape, node.inputs[index].shape
+    if len(shape) > max(1, len(weight)):
+        return False
+    size, axis = math.prod(shape), _channels(node, index)
+    # The product of a convolution has its channels second, that of a matrix where the weight has them.
+    place = 1 - len(weight) if node.op == "ConvInteger" else axis
+    return size == 1 or (len(weight) > 1 and size == weight[axis] and -place <= len(shape) and shape[place] == size)
+
+
+def _scaled(node: Node) -> _Scaled | None:
+    """Follow a product to where it has the size of floats: [Add] -> Cast -> Mul [-> Mul]; None where it does not."""
+    bias = None
+    current = sole_consumer(node.outputs[0])
+    if current is not None and current.op == "Add":
+        bias = next(tensor for tensor in current.inputs if tensor is not node.outputs[0])
+        current = sole_consumer(current.outputs[0])
+    if current is None or current.op != "Cast" or current.attrs.get("to") != TensorProto.FLOAT:
+        return None
+    measured = [_measured_scale(tensor) for tensor in node.inputs[:2] if not isinstance(tensor, Constant)]
+    factors: list[Tensor] = []
+    last = current
+    while len(factors) < _OPERANDS or not all(any(same_parameter(one, scale) for one in factors) for scale in measured):
+        reader = sole_consumer(last.outputs[0])
+        if reader is None or reader.op != "Mul":
+            break
+        factors.extend(_factors(next(tensor for tensor in reader.inputs if tensor is not last.outputs[0])))
+        last = reader
+    if last is current:
+        return None
+    return _Scaled(last, factors) if bias is None else _with_bias(_Scaled(last, factors), node, bias)
+
+
+def _factors(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors whose product a tensor is."""
+    found, pending = [], [tensor]
+    while pending:
+        one = pending.pop()
+        if one.inputs and one.inputs[0].op == "Mul":
+            pending.extend(one.inputs[0].inputs)
+        else:
+            found.append(one)
+    return found
+
+
+def _measured_scale(codes: Tensor) -> Tensor | None:
+    """Return the scale of the quantizers that codes come from, through nodes that only move them."""
+    found: list[Tensor] = []
+    pending, seen = [codes], {codes}
+    while pending:
+        maker = next(iter(pending.pop().inputs), None)
+        if maker is None:
+            return None
+        if maker.op in _QUANTIZERS:
+            found.append(maker.outputs[1] if maker.op == "DynamicQuantizeLinear" else maker.inputs[1])
+            continue
+        operator = operator_of(maker)
+        if operator is None or not operator.moves:
+            return None
+        moved = maker.inputs if operator.data is None else [maker.inputs[index] for index in operator.data]
+        pending.extend(tensor for tensor in moved if tensor not in seen)
+        seen.update(moved)
+    first = found[0]
+    single = not isinstance(first, Constant) or math.prod(first.shape) == 1
+    return first if single and all(same_parameter(first, scale) for scale in found) else None
+
+
+def _likely_scale(codes: Tensor, factors: Sequence[Tensor]) -> Constant | None:
+    """Return a factor that can be the scale of codes that no quantizer made: what else decodes them has it, or any."""
+    numbers = [factor for factor in factors if isinstance(factor, Constant) and math.prod(factor.shape) == 1]
+    decoders = [node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes]
+    known = (one for one in numbers for node in decoders if same_parameter(one, node.inputs[1]))
+    return next(known, None) or next(iter(numbers), None)
+
+
+def _with_bias(scaled: _Scaled, node: Node, added: Tensor) -> _Scaled | None:
+    """Return a product with what was divided by its factors and rounded to the integers that are added."""
+    tensor, shaped = added, False
+    while tensor.inputs:
+        maker = tensor.inputs[0]
+        if maker.op == "Div":
+            if not _are_same(scaled.factors, _factors(maker.inputs[1])):
+                return None
+            bias = maker.inputs[0]
+            by_channel = node.op == "ConvInteger" and isinstance(bias, Constant) and _is_by_channel(added, bias)
+            return replace(scaled, bias=bias, by_channel=by_channel) if by_channel or not shaped else None
+        if maker.op not in _ROUNDING | _SHAPING:
+            return None
+        shaped = shaped or maker.op in _SHAPING
+        tensor = maker.inputs[0]
+    return None
+
+
+def _is_by_channel(added: Tensor, bias: Constant) -> bool:
+    """Whether a vector is added along the second axis of a convolution's result."""
+    sizes = list(added.shape or ())
+    return len(bias.shape) == 1 and len(sizes) > 1 and sizes == [1, bias.shape[0], *(1,) * (len(sizes) - 2)]
+
+
+def _are_same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    left = list(others)
+    for one in ones:
+        found = next((other for other in left if other is one or _are_equal(one, other)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same constant numbers along the same axes, counted from the last."""
+    stored, extents = [], []
+    for tensor in (one, other):
+        sizes = list(tensor.shape or ())
+        while sizes and sizes[0] == 1:
+            sizes.pop(0)
+        extents.append(sizes if tensor.shape is not None else None)
+        while tensor.inputs and tensor.inputs[0].op in _SHAPING:
+            tensor = tensor.inputs[0].inputs[0]
+        stored.append(tensor)
+    fixed = all(isinstance(tensor, Constant) for tensor in stored)
+    return fixed and None not in extents and extents[0] == extents[1] and same_parameter(*stored)
+
+
+def _not_read(node: Node, reason: str) -> ModelError:
+    return ModelError(
+        f"node {node.name} ({node.op}) gives integers that have no float meaning known to onnxq: {reason}; "
+        "dequantize the model that it was optimised from"
+    )

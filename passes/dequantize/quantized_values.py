@@ -1,0 +1,219 @@
+"""Quantized values: which floats they stand for, how float models take them in and give them out, and names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.ir import (
+    Constant,
+    Names,
+    Node,
+    Tensor,
+    TensorData,
+    Variable,
+    constant,
+    onnx_dtype,
+    optional_input,
+)
+from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """What codes stand for.
+
+    Attributes:
+        value: the floats.
+        scale: as a tensor.
+        zero_point: as a tensor, or None.
+        layout: axis and block size of the scale; empty for a single number.
+    """
+
+    value: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    layout: tuple[int, ...] = ()
+
+    @classmethod
+    def by(cls, node: Node, value: Tensor) -> Coded:
+        """Return what a QuantizeLinear or DequantizeLinear says about codes."""
+        scale = node.inputs[1]
+        if isinstance(scale, Constant):
+            single = math.prod(scale.shape) == 1
+        else:
+            single = any(maker.op == "DynamicQuantizeLinear" for maker in scale.inputs)
+        layout = () if single else (int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0)))
+        return cls(value, scale, optional_input(node, 2), layout)
+
+    def agrees(self, other: Coded) -> bool:
+        """Whether the same codes mean the same floats."""
+        return (
+            self.layout == other.layout
+            and same_parameter(self.scale, other.scale)
+            and same_parameter(self.zero_point, other.zero_point)
+        )
+
+    def factor(self, other: Coded) -> NDArray[np.float64] | None:
+        """Return how many times as large the floats are that another reading makes of the same codes, where it knows.
+
+        A scale in which a factor lies leaves the zero point as it is. The factor is a single number, or one for each
+        channel in a shape that is broadcast to the floats.
+        """
+        if not _have_one_zero_point(self.zero_point, other.zero_point):
+            return None
+        here, there = (self._scales(one, self.value) for one in (self, other))
+        return there / here if here is not None and there is not None and here.all() and there.all() else None
+
+    @staticmethod
+    def _scales(of: Coded, value: Tensor) -> NDArray[np.float64] | None:
+        """Return the scale in a shape that is broadcast to the floats, or None where it is not known or in blocks."""
+        if not isinstance(of.scale, Constant):
+            return None
+        scales = of.scale.values.astype(np.float64)
+        if not of.layout:
+            return scales.reshape(())
+        axis, block = of.layout
+        if block or value.shape is None:
+            return None
+        return scales.reshape([-1 if place == axis % len(value.shape) else 1 for place in range(len(value.shape))])
+
+
+def _have_one_zero_point(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether all codes of two readings have the same zero point, however many times it is written down."""
+    if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
+        return one is other
+    found = {int(value) for tensor in (one, other) for value in ([0] if tensor is None else tensor.values.reshape(-1))}
+    return len(found) == 1
+
+
+def same_parameter(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two scales or zero points are the same; a zero point that is left out is zero."""
+    if one is other:
+        return True
+    if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
+        return False
+    left, right = (np.zeros(()) if tensor is None else tensor.values.squeeze() for tensor in (one, other))
+    return bool(np.array_equal(left, right)) or (None in (one, other) and not left.any() and not right.any())
+
+
+# --- quantized inputs and outputs of a float model ------------------------------------------------------------------
+
+_ROUND_SINCE: Final = 11
+
+
+def code_range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
+    """Return the lowest and the highest code of an integer type; None for any other type.
+
+    >>> code_range(np.dtype(np.int8))
+    (-128, 127)
+    """
+    try:
+        limits = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError):
+        return None
+    return int(limits.min), int(limits.max)
+
+
+def decode_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None, values: Variable, names: Names) -> list[Node]:
+    """Return ``Cast -> [Sub] -> Mul``, which computes what DequantizeLinear with one scale does, bit for bit.
+
+    Args:
+        codes: what is decoded.
+        scale: one number.
+        zero_point: one code; None for zero.
+        values: the decoded tensor, which has no producer yet.
+        names: source of new names.
+    """
+    to = onnx_dtype(scale) or int(TensorProto.FLOAT)
+    number = Variable(names.unique(f"{values.name}.number"))
+    nodes = [Node("Cast", names.unique(f"{values.name}.cast"), {"to": to}, [codes], [number])]
+    if zero_point is not None:
+        zero = Variable(names.unique(f"{values.name}.zero"))
+        shifted = Variable(names.unique(f"{values.name}.shifted"))
+        nodes += [
+            Node("Cast", names.unique(f"{values.name}.cast_zero"), {"to": to}, [zero_point], [zero]),
+            Node("Sub", names.unique(f"{values.name}.subtract"), {}, [number, zero], [shifted]),
+        ]
+        number = shifted
+    return [*nodes, Node("Mul", names.unique(f"{values.name}.multiply"), {}, [number, scale], [values])]
+
+
+def encode_codes(
+    values: Tensor, scale: Tensor, zero_point: Constant, codes: Variable, names: Names, opset: int
+) -> list[Node]:
+    """Return ``Div -> Round -> Add -> Clip -> Cast``, which computes what QuantizeLinear with one scale does.
+
+    Args:
+        values: what is encoded.
+        scale: one number.
+        zero_point: one code of the type that codes have.
+        codes: the encoded tensor, which has no producer yet.
+        names: source of new names.
+        opset: of the default domain.
+
+    Raises:
+        ModelError: the codes are not integers, or the opset has no Round.
+    """
+    limits = code_range(zero_point.dtype)
+    if limits is None or opset < _ROUND_SINCE:
+        raise ModelError(
+            f"codes of tensor {codes.name} leave the model as {zero_point.dtype} at opset {opset}, expected integers "
+            f"at opset {_ROUND_SINCE} or above; upgrade the model's opset, or remove this output"
+        )
+    dtype = np.float32 if onnx_dtype(scale) in (0, TensorProto.FLOAT) else scale.dtype
+    low, high, zero = (
+        constant(names.unique(f"{codes.name}.{role}"), np.asarray(number, np.float32).astype(dtype))
+        for role, number in zip(("minimum", "maximum", "zero"), (*limits, zero_point.values), strict=True)
+    )
+    steps: list[tuple[str, list[Tensor]]] = [("Div", [scale]), ("Round", []), ("Add", [zero]), ("Clip", [low, high])]
+    nodes: list[Node] = []
+    for op, others in steps:
+        made = Variable(names.unique(f"{codes.name}.{op.lower()}"))
+        nodes.append(Node(op, names.unique(f"{codes.name}.encode_{op.lower()}"), {}, [values, *others], [made]))
+        values = made
+    to = {"to": zero_point.tensor_data.onnx_dtype}
+    return [*nodes, Node("Cast", names.unique(f"{codes.name}.encode"), to, [values], [codes])]
+
+
+# --- constants ------------------------------------------------------------------------------------------------------
+
+# What onnxq and onnxruntime.quantization append to the name of a weight.
+_SUFFIXES: Final = (".codes", "_quantized")
+
+
+def value_name(codes: str, names: Names, otherwise: str = "") -> str:
+    """Return and take a name for the floats behind codes: what they were called before, where that is known and free.
+
+    >>> from onnxq.ir import Graph
+    >>> value_name("w.codes", Names(Graph())), value_name("c", Names(Graph()))
+    ('w', 'c.values')
+    """
+    base = next((codes.removesuffix(suffix) for suffix in _SUFFIXES if codes.endswith(suffix)), "")
+    if base and base not in names:
+        return names.unique(base)
+    return otherwise or names.unique(f"{codes}.values")
+
+
+def dequantized(codes: TensorData, scale: TensorData, zero_point: TensorData | None, axis: int = 1) -> TensorData:
+    """Return ``(codes - zero point) * scale`` in the type of the scale.
+
+    Args:
+        codes: of any integer or 8-bit float type.
+        scale: one number, one for each index of ``axis``, or a shape that broadcasts against the codes.
+        zero_point: of the scale's shape or one number; None for zero.
+        axis: axis of the codes that a vector of scales lies along.
+    """
+
+    def compute() -> Array:
+        zero = None if zero_point is None else zero_point.load()
+        return dequantize_linear(codes.load(), scale.load(), zero, axis)
+
+    return computed(compute, scale.onnx_dtype, codes.shape)

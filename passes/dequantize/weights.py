@@ -1,0 +1,457 @@
+"""Weights back to floats: subgraphs of constants that dequantize, and onnxruntime's packed blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.ir import (
+    ArrayData,
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    TensorData,
+    Variable,
+    all_graphs,
+    all_nodes,
+    become_constant,
+    is_constant,
+    onnx_dtype,
+    remove_nodes,
+    replace_nodes,
+    replace_uses,
+)
+from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.ort_packing import unpack_matmul_nbits
+from onnxq.numerics.packing import unpack_rows
+from onnxq.ops import check_inputs
+from onnxq.passes.dequantize.quantized_values import value_name
+from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite.constant_folding import Array, Step, computed, dequantize_linear, evaluate, is_small
+
+_FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+# Wider constants of float models are indices, sizes and masks, unless their bits are taken apart.
+_CODES: Final = frozenset(map(np.dtype, (np.int8, np.uint8, np.int16, np.uint16, np.uint32)))
+_BITWISE: Final = frozenset({"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"})
+_LINEAR: Final = frozenset({"DequantizeLinear", "QuantizeLinear"})
+# Each row of what they make comes from that row of what they read.
+_ROW_BY_ROW: Final = frozenset(
+    {
+        *_BITWISE,
+        *_LINEAR,
+        "Add",
+        "Cast",
+        "Div",
+        "Gather",
+        "Identity",
+        "Mul",
+        "Neg",
+        "Pad",
+        "Pow",
+        "Reshape",
+        "Slice",
+        "Sub",
+        "Unsqueeze",
+        "Where",
+    }
+)
+# What decoders are made of; nothing random, nothing with bodies.
+_DECODING: Final = _ROW_BY_ROW | {"Concat", "Exp", "Expand", "Flatten", "Mod", "Split", "Squeeze", "Tile", "Transpose"}
+# They read scales that are constants, and decode the rest themselves.
+_KERNELS: Final = frozenset({"GatherBlockQuantized", "MatMulNBits"})
+# A word holds at most sixteen codes; scales that are spread out and small tables make the rest.
+_MOST_GROWTH = 64
+_ALWAYS_FINE = 1 << 20
+_SAMPLED_ROWS = 5
+_TOO_LARGE = "it is far larger than what it is computed from"
+_MIXED = "its rows cannot be computed one by one"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A choice of rows: some tensor's indices into tables of this many rows."""
+
+    indices: Variable
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Something that a decoder gives to the rest of the graph.
+
+    Attributes:
+        tensor: the result.
+        scope: the graph that lists its maker.
+        codes: name of a constant that it is computed from.
+        tensor_data: its values, or those of the whole table; None when they cannot take its place.
+        rows: which rows of the table it is; None when it is all.
+        obstacle: why the values cannot take its place, where they cannot.
+        recipe: how the values are computed; equal recipes give equal values.
+    """
+
+    tensor: Variable
+    scope: Graph
+    codes: str
+    tensor_data: TensorData | None
+    rows: Rows | None
+    obstacle: str
+    recipe: tuple[object, ...]
+
+
+@dataclass(eq=False)
+class ConstantCones:
+    """The decoders of a graph and its bodies.
+
+    Attributes:
+        nodes: in an order of execution, with the graph that lists each.
+        positions: of the nodes in that order.
+        makers: the node of each tensor.
+        codes: for each tensor computed from codes the name of the first constant that holds them.
+        elements: how many stored elements each tensor is computed from, those read twice counted twice.
+        rows: for each tensor that holds chosen rows only, which.
+    """
+
+    nodes: dict[Node, Graph] = field(default_factory=dict)
+    positions: dict[Node, int] = field(default_factory=dict)
+    makers: dict[Variable, Node] = field(default_factory=dict)
+    codes: dict[Tensor, str] = field(default_factory=dict)
+    elements: dict[Tensor, int] = field(default_factory=dict)
+    rows: dict[Tensor, Rows] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph) -> ConstantCones:
+        """Find the decoders; nodes are in an order of execution."""
+        cones = cls()
+        for scope in all_graphs(graph):
+            for node in scope.nodes:
+                if node.op in _DECODING and (not node.domain or node.op == "DequantizeLinear"):
+                    cones._take(node, scope)
+        return cones
+
+    def _take(self, node: Node, scope: Graph) -> None:
+        inputs = [tensor for tensor in node.inputs if tensor.name]
+        chosen = {self.rows[tensor] for tensor in inputs if tensor in self.rows}
+        chooses = node.op == "Gather" and len(inputs) == 2 and not node.attrs.get("axis", 0)
+        if chooses and not chosen and not self._known(inputs[1]):
+            count = (inputs[0].shape or (None,))[0]
+            if not isinstance(count, int):
+                return
+            chosen.add(Rows(inputs[1], count))
+            inputs = inputs[:1]
+        if not inputs or not all(map(self._known, inputs)):
+            return
+        if len(chosen) > 1 or (chosen and node.op not in _ROW_BY_ROW):
+            return
+        self.nodes[node] = scope
+        self.positions[node] = len(self.positions)
+        codes = next((self.codes[tensor] for tensor in inputs if tensor in self.codes), "") or next(
+            (tensor.name for tensor in inputs if isinstance(tensor, Constant) and _is_codes(tensor)), ""
+        )
+        read = sum(math.prod(t.shape) if isinstance(t, Constant) else self.elements[t] for t in inputs)
+        for tensor in node.outputs:
+            self.makers[tensor] = node
+            self.elements[tensor] = read
+            if codes or node.op in _LINEAR or node.op in _BITWISE:
+                self.codes[tensor] = codes or inputs[0].name
+            if chosen:
+                self.rows[tensor] = next(iter(chosen))
+
+    def _known(self, tensor: Tensor) -> bool:
+        return is_constant(tensor) or tensor in self.makers
+
+    def results(self, opset: int) -> list[Decoded]:
+        """Return the float tensors computed from codes that the rest of the graph reads, in an order of execution.
+
+        Where the values of one cannot take its place, or it is no float, its node is left to the rest of the graph, and
+        what that node reads is a result.
+
+        Raises:
+            ModelError: one cannot be computed; the message names the node.
+        """
+        found: list[Decoded] = []
+        left: set[Node] = set()
+        for tensor, maker in reversed(self.makers.items()):
+            outside = [consumer for consumer in tensor.outputs if consumer in left or consumer not in self.nodes]
+            if not (outside or tensor.graph_output_of):
+                continue
+            coded = tensor in self.codes or any(consumer.op in _KERNELS for consumer in outside)
+            is_float = onnx_dtype(tensor) in {*_FLOATS, 0}
+            one = self._result(tensor, maker, opset) if coded and is_float else None
+            if one is not None and (one.tensor_data is not None or not left.intersection(outside)):
+                found.append(one)
+            if one is not None and one.tensor_data is not None:
+                continue
+            left.add(maker)
+        return found[::-1]
+
+    def _result(self, tensor: Variable, maker: Node, opset: int) -> Decoded | None:
+        """Return a tensor with its values, or what is in their way; None where it turns out to be no float."""
+        rows, steps = self.rows.get(tensor), self._steps(tensor)
+        if rows is None:
+            tensor_data, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
+        else:
+            tensor_data, obstacle = _table(tensor, steps, rows, opset), _MIXED
+        if tensor_data is not None and tensor_data.onnx_dtype not in _FLOATS:
+            return None
+        recipe = _recipe(tensor, steps, rows)
+        return Decoded(tensor, self.nodes[maker], self.codes.get(tensor, ""), tensor_data, rows, obstacle, recipe)
+
+    def _whole(self, tensor: Variable, steps: Sequence[Step], opset: int) -> TensorData | None:
+        sizes = [size for size in tensor.shape or () if isinstance(size, int)]
+        if math.prod(sizes) > max(_ALWAYS_FINE, _MOST_GROWTH * self.elements[tensor]):
+            return None
+        return computed(partial(evaluate, steps, tensor, opset), onnx_dtype(tensor), tensor.shape)
+
+    def _steps(self, tensor: Tensor) -> tuple[Step, ...]:
+        """Return what computes a tensor, in an order of execution."""
+        needed: set[Node] = set()
+        pending = [tensor]
+        while pending:
+            maker = self.makers.get(pending.pop())
+            if maker is not None and maker not in needed:
+                needed.add(maker)
+                pending.extend(maker.inputs)
+        return tuple(map(Step.of, sorted(needed, key=self.positions.__getitem__)))
+
+    def unread(self) -> set[Node]:
+        """Return the nodes whose results nothing reads any longer."""
+        found: set[Node] = set()
+        for node in reversed(self.nodes):
+            if not any(tensor.graph_output_of or set(tensor.outputs) - found for tensor in node.outputs if tensor.name):
+                found.add(node)
+        return found
+
+
+def _table(tensor: Variable, steps: Sequence[Step], rows: Rows, opset: int) -> TensorData | None:
+    """Return all rows, where each depends on nothing but its own index."""
+    rank = len(rows.indices.shape or ())
+    if not rank or not rows.count:
+        return None
+
+    def rows_at(indices: Array) -> Array:
+        """Return the rows, one behind the other, whatever the shape of the indices."""
+        found = evaluate(steps, tensor, opset, {rows.indices: indices})
+        if found.shape[:rank] != indices.shape:
+            raise ModelError(f"node {steps[-1].node} ({steps[-1].op}) joins rows; expected one result for each")
+        return found.reshape(indices.size, *found.shape[rank:])
+
+    column, row = (-1, *(1,) * (rank - 1)), (*(1,) * (rank - 1), -1)
+    few = np.linspace(0, rows.count - 1, _SAMPLED_ROWS).astype(np.int64)
+    try:
+        sample, turned = rows_at(few.reshape(column)), rows_at(few[::-1].reshape(row))
+    except ModelError:
+        return None
+    if not np.array_equal(sample.astype(np.float64), turned[::-1].astype(np.float64), equal_nan=True):
+        return None
+    shape = (rows.count, *sample.shape[1:])
+    return computed(lambda: rows_at(np.arange(rows.count).reshape(column)), ArrayData(sample).onnx_dtype, shape)
+
+
+def _recipe(tensor: Variable, steps: Sequence[Step], rows: Rows | None) -> tuple[object, ...]:
+    """Return the steps with their places instead of their names."""
+    places: dict[object, object] = {} if rows is None else {rows.indices: rows.count}
+    found: list[object] = []
+    for index, step in enumerate(steps):
+        read = tuple(places.get(source, source) for source in step.inputs)
+        found.append((step.op, repr(sorted(step.attributes.items())), read))
+        places.update({output: (index, place) for place, output in enumerate(step.outputs)})
+    return (*found, places[tensor])
+
+
+def _is_codes(tensor: Constant) -> bool:
+    dtype = tensor.dtype
+    return dtype in _CODES or (is_small(dtype) and dtype != np.dtype(ml_dtypes.bfloat16))
+
+
+# --- the pass over such subgraphs -----------------------------------------------------------------------------------
+
+
+class DequantizeWeights(Pass):
+    """Compute the float weights that subgraphs of constants decode from codes, in every graph of the model.
+
+    A subgraph counts when it holds DequantizeLinear, takes the bits of integers apart, or reads constants of a type
+    that codes have, and gives floats. One that decodes rows which a Gather chose from codes becomes a Gather from the
+    decoded table. Large weights are computed one by one when the model is written, and those that are decoded alike are
+    one. A weight takes the name of its codes without their suffix where that is free. Leaves the constants of float
+    models alone, and results far larger than what they are computed from.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Decode; ``changed`` holds the names of the tensors that became initializers or rows of one.
+
+        Raises:
+            ModelError: a decoder cannot be computed; the message names its node.
+        """
+        names = Names(graph)
+        cones = ConstantCones.of(graph)
+        changed: list[str] = []
+        left: list[tuple[str, str]] = []
+        made: dict[object, Constant] = {}
+        chosen: dict[object, Variable] = {}
+        for found in tuple(cones.results(graph.opset)):
+            if found.tensor_data is None:
+                left.append((found.tensor.name, found.obstacle))
+                continue
+            weight = made.get(found.recipe)
+            place = found.scope, found.recipe, found.rows
+            if found.rows is not None and place in chosen and not found.tensor.graph_output_of:
+                replace_uses(found.tensor, chosen[place])
+            elif found.rows is not None or found.tensor.graph_output_of:
+                if weight is None:
+                    weight = Constant(value_name(found.codes or found.tensor.name, names), found.tensor_data)
+                _make_by_node(found, weight, names)
+                chosen[place] = found.tensor
+            elif weight is None:
+                weight = become_constant(found.tensor, found.tensor_data)
+                weight.name = value_name(found.codes, names, otherwise=weight.name)
+                found.scope.initializers.append(weight)
+            else:
+                replace_uses(found.tensor, weight)
+            if weight is not None:
+                made[found.recipe] = weight
+            changed.append(found.tensor.name)
+        remove_nodes(graph, cones.unread())
+        return Changes(tuple(changed), tuple(left))
+
+
+def _make_by_node(found: Decoded, values: Constant, names: Names) -> None:
+    """Have a node make the tensor from its values: what a graph returns must be made, and rows must be chosen."""
+    maker = found.tensor.inputs[0]
+    maker.outputs[maker.outputs.index(found.tensor)] = Variable("")
+    op = "Identity" if found.rows is None else "Gather"
+    inputs = [values] if found.rows is None else [values, found.rows.indices]
+    found.scope.nodes.append(Node(op, names.unique(f"{maker.name}.decoded"), {}, inputs, [found.tensor]))
+
+
+# --- packed blocks of MatMulNBits, MatMulBnb4 and GatherBlockQuantized ----------------------------------------------
+
+_FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+# Of bitsandbytes, by the attribute quant_type; the first type keeps the sign in the highest bit.
+_BNB_VALUES: Final = (np.array([*_FP4, *(-value for value in _FP4)], np.float32), FORMATS["nf4"].values)
+
+
+class UnpackBlockWeights(Pass):
+    """Replace MatMulNBits and MatMulBnb4 by MatMul, and GatherBlockQuantized by Gather, in every graph of the model.
+
+    Their weights become floats of the type that the scales have; a weight that several nodes share is decoded once.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; ``changed`` holds the names of the nodes.
+
+        Raises:
+            ModelError: a node's weight is not constant, or is packed for one machine; the message names the node.
+        """
+        unpacking = _Unpacking(Names(graph))
+        packed = (node for _, node in all_nodes(graph) if node.op in _OPERATORS)
+        instead = {node: unpacking.float_nodes(node) for node in packed}
+        replace_nodes(graph, instead)
+        return Changes(tuple(node.name for node in instead))
+
+
+@dataclass(eq=False)
+class _Unpacking:
+    names: Names
+    weights: dict[tuple[object, ...], Constant] = field(default_factory=dict)
+
+    def float_nodes(self, node: Node) -> list[Node]:
+        """Return the nodes that do the same with a float weight, whose output they take over."""
+        check_inputs(node, (0, 1, 2))
+        outputs = list(node.outputs)
+        if node.op == "GatherBlockQuantized":
+            codes, scales, others = node.inputs[0], node.inputs[2], node.inputs[3:4]
+            weight = self._weight(node, codes, scales, others)
+            inputs, attributes = [weight, node.inputs[1]], {"axis": int(node.attrs.get("gather_axis", 0))}
+            node.outputs.clear()
+            return [Node("Gather", self.names.unique(f"{node.name}.float"), attributes, inputs, outputs)]
+        codes, scales, others = node.inputs[1], node.inputs[2], node.inputs[3:4]
+        unknown = [tensor for tensor in node.inputs[4:5] if tensor.name]
+        if unknown or node.attrs.get("weight_prepacked", 0) or node.attrs.get("transB", 1) != 1:
+            raise ModelError(
+                f"node {node.name} ({node.op}) has a weight in a layout of its own (an index of groups, packed for one "
+                "machine, or not transposed), which onnxq does not read; quantize the float model again without it"
+            )
+        weight = self._weight(node, codes, scales, others)
+        bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)
+        product = outputs[0] if bias is None else Variable(self.names.unique(f"{outputs[0].name}.product"))
+        node.outputs.clear()
+        nodes = [Node("MatMul", self.names.unique(f"{node.name}.float"), {}, [node.inputs[0], weight], [product])]
+        if bias is not None:
+            nodes.append(Node("Add", self.names.unique(f"{node.name}.bias"), {}, [product, bias], outputs))
+        return nodes
+
+    def _weight(self, node: Node, codes: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
+        tensors = (codes, scales, *(tensor for tensor in others if tensor.name))
+        key = node.op, repr(sorted(node.attrs.items())), *tensors
+        if key not in self.weights:
+            payloads = []
+            for tensor in tensors:
+                if not isinstance(tensor, Constant):
+                    raise ModelError(
+                        f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
+                        "its codes have no float meaning that is known beforehand"
+                    )
+                payloads.append(tensor.tensor_data)
+            tensor_data = computed(partial(_decoded, node.op, dict(node.attrs), *payloads))
+            self.weights[key] = Constant(value_name(codes.name, self.names), tensor_data)
+        return self.weights[key]
+
+
+def _decoded(op: str, attributes: dict[str, Any], *payloads: TensorData) -> Array:
+    """Return a weight in the type of the scales, which are the second tensor_data."""
+    values = _OPERATORS[op](attributes, *(tensor_data.load() for tensor_data in payloads))
+    return values.astype(payloads[1].dtype, copy=False)
+
+
+def _matmul_nbits(attributes: dict[str, Any], codes: Array, scales: Array, zero_points: Array | None = None) -> Array:
+    bits, block_size, rows = int(attributes.get("bits", 4)), int(attributes["block_size"]), int(attributes["K"])
+    found = unpack_matmul_nbits(codes, scales, zero_points, bits=bits, block_size=block_size, rows=rows)
+    if zero_points is None or zero_points.dtype == np.uint8:
+        return found.dequantize()
+    # The kernel rounds the product of a float zero point and the scale by itself.
+    scale = found.parameters.scale
+    values = dequantize_linear(found.codes, scale, None, 0, block_size)
+    values -= np.repeat(scale * np.asarray(found.parameters.zero_point), block_size, axis=0)[:rows]
+    return values
+
+
+def _gather_block_quantized(
+    attributes: dict[str, Any], codes: Array, scales: Array, zero_points: Array | None = None
+) -> Array:
+    axis, block_size = int(attributes.get("quantize_axis", 1)), int(attributes.get("block_size", 128))
+    if codes.dtype == np.uint8:
+        bits = int(attributes.get("bits", 4))
+        codes = unpack_rows(codes, bits, codes.shape[-1] * 8 // bits)
+        codes = codes[..., : scales.shape[-1] * block_size] if axis % codes.ndim == codes.ndim - 1 else codes
+        if zero_points is None:
+            zero_points = np.array(2 ** (bits - 1), np.uint8)
+        else:
+            zero_points = unpack_rows(zero_points, bits, scales.shape[-1])
+    return dequantize_linear(codes, scales.astype(np.float32), zero_points, axis, block_size)
+
+
+def _matmul_bnb4(attributes: dict[str, Any], codes: Array, largest: Array) -> Array:
+    """Return a weight whose codes lie transposed, the first of two in the high bits of a byte."""
+    rows, columns = int(attributes["K"]), int(attributes["N"])
+    flat = codes.reshape(-1)
+    found = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)[: rows * columns]
+    values = _BNB_VALUES[attributes["quant_type"]][found]
+    values *= np.repeat(largest.astype(np.float32), int(attributes["block_size"]))[: values.size]
+    return np.ascontiguousarray(values.reshape(columns, rows).T)
+
+
+_OPERATORS: Final[dict[str, Callable[..., Array]]] = {
+    "GatherBlockQuantized": _gather_block_quantized,
+    "MatMulBnb4": _matmul_bnb4,
+    "MatMulNBits": _matmul_nbits,
+}

@@ -1,0 +1,308 @@
+"""Write the activations of a plan: QuantizeLinear and DequantizeLinear, and a HardSigmoid between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.equalization import Factors
+from onnxq.config.scheme import Mode
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    Variable,
+    all_graphs,
+    constant,
+    insert_nodes,
+    is_constant,
+    owner_graphs,
+    producer,
+    replace_nodes,
+    replace_uses,
+)
+from onnxq.numerics.affine import SMALLEST_SCALE, Array, Parameters, parameters_from_range, quantize
+from onnxq.numerics.formats import Format, format_named
+from onnxq.passes.quantize.planned import copy_of, planned_nodes
+from onnxq.planning.obstacles import data_inputs, slope_and_middle
+from onnxq.planning.plan import Activation, Plan
+from onnxq.rewrite import Changes, Pass
+
+
+@dataclass(frozen=True, eq=False)
+class InsertQuantizeDequantize(Pass):
+    """Insert one QuantizeLinear for each activation of the plan, and a DequantizeLinear in each graph with readers.
+
+    The QuantizeLinear stands behind the node that makes the tensor, and static nodes in bodies around which it does
+    read its codes: runtimes fuse nodes of one graph only. Where the plan says so, every consumer reads the dequantized
+    tensor, graph outputs included, which keep their names; elsewhere only the static nodes do. Where several float
+    nodes read it, they can share a copy. A constant that static nodes compute with is stored as codes. Leaves a tensor
+    that has a pair already, or that no node reads.
+
+    Attributes:
+        plan: names the tensors and the static nodes.
+        codes: scale and zero point of each activation, and the codes of constants among them.
+        copies: whether float nodes read copies, for a runtime that would give each a DequantizeLinear of its own.
+    """
+
+    plan: Plan
+    codes: Codes
+    copies: bool = True
+
+    def apply(self, graph: Graph) -> Changes:
+        """Insert the nodes; new tensors are called ``t.codes``, ``t.dequantized`` and ``t.copy``."""
+        names = Names(graph)
+        static = {decision.node for decision in self.plan.decisions if decision.mode is Mode.STATIC}
+        owners = owner_graphs(graph)
+        tensors: dict[str, Variable] = {}
+        stored: dict[str, Constant] = {}
+        for node in owners:
+            for tensor in (*node.inputs, *node.outputs):
+                if isinstance(tensor, Variable):
+                    tensors[tensor.name] = tensor
+                elif node.name in static and tensor in data_inputs(node):
+                    stored[tensor.name] = tensor
+        homes = {tensor: scope for scope in all_graphs(graph) for tensor in scope.inputs}
+        outputs = {tensor for scope in all_graphs(graph) for tensor in scope.outputs}
+        behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
+        first: dict[Graph, list[Node]] = {scope: [] for scope in behind}
+        changed, left = [], []
+        for activation in self.plan.activations:
+            if activation.tensor in stored:
+                operand = stored[activation.tensor]
+                for scope, decoder in self._store(activation, operand, static, owners, names):
+                    first[scope].append(decoder)
+                changed.append(activation.tensor)
+                continue
+            tensor = tensors.get(activation.tensor)
+            if tensor is None or any(node.op == "DequantizeLinear" for node in tensor.inputs):
+                left.append((activation.tensor, "is not in the graph or is dequantized already"))
+                continue
+            consumers = {
+                node: None
+                for node in tensor.outputs
+                if node.op != "QuantizeLinear" and (activation.every_consumer or node.name in static)
+            }
+            is_output = activation.every_consumer and tensor in outputs
+            if not consumers and not is_output:
+                left.append((activation.tensor, "no node reads it"))
+                continue
+            maker = producer(tensor)
+            home = owners[maker] if maker is not None else homes.get(tensor, graph)
+            near, far = set[Node](), dict[Graph, set[Node]]()
+            for node in consumers:
+                inside = node.name in static and owners[node] is not home
+                (far.setdefault(owners[node], set()) if inside else near).add(node)
+            pair = Pair(activation, tensor, self.codes, names)
+            new = pair.quantizer()
+            floats = {node for node in near if node.name not in static}
+            # Codes of what was divided mean something else to float nodes and callers than to static nodes.
+            apart = pair.factors is not None and bool(floats or is_output)
+            if apart:
+                new.extend(pair.multiplied())
+                replace_uses(tensor, new[-1].outputs[0], floats, graph_outputs=is_output)
+                near, is_output = near - floats, False
+            if self.copies and len(floats) > 1 and apart:
+                new.append(_copy(new[-1].outputs[0], floats, activation, names))
+            if near or is_output:
+                decoder = pair.decoder()
+                # The dequantized tensor takes over the name of a graph output.
+                replace_uses(tensor, decoder.outputs[0], near, graph_outputs=is_output)
+                new.append(decoder)
+                if self.copies and len(floats) > 1 and not apart:
+                    new.append(_copy(decoder.outputs[0], floats, activation, names))
+            for scope, readers in far.items():
+                decoder = pair.decoder()
+                replace_uses(tensor, decoder.outputs[0], readers)
+                first[scope].append(decoder)
+            (behind[home].setdefault(maker, []) if maker is not None else first[home]).extend(new)
+            changed.append(activation.tensor)
+        for scope in behind:
+            insert_nodes(scope, after=behind[scope], first=first[scope])
+        return Changes(tuple(changed), tuple(left))
+
+    def _store(
+        self, activation: Activation, tensor: Constant, static: set[str], owners: Mapping[Node, Graph], names: Names
+    ) -> Iterator[tuple[Graph, Node]]:
+        """Let static nodes read a constant from codes, and yield the node that decodes them in each graph."""
+        format = format_named(activation.spec.format)
+        codes = self.codes.constants[activation.tensor]
+        inputs = [
+            constant(names.unique(f"{tensor.name}.codes"), codes.codes),
+            constant(names.unique(f"{tensor.name}.scale"), np.asarray(codes.parameters.scale)),
+            constant(names.unique(f"{tensor.name}.zero_point"), _zero_point(codes.parameters, format)),
+        ]
+        readers: dict[Graph, set[Node]] = {}
+        for node in tensor.outputs:
+            if node.name in static and tensor in data_inputs(node):
+                readers.setdefault(owners[node], set()).add(node)
+        for scope, nodes in readers.items():
+            values = Variable(names.unique(f"{tensor.name}.dequantized"), tensor.dtype, list(tensor.shape))
+            replace_uses(tensor, values, nodes)
+            yield scope, Node("DequantizeLinear", names.unique(f"{tensor.name}.dequantize"), {}, inputs, [values])
+
+
+def _copy(values: Variable, consumers: set[Node], activation: Activation, names: Names) -> Node:
+    """Let several float nodes read a copy.
+
+    A runtime gives each of them a DequantizeLinear of its own otherwise, and finds none of the patterns that it fuses
+    in float (GELU, LayerNormalization), since these begin at one tensor.
+    """
+    copy = copy_of(values, activation.tensor, names)
+    replace_uses(values, copy.outputs[0], consumers)
+    return copy
+
+
+class Pair:
+    """The nodes that make codes of one tensor and decode them.
+
+    Its factors are a multiplication beside one scale, unless nobody knows how many axes the tensor has. Scales of their
+    own for each channel would do as much, but onnxruntime takes thirty times as long for them where channels lie last,
+    as it lets them in front of integer convolutions, and with them OpenVINO is slower too.
+    """
+
+    def __init__(self, activation: Activation, tensor: Variable, codes: Codes, names: Names) -> None:
+        self.name, self.tensor, self.names = activation.tensor, tensor, names
+        self.factors = codes.factors.get(activation.tensor)
+        self.divided = activation.tensor in codes.divided
+        self.format = format_named(activation.spec.format)
+        parameters = codes.activations[activation.tensor]
+        self.scale, self.zero_point = np.asarray(parameters.scale), _zero_point(parameters, self.format)
+        self.codes = Variable(names.unique(f"{self.name}.codes"), dtype=self.format.dtype, shape=tensor.shape)
+        self.one: list[Constant] = []
+
+    def quantizer(self) -> list[Node]:
+        """Return the nodes that make codes, the last of which gives them."""
+        factors, data, new = None if self.divided else self.factors, self.tensor, list[Node]()
+        if factors is not None and self.tensor.shape is not None:
+            new.append(self._scaled(data, 1 / self._along(factors), "divided"))
+            factors, data = None, new[0].outputs[0]
+        attributes, parameters = self._parameters(factors)
+        name = self.names.unique(f"{self.name}.quantize")
+        return [*new, Node("QuantizeLinear", name, attributes, [data, *parameters], [self.codes])]
+
+    def decoder(self) -> Node:
+        """Return the node that decodes the codes for static nodes."""
+        return self._decoder(None)
+
+    def multiplied(self) -> list[Node]:
+        """Return the nodes that decode the codes for all others, the last of which gives the values."""
+        factors = self.factors
+        if factors is None or self.tensor.shape is None:
+            return [self._decoder(factors)]
+        decoder = self._decoder(None)
+        return [decoder, self._scaled(decoder.outputs[0], self._along(factors), "multiplied")]
+
+    def _decoder(self, factors: Factors | None) -> Node:
+        values = Variable(self.names.unique(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
+        attributes, parameters = self._parameters(factors)
+        name = self.names.unique(f"{self.name}.dequantize")
+        return Node("DequantizeLinear", name, attributes, [self.codes, *parameters], [values])
+
+    def _parameters(self, factors: Factors | None) -> tuple[dict[str, int], list[Constant]]:
+        """Return the attributes and inputs that scale codes, which all that need no factors share."""
+        if factors is not None:
+            scales = np.maximum(factors.values * self.scale, SMALLEST_SCALE).astype(np.float32)
+            zero_points = np.full(scales.shape, self.zero_point)
+            return {"axis": factors.axis}, [
+                constant(self.names.unique(f"{self.name}.scales"), scales),
+                constant(self.names.unique(f"{self.name}.zero_points"), zero_points),
+            ]
+        self.one = self.one or [
+            constant(self.names.unique(f"{self.name}.scale"), self.scale),
+            constant(self.names.unique(f"{self.name}.zero_point"), self.zero_point),
+        ]
+        return {}, self.one
+
+    def _along(self, factors: Factors) -> Array:
+        """Return the factors in the shape in which the tensor is multiplied by them."""
+        behind = (1,) * (len(self.tensor.shape or ()) - 1 - factors.axis)
+        return factors.values.reshape(-1, *behind)
+
+    def _scaled(self, data: Variable, by: Array, what: str) -> Node:
+        scaled = Variable(self.names.unique(f"{self.name}.{what}"), data.dtype, data.shape)
+        factors = constant(self.names.unique(f"{self.name}.factors"), by.astype(np.float32))
+        return Node("Mul", self.names.unique(f"{self.name}.{what}"), {}, [data, factors], [scaled])
+
+
+def _zero_point(parameters: Parameters, format: Format) -> Array:
+    """Return the zero point, which also carries the type of the codes, so that a symmetric tensor has a zero."""
+    return np.zeros((), format.dtype) if parameters.zero_point is None else np.asarray(parameters.zero_point)
+
+
+# --- HardSigmoid as an addition, for which there is an integer kernel -----------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AddToCodes(Pass):
+    """Replace each static HardSigmoid by an Add and a Clip.
+
+    Codes times a slope are the same codes with another scale, so the data is decoded with that and what is left is to
+    add the middle, itself a code. The codes behind it begin at 0 and end at 1, which is where runtimes drop the Clip.
+    Leaves a HardSigmoid whose data is not decoded from codes.
+
+    Attributes:
+        plan: names the nodes.
+    """
+
+    plan: Plan
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; ``changed`` holds the names of the nodes, which their Adds keep."""
+        names = Names(graph)
+        changed: list[str] = []
+        left: list[tuple[str, str]] = []
+        instead: dict[Node, Sequence[Node]] = {}
+        decoders: dict[Graph, list[Node]] = {}
+        for scope, node, _ in planned_nodes(graph, self.plan, Mode.STATIC, ("HardSigmoid",)):
+            source = producer(node.inputs[0])
+            if source is None or source.op != "DequantizeLinear" or not all(map(is_constant, source.inputs[1:3])):
+                left.append((node.name, "its data is not decoded from codes"))
+                continue
+            slope, middle = slope_and_middle(node)
+            stored, term = _decoded(middle, source.inputs[2].dtype, node.name, names)
+            decoders.setdefault(scope, []).append(stored)
+            instead[node] = _added(node, source, slope, term, names)
+            changed.append(node.name)
+        replace_nodes(graph, instead)
+        for scope, nodes in decoders.items():
+            insert_nodes(scope, first=nodes)
+        return Changes(tuple(changed), tuple(left))
+
+
+def _decoded(value: float, dtype: np.dtype[np.generic], name: str, names: Names) -> tuple[Node, Variable]:
+    """Return the node that decodes a number from the code that stands for exactly that, and its output."""
+    format = format_named(dtype.name)
+    codes = quantize(
+        np.asarray(value, np.float32), parameters_from_range(value, value, format, symmetric=False), format
+    )
+    inputs = [
+        constant(names.unique(f"{name}.middle.codes"), codes.codes),
+        constant(names.unique(f"{name}.middle.scale"), codes.parameters.scale),
+        constant(names.unique(f"{name}.middle.zero_point"), np.asarray(codes.parameters.zero_point)),
+    ]
+    decoded = Variable(names.unique(f"{name}.middle"), np.dtype(np.float32), [])
+    return Node("DequantizeLinear", names.unique(f"{name}.middle.dequantize"), {}, inputs, [decoded]), decoded
+
+
+def _added(node: Node, source: Node, slope: float, term: Tensor, names: Names) -> list[Node]:
+    output = node.outputs[0]
+    codes, scale, zero_point = source.inputs
+    steeper = constant(names.unique(f"{node.name}.scale"), np.asarray(scale.values * np.float32(slope), np.float32))
+    data, total = (
+        Variable(names.unique(f"{node.name}.{what}"), output.dtype, output.shape) for what in ("scaled", "sum")
+    )
+    ends = [
+        constant(names.unique(f"{node.name}.{end}"), np.float32(end == "maximum")) for end in ("minimum", "maximum")
+    ]
+    node.outputs.clear()
+    return [
+        Node("DequantizeLinear", names.unique(f"{node.name}.dequantize"), {}, [codes, steeper, zero_point], [data]),
+        Node("Add", node.name, {}, [data, term], [total]),
+        Node("Clip", names.unique(f"{node.name}.clip"), {}, [total, *ends], [output]),
+    ]

@@ -1,0 +1,171 @@
+"""Write dynamic nodes: matrix multiplications and recurrent cells whose data is quantized anew in each run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.algorithms.encodings import Codes
+from onnxq.config.scheme import Granularity, Mode
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    Variable,
+    constant,
+    is_constant,
+    optional_input,
+)
+from onnxq.lowering import transposed
+from onnxq.lowering.kernels import DOMAIN
+from onnxq.numerics.affine import Array, QTensor
+from onnxq.ops import OPERATORS
+from onnxq.passes.quantize.planned import Rewrite, correct_bias, planned_nodes, rewrite_planned
+from onnxq.planning.plan import Plan, Weight
+from onnxq.rewrite import Changes, Pass
+
+_FLOAT = np.dtype(np.float32)
+_PRODUCTS = frozenset(op for (domain, op), row in OPERATORS.items() if row.product and not domain)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeDynamically(Pass):
+    """Replace each dynamic MatMul and Gemm by DynamicQuantizeLinear, MatMulInteger, and the scales' product.
+
+    Products of one graph that read the same data share its DynamicQuantizeLinear. The nodes are standard ONNX; a
+    runtime may fuse them into one kernel. Leaves nodes whose weight is codes already. Works in bodies as well.
+
+    Attributes:
+        plan: names the nodes and their weights.
+        codes: what was chosen for their weights and biases.
+    """
+
+    plan: Plan
+    codes: Codes
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; new tensors are called ``x.codes``, ``w.codes``, ``w.scale`` and ``y.accumulator``."""
+        names = Names(graph)
+        quantizers: dict[tuple[Graph, Variable], Node] = {}
+
+        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
+            data = node.inputs[0]
+            made = []
+            if (scope, data) not in quantizers:
+                quantizers[scope, data] = _quantizer(data, names)
+                made.append(quantizers[scope, data])
+            codes = self.codes.weights[node.name, weight.index]
+            correct_bias(node, self.codes, names)
+            turned = transposed(codes) if node.attrs.get("transB", 0) else codes
+            scale = turned.parameters.scale.reshape(-1 if weight.spec.per is Granularity.CHANNEL else ())
+            return Rewrite(
+                [*made, *_integer_product(node, source, turned.codes, scale, quantizers[scope, data], names)]
+            )
+
+        return rewrite_planned(graph, self.plan, Mode.DYNAMIC, rewrite, op_types=_PRODUCTS)
+
+
+def _integer_product(
+    node: Node, source: Constant, weight: Array, weight_scale: Array, quantizer: Node, names: Names
+) -> list[Node]:
+    """Take the output away from ``node`` and return the nodes that compute it with integers."""
+    output = node.outputs[0]
+    data_codes, data_scale, data_zero_point = quantizer.outputs
+    codes = constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(weight))
+    scale = constant(names.unique(f"{source.name}.scale"), weight_scale)
+    accumulator = Variable(names.unique(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
+    number = Variable(names.unique(f"{output.name}.number"), _FLOAT, output.shape)
+    product_scale = Variable(names.unique(f"{output.name}.scale"), _FLOAT, list(scale.shape))
+    bias = optional_input(node, 2)
+    product = output if bias is None else Variable(names.unique(f"{output.name}.product"), _FLOAT, output.shape)
+    node.outputs.clear()
+    nodes = [
+        Node("MatMulInteger", node.name, {}, [data_codes, codes, data_zero_point], [accumulator]),
+        Node("Cast", names.unique(f"{node.name}.cast"), {"to": int(TensorProto.FLOAT)}, [accumulator], [number]),
+        Node("Mul", names.unique(f"{node.name}.scale"), {}, [data_scale, scale], [product_scale]),
+        Node("Mul", names.unique(f"{node.name}.decode"), {}, [number, product_scale], [product]),
+    ]
+    if bias is not None:
+        nodes.append(Node("Add", names.unique(f"{node.name}.bias"), {}, [product, bias], [output]))
+    return nodes
+
+
+def _quantizer(data: Variable, names: Names) -> Node:
+    outputs = [
+        Variable(names.unique(f"{data.name}.codes"), np.dtype(np.uint8), data.shape),
+        Variable(names.unique(f"{data.name}.scale"), _FLOAT, []),
+        Variable(names.unique(f"{data.name}.zero_point"), np.dtype(np.uint8), []),
+    ]
+    return Node("DynamicQuantizeLinear", names.unique(f"{data.name}.quantize"), {}, [data], outputs)
+
+
+# --- recurrent cells: onnxruntime's own operator --------------------------------------------------------------------
+
+_CELL: Final = "LSTM"
+_INPUTS: Final = 8
+# The operator does not have it, and with another value than 0 a node is not planned.
+_LAYOUT: Final = "layout"
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeRecurrentCells(Pass):
+    """Replace each dynamic LSTM by DynamicQuantizeLSTM of onnxruntime, which reads its weights transposed.
+
+    In each direction every row of a weight has a scale of its own where the plan says per channel. All data has one
+    scale, and so have the hidden states of a step that one thread computes. A weight that several cells share is
+    quantized once. Leaves cells with a weight that is not constant. Works in bodies as well.
+
+    Attributes:
+        plan: names the cells and their weights.
+        codes: what was chosen for their weights.
+    """
+
+    plan: Plan
+    codes: Codes
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
+        names = Names(graph)
+        made: dict[tuple[Constant, Weight], tuple[Constant, Constant, Constant]] = {}
+        changed, left = [], []
+        for _, node, decision in planned_nodes(graph, self.plan, Mode.DYNAMIC):
+            if node.op != _CELL:
+                continue
+            # The parameters stand behind one another in the order of the weights among the inputs.
+            weights = sorted(decision.weights, key=lambda weight: weight.index)
+            sources = {weight: node.inputs[weight.index] for weight in weights}
+            if not all(is_constant(source) for source in sources.values()):
+                left.append((node.name, "its weight is computed at run time"))
+                continue
+            inputs: list[Tensor] = [*node.inputs, *(Variable("") for _ in range(_INPUTS - len(node.inputs)))]
+            for weight, source in sources.items():
+                key = source, weight.of_rank(len(source.shape))
+                if key not in made:
+                    made[key] = _stored(source, weight, self.codes.weights[node.name, weight.index], names)
+                inputs[weight.index], *parameters = made[key]
+                inputs += parameters
+            node.inputs = inputs
+            node.op, node.domain = f"DynamicQuantize{_CELL}", DOMAIN
+            node.attrs.pop(_LAYOUT, None)
+            changed.append(node.name)
+        return Changes(tuple(changed), tuple(left))
+
+
+def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) -> tuple[Constant, Constant, Constant]:
+    """Return codes of shape [directions, size, gates], and scale and zero point for each direction or its gates."""
+    directions, gates, _ = source.shape
+    codes, scale = quantized.codes.transpose(0, 2, 1), quantized.parameters.scale
+    if weight.spec.per is Granularity.CHANNEL:
+        scale = scale.reshape(directions, gates)
+    else:
+        scale = np.full(directions, scale.reshape(()))
+    return (
+        constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(codes)),
+        constant(names.unique(f"{source.name}.scale"), scale),
+        constant(names.unique(f"{source.name}.zero_point"), np.zeros(scale.shape, codes.dtype)),
+    )

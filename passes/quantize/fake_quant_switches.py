@@ -1,0 +1,254 @@
+"""Fake quantization behind switches, which are fed with each sample: the model that measures sensitivity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+
+from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.equalization import Around, Migration, makers_of_divided, read_factors
+from onnxq.config.scheme import Mode
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Variable,
+    all_graphs,
+    constant,
+    insert_nodes,
+    is_constant,
+    optional_input,
+    owner_graphs,
+    producer,
+    replace_nodes,
+    replace_uses,
+)
+from onnxq.ops import operator_of
+from onnxq.passes.quantize.activations import Pair
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import Activation, Decision, Plan
+from onnxq.planning.planner import bias_of
+from onnxq.rewrite import Changes, Pass
+
+_FLOAT = np.dtype(np.float32)
+_BOOL = np.dtype(np.bool_)
+# The opset from which on a Split of equal parts has to say how many.
+_COUNTED = 18
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The input of a graph that says what is codes: as many truth values as there are switches.
+
+    A single input, as the runtime looks for each of those that are fed among all: of 8,000 a run took 0.4 seconds.
+
+    Attributes:
+        name: of the input.
+        tensors: place of the value by tensor.
+        nodes: place of the value by node, for its weights and what it alone reads with dynamic scales.
+    """
+
+    name: str = "switches"
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tensors) + len(self.nodes)
+
+
+def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Switches:
+    """Return a switch for everything that a plan makes codes of whose error is its own.
+
+    Tensors that only get the codes of others passed on have none.
+
+    Args:
+        graph: the prepared graph, whose names they do not take.
+        plan: of it.
+        only: nodes that get a switch, and no tensors; None means all.
+    """
+    passed_on = set(_passed_on(graph, plan))
+    tensors = [one.tensor for one in plan.activations if only is None and one.tensor not in passed_on]
+    coded = (one.node for one in plan.decisions if one.weights or one.mode is Mode.DYNAMIC)
+    nodes = [node for node in coded if only is None or node in only]
+    places = count()
+    return Switches(
+        Names(graph).unique("switches"),
+        dict(zip(tensors, places, strict=False)),
+        dict(zip(nodes, places, strict=False)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SwitchCodes(Pass):
+    """Let tensors, and nodes with weights or dynamic data, be what their codes stand for where switches say so.
+
+    Where a switch is false, all is as it was and nothing more is computed, so that one session tells what any of the
+    codes do. Leaves what has no switch.
+
+    Attributes:
+        plan: says what would become codes.
+        codes: what was chosen for them.
+        switches: the input that is added, and what its values switch.
+    """
+
+    plan: Plan
+    codes: Codes
+    switches: Switches = Switches()
+
+    def apply(self, graph: Graph) -> Changes:
+        """Insert the nodes; new tensors are called ``t.switched``, ``t.coded`` and ``t.float``."""
+        if not self.switches or any(tensor.name == self.switches.name for tensor in graph.inputs):
+            return Changes()
+        _Edit(graph, self).run()
+        return Changes((*self.switches.tensors, *self.switches.nodes))
+
+
+def _passed_on(graph: Graph, plan: Plan) -> Iterator[str]:
+    for node in owner_graphs(graph):
+        operator, decision = operator_of(node), plan.by_node.get(node.name)
+        if operator is None or not operator.moves or decision is None or decision.mode is not Mode.STATIC:
+            continue
+        groups = {plan.by_tensor[one.name].group for one in data_inputs(node) if one.name in plan.by_tensor}
+        for tensor in node.outputs:
+            if tensor.name in plan.by_tensor and groups == {plan.by_tensor[tensor.name].group}:
+                yield tensor.name
+
+
+class _Edit:
+    """The nodes that go beside those of a graph, or in their place."""
+
+    def __init__(self, graph: Graph, step: SwitchCodes) -> None:
+        self.graph, self.plan, self.codes, self.switches = graph, step.plan, step.codes, step.switches
+        self.names = Names(graph)
+        self.owners: Mapping[Node, Graph] = owner_graphs(graph)
+        self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
+        self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
+        self.static = {one.node for one in self.plan.decisions if one.mode is Mode.STATIC}
+        self.makers = makers_of_divided(graph, self.plan, Migration(self.codes.factors))
+        self.values = [Variable(self.names.unique("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
+
+    def run(self) -> None:
+        """Edit the graph."""
+        self.first[self.graph].append(self._split())
+        homes = {tensor: scope for scope in self.behind for tensor in scope.inputs}
+        tensors = {tensor.name: tensor for node in self.owners for tensor in (*node.outputs, *node.inputs)}
+        for activation in self.plan.activations:
+            tensor = tensors.get(activation.tensor)
+            if activation.tensor in self.switches.tensors and tensor is not None:
+                maker = producer(tensor) if isinstance(tensor, Variable) else None
+                new, home = self._tensor(activation, tensor), homes.get(tensor, self.graph)
+                (self.first[home] if maker is None else self.behind[self.owners[maker]].setdefault(maker, [])).append(
+                    new
+                )
+        for scope in self.behind:
+            insert_nodes(scope, after=self.behind[scope], first=self.first[scope])
+        switched = [node for node in self.owners if node.name in self.switches.nodes]
+        replace_nodes(self.graph, {node: [self._node(node, self.plan.by_node[node.name])] for node in switched})
+
+    def _split(self) -> Node:
+        """Return the node that gives each switch its value, of an input that it adds to the graph."""
+        given = Variable(self.switches.name, _BOOL, [len(self.values)])
+        self.graph.inputs.append(given)
+        attributes = {"axis": 0} | ({"num_outputs": len(self.values)} if self.graph.opset >= _COUNTED else {})
+        return Node("Split", self.names.unique("split_switches"), attributes, [given], self.values)
+
+    def _tensor(self, activation: Activation, tensor: Variable | Constant) -> Node:
+        """Let the readers of a tensor that would get codes read what these stand for."""
+        if isinstance(tensor, Constant):
+            readers = {node for node in tensor.outputs if node.name in self.static and tensor in data_inputs(node)}
+            factors = self.codes.factors.get(tensor.name)
+            decoded = self.codes.constants[tensor.name].dequantize()
+            values = decoded if factors is None else factors.multiply(decoded)
+            coded = [self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")]
+        else:
+            readers = {node for node in tensor.outputs if activation.every_consumer or node.name in self.static}
+            # In float nothing comes divided.
+            pair = Pair(activation, tensor, replace(self.codes, divided=frozenset()), self.names)
+            coded = [*pair.quantizer(), *pair.multiplied()]
+        switched = self._like(tensor, "switched")
+        found = self._switch(self.switches.tensors[activation.tensor], coded, [self._same(tensor, "float")], [switched])
+        replace_uses(tensor, switched, readers, graph_outputs=activation.every_consumer)
+        return found
+
+    def _node(self, node: Node, decision: Decision) -> Node:
+        """Return what stands for a node that may compute with its weights, and dynamic data, as codes."""
+        read = read_factors(node, decision, self.codes.factors, self.codes.activations)
+        around = Around(read, self.makers.get(node.name))
+        inputs: list[Variable | Constant] = list(node.inputs)
+        coded: list[Node] = []
+        if decision.mode is Mode.DYNAMIC:
+            coded += self._dynamic(inputs[0])
+            inputs[0] = coded[-1].outputs[0]
+        for weight in decision.weights:
+            source = node.inputs[weight.index]
+            if is_constant(source) and (node.name, weight.index) in self.codes.weights:
+                decoded = self.codes.weights[node.name, weight.index].dequantize().reshape(source.shape)
+                values = around.own_weight(node, weight.index, decoded) if around else decoded
+                inputs[weight.index] = constant(self.names.unique(f"{source.name}.coded"), values.astype(source.dtype))
+        moved = self._moved_bias(node, around)
+        if moved is not None and moved[0] is not None:
+            inputs = [*inputs[: moved[0]], moved[1], *inputs[moved[0] + 1 :]]
+        kept = [self._own(one) if isinstance(one, Constant) and one.outputs else one for one in inputs]
+        coded.append(self._twin(node, kept, "coded"))
+        if moved is not None and moved[0] is None:
+            product = coded[-1].outputs[0]
+            name = self.names.unique(f"{product.name}.moved")
+            coded.append(Node("Add", name, {}, [product, moved[1]], [Variable(name, product.dtype, product.shape)]))
+        outputs = [tensor for tensor in node.outputs if tensor.name]
+        own = [tensor if isinstance(tensor, Variable) else self._own(tensor) for tensor in node.inputs]
+        floats = [self._twin(node, own, "float")]
+        node.outputs.clear()
+        return self._switch(self.switches.nodes[node.name], coded, floats, outputs)
+
+    def _moved_bias(self, node: Node, around: Around) -> tuple[int | None, Constant] | None:
+        """Return the bias that makes up for a weight's rounding and its input, or none and what is to be added."""
+        bias = self.codes.biases.get(node.name)
+        place = bias_of(node) if bias is not None and bias.values is not None else None
+        if bias is None or bias.values is None or place is None:
+            return None
+        values = around.own_bias(bias.values) if around else bias.values
+        name = self.names.unique(f"{node.name}.bias")
+        if place[0] is node:
+            return place[1], constant(name, values)
+        found = optional_input(*place)
+        return None, constant(name, values if found is None else values - found.values)
+
+    def _dynamic(self, data: Variable | Constant) -> list[Node]:
+        codes, scale, zero_point, decoded = (self._like(data, what) for what in ("codes", "scale", "zero", "coded"))
+        codes.dtype = zero_point.dtype = np.dtype(np.uint8)
+        scale.shape = zero_point.shape = []
+        return [
+            Node("DynamicQuantizeLinear", codes.name, {}, [data], [codes, scale, zero_point]),
+            Node("DequantizeLinear", decoded.name, {}, [codes, scale, zero_point], [decoded]),
+        ]
+
+    def _switch(self, place: int, coded: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]) -> Node:
+        """Return a node that computes one or the other; the value in this place says which."""
+        switch, branches = self.values[place], {}
+        for branch, nodes in (("then_branch", coded), ("else_branch", floats)):
+            given = [tensor for tensor in nodes[-1].outputs if tensor.name]
+            body = Graph(list(nodes), [], given, f"{switch.name}.{branch}")
+            body.parent, body.opset_imports = self.graph, self.graph.opset_imports
+            branches[branch] = body
+        return Node("If", self.names.unique(f"{outputs[0].name}.switch"), branches, [switch], list(outputs))
+
+    def _twin(self, node: Node, inputs: Sequence[Variable | Constant], what: str) -> Node:
+        outputs = [self._like(tensor, what) if tensor.name else Variable("") for tensor in node.outputs]
+        name = self.names.unique(f"{node.name}.{what}")
+        return Node(node.op, name, dict(node.attrs), list(inputs), outputs, domain=node.domain)
+
+    def _own(self, tensor: Constant) -> Constant:
+        # The runtime lays weights out for its kernels only where the graph that reads them declares them.
+        return Constant(self.names.unique(f"{tensor.name}.float"), tensor.tensor_data)
+
+    def _same(self, tensor: Variable | Constant, what: str) -> Node:
+        found = self._like(tensor, what)
+        return Node("Identity", found.name, {}, [tensor], [found])
+
+    def _like(self, tensor: Variable | Constant, what: str) -> Variable:
+        shape = None if tensor.shape is None else list(tensor.shape)
+        return Variable(self.names.unique(f"{tensor.name}.{what}"), tensor.dtype or _FLOAT, shape)

@@ -1,0 +1,362 @@
+"""Write what onnxruntime fuses: biases into its integer kernels, and nodes that it must not fuse apart from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxq.config.scheme import Mode
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Tensor,
+    Variable,
+    all_graphs,
+    constant,
+    insert_nodes,
+    producer,
+    remove_nodes,
+    replace_uses,
+    sole_consumer,
+)
+from onnxq.numerics.affine import Parameters, QTensor, quantize_bias
+from onnxq.numerics.formats import FORMATS
+from onnxq.ops import Role, operator_of
+from onnxq.passes.quantize.planned import copy_of
+from onnxq.planning.plan import Plan
+from onnxq.rewrite import Changes, Pass
+
+# The other half of an int32 accumulator is left to the products.
+_LARGEST_CODE = 2.0**30
+_MATRIX = 2
+
+
+class FuseBiases(Pass):
+    """Turn a MatMul of codes and the Add of its bias into a Gemm, whose kernel adds the bias to its sums.
+
+    A Gemm multiplies matrices, so data of another rank is reshaped, as codes, and so is what comes out; neither takes
+    time. A pass over all results saved is a fifth of the time of small products. Leaves a MatMul whose result others
+    read, or whose bias is no vector of its channels or too large for its accumulator.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        """Fuse; ``changed`` holds the names of the products, ``left`` of those that an Add of a constant follows."""
+        names = Names(graph)
+        changed, left = [], []
+        for scope in all_graphs(graph):
+            here = set(scope.nodes)
+            shared = _Reshaped(names)
+            before: dict[Node, Sequence[Node]] = {}
+            after: dict[Node, Sequence[Node]] = {}
+            gone = []
+            for node in scope.nodes:
+                found = _product(node)
+                if found is None or found.add not in here:
+                    continue
+                bias = _bias(found)
+                if isinstance(bias, str):
+                    left.append((node.name, bias))
+                    continue
+                before[node], after[node] = shared.rewrite(found, bias)
+                gone.append(found.add)
+                changed.append(node.name)
+            insert_nodes(scope, before=before, after=after)
+            remove_nodes(scope, gone)
+        return Changes(tuple(changed), tuple(left))
+
+
+class _Product(NamedTuple):
+    """A MatMul between decoders of codes, and the Add of a constant that alone reads it."""
+
+    node: Node
+    data: Node
+    weight: Node
+    add: Node
+    bias: Constant
+
+
+def _product(node: Node) -> _Product | None:
+    if node.op != "MatMul" or node.domain or len(node.inputs) != _MATRIX:
+        return None
+    add = sole_consumer(node.outputs[0])
+    data, weight = (producer(tensor) for tensor in node.inputs)
+    if add is None or add.op != "Add" or add.domain or data is None or weight is None:
+        return None
+    bias = next((tensor for tensor in add.inputs if isinstance(tensor, Constant)), None)
+    decoders = all(one.op == "DequantizeLinear" and isinstance(one.inputs[1], Constant) for one in (data, weight))
+    codes = weight.inputs[0]
+    if bias is None or not decoders or not isinstance(codes, Constant) or isinstance(data.inputs[0], Constant):
+        return None
+    return _Product(node, data, weight, add, bias) if len(codes.shape) == _MATRIX else None
+
+
+def _bias(product: _Product) -> QTensor | str:
+    """Return the codes of the bias, or why the product cannot have them."""
+    shape, codes = product.node.inputs[0].shape, product.weight.inputs[0]
+    if product.bias.overridable_input is not None:
+        return "its bias can be overridden by an input"
+    channels, scale = codes.shape[1], product.weight.inputs[1].values
+    if product.bias.shape[-1:] != (channels,) or int(np.prod(product.bias.shape)) != channels:
+        return f"its bias is no vector of {channels} values"
+    if len(product.bias.shape) > (1 if shape is None else len(shape)):
+        return "its bias has more axes than its data"
+    if product.data.inputs[1].shape or scale.size not in (1, channels):
+        return "its scales are not one for the data and one for each channel"
+    weight = QTensor(codes.values, Parameters(scale.reshape(-1) if scale.ndim else scale, None), FORMATS["int8"])
+    found = quantize_bias(product.bias.values, weight, float(product.data.inputs[1].values))
+    largest = np.abs(product.bias.values.reshape(-1).astype(np.float64) / found.parameters.scale).max(initial=0.0)
+    return found if largest < _LARGEST_CODE else "its bias is too large for its accumulator"
+
+
+@dataclass(eq=False)
+class _Reshaped:
+    """The data of the products of one graph as matrices; products of the same data share one."""
+
+    names: Names
+    matrices: dict[Node, Variable] = field(default_factory=dict)
+    leading: dict[Node, Variable] = field(default_factory=dict)
+
+    def rewrite(self, product: _Product, bias: QTensor) -> tuple[list[Node], list[Node]]:
+        """Make the product a Gemm, and return the nodes that must stand before and behind it."""
+        node, output = product.node, product.add.outputs[0]
+        shape = node.inputs[0].shape
+        channels = product.weight.inputs[0].shape[1]
+        name = product.bias.name
+        stored = [
+            constant(self.names.unique(f"{name}.codes"), bias.codes),
+            constant(self.names.unique(f"{name}.scale"), bias.parameters.scale),
+        ]
+        decoded = Variable(self.names.unique(f"{name}.dequantized"), np.dtype(np.float32), [channels])
+        axis = {"axis": 0} if bias.parameters.scale.ndim else {}
+        before = [Node("DequantizeLinear", self.names.unique(f"{name}.dequantize"), axis, stored, [decoded])]
+        data, after, result = node.inputs[0], list[Node](), output
+        if shape is None or len(shape) != _MATRIX:
+            data = self._matrix(product.data, product.weight.inputs[0].shape[0], before)
+            result = Variable(self.names.unique(f"{output.name}.matrix"), output.dtype, [None, channels])
+            target = self._shape(product, None if shape is None else shape[:-1], channels, before)
+            after.append(Node("Reshape", self.names.unique(f"{node.name}.reshape"), {}, [result, target]))
+        product.add.outputs.clear()
+        (after[-1] if after else node).outputs = [output]
+        if after:
+            node.outputs = [result]
+        node.op, node.attrs, node.inputs = "Gemm", {}, [data, node.inputs[1], decoded]
+        return before, after
+
+    def _matrix(self, decoder: Node, extent: int, before: list[Node]) -> Variable:
+        """Return the data with all axes but the last in one."""
+        if decoder not in self.matrices:
+            codes, values = decoder.inputs[0], decoder.outputs[0]
+            rows = constant(self.names.unique(f"{codes.name}.shape"), np.array([-1, extent], np.int64))
+            matrix = Variable(self.names.unique(f"{codes.name}.matrix"), codes.dtype, [None, extent])
+            decoded = Variable(self.names.unique(f"{values.name}.matrix"), values.dtype, [None, extent])
+            before.append(Node("Reshape", self.names.unique(f"{codes.name}.reshape"), {}, [codes, rows], [matrix]))
+            name = self.names.unique(f"{values.name}.dequantize")
+            before.append(Node("DequantizeLinear", name, {}, [matrix, *decoder.inputs[1:]], [decoded]))
+            self.matrices[decoder] = decoded
+        return self.matrices[decoder]
+
+    def _shape(
+        self, product: _Product, leading: Sequence[object] | None, channels: int, before: list[Node]
+    ) -> Constant | Variable:
+        """Return the shape of what comes out, which is known beforehand when at most one of its extents is not."""
+        known = [extent if isinstance(extent, int) else -1 for extent in leading or ()]
+        name = f"{product.node.name}.shape"
+        if leading is not None and known.count(-1) <= 1 and 0 not in known:
+            return constant(self.names.unique(name), np.array([*known, channels], np.int64))
+        whole = constant(self.names.unique(name), np.array([channels], np.int64))
+        shape = Variable(self.names.unique(name), np.dtype(np.int64))
+        parts = [self._leading(product.data, before), whole]
+        before.append(Node("Concat", self.names.unique(f"{product.node.name}.concat"), {"axis": 0}, parts, [shape]))
+        return shape
+
+    def _leading(self, decoder: Node, before: list[Node]) -> Variable:
+        """Return all extents of the data but the last."""
+        if decoder not in self.leading:
+            codes = decoder.inputs[0]
+            shape = Variable(self.names.unique(f"{codes.name}.extents"), np.dtype(np.int64))
+            leading = Variable(self.names.unique(f"{codes.name}.leading"), np.dtype(np.int64))
+            ends = [
+                constant(self.names.unique(f"{codes.name}.{end}"), np.array([number], np.int64))
+                for end, number in (("from", 0), ("to", -1))
+            ]
+            before.append(Node("Shape", self.names.unique(f"{codes.name}.measure"), {}, [codes], [shape]))
+            before.append(Node("Slice", self.names.unique(f"{codes.name}.cut"), {}, [shape, *ends], [leading]))
+            self.leading[decoder] = leading
+        return self.leading[decoder]
+
+
+# --- nodes behind compute nodes on quantized values -----------------------------------------------------------------
+
+_CLAMPS = frozenset({"Clip", "Relu"})
+
+
+@dataclass(frozen=True, eq=False)
+class IsolateProducts(Pass):
+    """Write what follows a product of codes in operators that onnxruntime does not take for something else.
+
+    Then it decodes the codes in each run: it takes a Relu or Clip behind a product, with or without a bias between
+    them, for the beginning of a quantizer, and a QuantizeLinear behind a weight-only product for the end of a static
+    one; it merges an Add of matrices into a product, and one of a bias into a static product that gives floats. Such
+    clamps become Max and Min, such an Add becomes a Sum, and the QuantizeLinear reads a copy, as it does where others
+    read a static product besides. Leaves clamps whose limits are attributes, as models below opset 11 have them, and
+    what stands in another graph than the product, since onnxruntime takes together nodes of one graph only.
+
+    Attributes:
+        plan: names the products.
+    """
+
+    plan: Plan
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; a Clip between two limits becomes two nodes, and copies are called ``t.copy``."""
+        names = Names(graph)
+        changed = []
+        for scope in all_graphs(graph):
+            before: dict[Node, list[Node]] = {}
+            after: dict[Node, list[Node]] = {}
+            here = set(scope.nodes)
+            for node in scope.nodes:
+                mode = self.plan.by_node[node.name].mode if node.name in self.plan.by_node else Mode.FLOAT
+                operator = operator_of(node)
+                if operator is None or not operator.product or mode not in (Mode.WEIGHT_ONLY, Mode.STATIC):
+                    continue
+                product, reader = node.outputs[0], _reader_here(node.outputs[0], here)
+                static = mode is Mode.STATIC
+                if reader is not None and reader.op == "Add" and not reader.domain:
+                    if _is_merged(reader, product) or (static and not _is_quantized(reader.outputs[0], here)):
+                        reader.op = "Sum"
+                        changed.append(reader.name)
+                        continue
+                    product, reader = reader.outputs[0], _reader_here(reader.outputs[0], here)
+                if _quantizers(product) and not (static and reader is not None):
+                    after[product.inputs[0]] = [_copied(product, names)]
+                    changed.append(product.inputs[0].name)
+                elif (
+                    reader is not None
+                    and not (static and _quantizers(reader.outputs[0]))
+                    and (ends := _ends(reader, names))
+                ):
+                    before[reader] = _replace(reader, ends, names)
+                    changed.append(reader.name)
+            insert_nodes(scope, before=before, after=after)
+        return Changes(tuple(changed))
+
+
+def _reader_here(tensor: Variable, here: Set[Node]) -> Node | None:
+    """Return the node that alone reads a tensor, where that is one of the same graph."""
+    reader = sole_consumer(tensor)
+    return reader if reader in here else None
+
+
+def _quantizers(tensor: Variable) -> list[Node]:
+    return [node for node in tensor.outputs if node.op == "QuantizeLinear"]
+
+
+def _is_quantized(tensor: Variable, here: Set[Node]) -> bool:
+    """Return whether only a quantizer reads a tensor, a clamp between them aside."""
+    reader = _reader_here(tensor, here)
+    if reader is not None and reader.op in _CLAMPS:
+        reader = _reader_here(reader.outputs[0], here)
+    return reader is not None and reader.op == "QuantizeLinear"
+
+
+def _copied(product: Variable, names: Names) -> Node:
+    """Let the quantizers of a product read a copy, and return the node that makes it."""
+    copy = copy_of(product, product.name, names)
+    replace_uses(product, copy.outputs[0], set(_quantizers(product)))
+    return copy
+
+
+def _is_merged(reader: Node, product: Variable) -> bool:
+    """Return whether onnxruntime merges the Add that reads a product into it, a vector aside."""
+    others = [tensor for tensor in reader.inputs if tensor is not product]
+    return _may_have_rank_2(product) and any(_may_have_rank_2(tensor) for tensor in others)
+
+
+def _may_have_rank_2(tensor: Tensor) -> bool:
+    return tensor.shape is None or len(tensor.shape) == 2
+
+
+def _ends(clamp: Node, names: Names) -> list[tuple[str, Tensor]]:
+    """Return the operators that clamp from below and above, each with its limit; none where nothing is to be done."""
+    if clamp.op not in _CLAMPS or clamp.domain or clamp.attrs or not clamp.outputs[0].outputs:
+        return []
+    if clamp.op == "Relu":
+        zero = np.zeros((), clamp.inputs[0].dtype or np.float32)
+        return [("Max", constant(names.unique(f"{clamp.name}.zero"), zero))]
+    limits = zip(("Max", "Min"), clamp.inputs[1:], strict=False)
+    return [(op, limit) for op, limit in limits if limit.name]
+
+
+def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[Node]:
+    """Turn a clamp into its last operator, and return the one that must stand before it, if any."""
+    data, (last, limit) = clamp.inputs[0], ends[-1]
+    before = []
+    if len(ends) > 1:
+        raised = Variable(names.unique(f"{clamp.outputs[0].name}.raised"), data.dtype, data.shape)
+        before.append(Node("Max", names.unique(f"{clamp.name}.max"), {}, [data, ends[0][1]], [raised]))
+        data = raised
+    clamp.op, clamp.inputs = last, [data, limit]
+    return before
+
+
+# --- float compute nodes between quantized values -------------------------------------------------------------------
+
+# Others are left as they are between codes.
+_TAKEN = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+
+@dataclass(frozen=True, eq=False)
+class IsolateFloats(Pass):
+    """Let products that compute in float read a copy of what was decoded, where what they make becomes codes.
+
+    Between a DequantizeLinear and a QuantizeLinear onnxruntime takes a product of float weights for a static one: when
+    it loads the model it makes codes of the weights itself, coarser than those that they were stored as, and runs an
+    integer kernel, which fails where the quantizer has a scale for each channel. It looks through clamps and through
+    what only moves elements.
+
+    Attributes:
+        plan: names the products that are static.
+    """
+
+    plan: Plan
+
+    def apply(self, graph: Graph) -> Changes:
+        """Insert the copies; new tensors are called ``t.copy``."""
+        names = Names(graph)
+        changed = []
+        for scope in all_graphs(graph):
+            before: dict[Node, list[Node]] = {}
+            for node in scope.nodes:
+                decision = self.plan.by_node.get(node.name)
+                is_float = decision is None or decision.mode is not Mode.STATIC
+                if node.op in _TAKEN and not node.domain and is_float and _is_between_codes(node):
+                    before[node] = [copy_of(node.inputs[0], node.inputs[0].name, names)]
+                    node.inputs[0] = before[node][0].outputs[0]
+                    changed.append(node.name)
+            insert_nodes(scope, before=before)
+        return Changes(tuple(changed))
+
+
+def _is_between_codes(node: Node) -> bool:
+    """Return whether what a product reads was decoded, and what it makes becomes codes."""
+    made: Tensor = node.inputs[0]
+    while isinstance(made, Variable) and (maker := producer(made)) is not None and _is_a(maker, Role.PASS_THROUGH):
+        made = maker.inputs[0]
+    maker = producer(made) if isinstance(made, Variable) else None
+    if maker is None or maker.op != "DequantizeLinear":
+        return False
+    reader = sole_consumer(node.outputs[0])
+    while reader is not None and (_is_a(reader, Role.PASS_THROUGH) or _is_a(reader, Role.CLAMP)):
+        reader = sole_consumer(reader.outputs[0])
+    return reader is not None and reader.op == "QuantizeLinear"
+
+
+def _is_a(node: Node, role: Role) -> bool:
+    operator = operator_of(node)
+    return operator is not None and operator.role is role

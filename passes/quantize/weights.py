@@ -1,0 +1,302 @@
+"""Write the weights of a plan: behind DequantizeLinear, in onnxruntime's packed operators, or compressed on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.algorithms.encodings import Codes
+from onnxq.config.scheme import Mode
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Variable,
+    constant,
+    insert_nodes,
+    is_constant,
+    onnx_dtype,
+    operator_key,
+    optional_input,
+    place_constants,
+    replace_uses,
+)
+from onnxq.lowering import (
+    AllowedOps,
+    NodeBuilder,
+    decode_folded,
+    decode_linear,
+    decode_rows,
+    gather_block_quantized,
+    is_linear,
+    kernel_supports,
+    matmul_nbits,
+    should_use_kernel,
+    transposed,
+)
+from onnxq.numerics.affine import QTensor
+from onnxq.ops import OPERATORS
+from onnxq.passes.quantize.planned import Rewrite, correct_bias, planned_nodes, rewrite_planned
+from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.rewrite import Changes, Pass
+
+# --- static: integer kernels read weights and biases behind DequantizeLinear ------------------------------------------
+
+_BYTE = 8
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeWeights(Pass):
+    """Replace the constant weight and bias of each static node by codes and a DequantizeLinear.
+
+    The DequantizeLinear stands in the graph of the node, bodies included, since runtimes fuse nodes of one graph only;
+    what it reads may be declared in a graph around it. Leaves nodes whose weight is codes already. The float
+    initializer goes when no other node uses it.
+
+    Attributes:
+        plan: names the nodes, their weights and biases.
+        codes: what was chosen for their weights and biases.
+    """
+
+    plan: Plan
+    codes: Codes
+
+    def apply(self, graph: Graph) -> Changes:
+        """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
+        names = Names(graph)
+        decoders: dict[Graph, list[Node]] = {}
+        changed, left = [], []
+        for scope, node, decision in planned_nodes(graph, self.plan, Mode.STATIC):
+            if not decision.weights:
+                continue
+            if not is_constant(node.inputs[decision.weights[0].index]):
+                left.append((node.name, "its weight is codes already"))
+                continue
+            decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
+            changed.append(node.name)
+        for scope, nodes in decoders.items():
+            # In front: onnxruntime takes quadratic time to load nodes without data spread among the others.
+            insert_nodes(scope, first=nodes)
+        return Changes(tuple(changed), tuple(left))
+
+    def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:
+        weight = decision.weights[0]
+        correct_bias(node, self.codes, names)
+        axis = weight.axis % len(node.inputs[weight.index].shape)
+        made = [_replace(node, weight.index, self.codes.weights[node.name, weight.index], axis, names)]
+        bias, index = self.codes.biases.get(node.name), OPERATORS[operator_key(node)].bias
+        if index is not None and bias is not None and bias.codes is not None:
+            made.append(_replace(node, index, bias.codes, len(node.inputs[index].shape) - 1, names))
+        return made
+
+
+def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names) -> Node:
+    """Make the input read a DequantizeLinear of the codes, and return that node."""
+    source = node.inputs[index]
+    scale = quantized.parameters.scale
+    attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
+    flat = scale.reshape(-1) if attributes else scale.reshape(())
+    chain, codes = NodeBuilder(source.name, names), quantized.codes.reshape(source.shape)
+    inputs = [chain.store_codes("codes", codes, quantized.format), chain.store("scale", flat)]
+    if quantized.format.bits == _BYTE:
+        # Integer kernels are found by it, though it is 0.
+        inputs.append(chain.store("zero_point", np.zeros(flat.shape, quantized.codes.dtype)))
+    values = Variable(names.unique(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
+    decoder = Node("DequantizeLinear", names.unique(f"{source.name}.dequantize"), attributes, inputs, [values])
+    node.inputs[index] = values
+    return decoder
+
+
+# --- weight-only: a runtime multiplies or looks up quantized weights ------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeWeights(Pass):
+    """Put a DequantizeLinear of codes in front of weight-only products, and decode the rows that Gather looks up.
+
+    onnxruntime turns such a product into one kernel. A Gemm that transposes its weight gets transposed codes. Leaves
+    nodes whose weight is codes already.
+
+    Attributes:
+        plan: names the nodes and weights.
+        codes: what was chosen for their weights and biases.
+        emit: strict keeps every Gather, behind a DequantizeLinear of its whole table.
+    """
+
+    plan: Plan
+    codes: Codes
+    emit: AllowedOps = AllowedOps.QDQ
+
+    def apply(self, graph: Graph) -> Changes:
+        """Decode; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
+        names = Names(graph)
+
+        def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
+            if node.op == "Gather" and self.emit is not AllowedOps.STRICT:
+                return Rewrite(instead=self._rows(node, source, weight, names))
+            return Rewrite(first=self._multiplied(node, source, weight, names))
+
+        return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
+
+    def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
+        """Make the node read a DequantizeLinear of codes, and return the nodes that compute it."""
+        quantized = self.codes.weights[node.name, weight.index]
+        correct_bias(node, self.codes, names)
+        if node.op == "Gemm" and node.attrs.pop("transB", 0):
+            quantized = transposed(quantized)
+        chain = NodeBuilder(source.name, names)
+        decode = decode_linear if is_linear(quantized, weight.spec) else decode_folded
+        decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=self.emit is AllowedOps.STRICT)
+        decoded.dtype, decoded.shape = source.dtype, list(quantized.codes.shape)
+        node.inputs[weight.index] = decoded
+        return chain.nodes
+
+    def _rows(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
+        """Take the output away from a Gather and return the nodes that compute it from codes."""
+        indices, output = node.inputs[1], node.outputs[0]
+        quantized = self.codes.weights[node.name, weight.index]
+        chain = NodeBuilder(source.name, names)
+        decode_rows(chain, quantized, weight.spec, indices, len(indices.shape), onnx_dtype(source))
+        node.outputs.clear()
+        chain.nodes[-1].outputs[0] = output
+        return chain.nodes
+
+
+# --- weight-only: operators of onnxruntime that read packed blocks --------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ReplaceWithContrib(Pass):
+    """Replace weight-only MatMul and Gemm by MatMulNBits, and Gather by GatherBlockQuantized.
+
+    Leaves nodes whose format, blocks or storage these operators do not know, those that are as fast in standard ONNX
+    unless all are to be replaced, and those whose weight is codes already.
+
+    Attributes:
+        plan: names the nodes and weights.
+        codes: what was chosen for their weights and biases.
+        emit: what may be written.
+    """
+
+    plan: Plan
+    codes: Codes
+    emit: AllowedOps = AllowedOps.ORT
+
+    def apply(self, graph: Graph) -> Changes:
+        """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
+        names = Names(graph)
+
+        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
+            if not kernel_supports(weight.spec, node.op):
+                return f"no operator of onnxruntime reads {weight.spec.format} codes so"
+            if not should_use_kernel(weight.spec, node.op, self.emit, in_body=scope is not graph):
+                return "standard ONNX is as fast"
+            quantized = self.codes.weights[node.name, weight.index]
+            correct_bias(node, self.codes, names)
+            return Rewrite(instead=_replacement(node, source, weight, quantized, names))
+
+        return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
+
+
+def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
+    """Take the output away from a node and return the nodes that compute it from packed codes."""
+    output, spec, dtype = node.outputs[0], weight.spec, onnx_dtype(source)
+    chain = NodeBuilder(source.name, names)
+    if node.op == "Gather":
+        gather_block_quantized(chain, quantized, spec, node.inputs[1], dtype)
+    else:
+        if node.op == "Gemm" and node.attrs.get("transB", 0):
+            quantized = transposed(quantized)
+        matmul_nbits(chain, quantized, spec, node.inputs[0], optional_input(node, 2), dtype)
+    node.outputs.clear()
+    chain.nodes[-1].outputs[0] = output
+    return chain.nodes
+
+
+# --- storage: compressed on disk, dequantized at load ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class StoreWeights(Pass):
+    """Replace the weights of storage nodes by codes and the nodes that decode them, in the graph that declares them.
+
+    A runtime folds these nodes of constants when it loads the model, so inference runs at float speed; a
+    DequantizeLinear in their place would run at every inference. A weight shared by several nodes is stored once.
+
+    Attributes:
+        plan: names the nodes and weights.
+        codes: what was chosen for their weights and biases.
+        emit: strict decodes by DequantizeLinear, all others by nodes that are folded.
+        constants: op types whose weights the runtime wants folded, but does not fold from narrow codes.
+    """
+
+    plan: Plan
+    codes: Codes
+    emit: AllowedOps = AllowedOps.QDQ
+    constants: frozenset[str] = frozenset()
+
+    def apply(self, graph: Graph) -> Changes:
+        """Store; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
+        names = Names(graph)
+        wanted: dict[tuple[Constant, Weight], dict[Node, QTensor]] = {}
+        for _, node, decision in planned_nodes(graph, self.plan, Mode.STORAGE):
+            for weight in decision.weights:
+                source = node.inputs[weight.index]
+                if is_constant(source):
+                    codes = self.codes.weights[node.name, weight.index]
+                    wanted.setdefault((source, weight.of_rank(len(source.shape))), {})[node] = codes
+        declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
+        first: dict[Graph, list[Node]] = {}
+        for (source, weight), consumers in wanted.items():
+            for node in consumers:
+                correct_bias(node, self.codes, names)
+            widened = any(node.op in self.constants for node in consumers)
+            decoder = self._decoder(source, weight, next(iter(consumers.values())), names, widened=widened)
+            replace_uses(source, decoder[-1].outputs[0], set(consumers))
+            first.setdefault(declaring[source], []).extend(decoder)
+        for scope, nodes in first.items():
+            insert_nodes(scope, first=nodes)
+        return Changes(tuple(source.name for source, _ in wanted))
+
+    def _decoder(
+        self, source: Constant, weight: Weight, quantized: QTensor, names: Names, *, widened: bool
+    ) -> list[Node]:
+        chain, strict, dtype = NodeBuilder(source.name, names), self.emit is AllowedOps.STRICT, onnx_dtype(source)
+        if strict and is_linear(quantized, weight.spec):
+            decoded = decode_linear(chain, quantized, weight.spec, dtype, strict=strict)
+        else:
+            decoded = decode_folded(chain, quantized, weight.spec, dtype, strict=strict, widened=widened)
+        decoded.dtype, decoded.shape = source.dtype, list(source.shape)
+        return chain.nodes
+
+
+# --- AWQ: divide the channels of float data -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DivideChannels(Pass):
+    """Give normalizations and Muls the constants that divide what they make.
+
+    Works in the main graph. A constant that others read as well stays theirs.
+
+    Attributes:
+        codes: hold the constants.
+    """
+
+    codes: Codes
+
+    def apply(self, graph: Graph) -> Changes:
+        """Divide; the new constants are called ``c.divided``."""
+        names: Names | None = None
+        changed: dict[str, None] = {}
+        for node in graph.nodes if self.codes.floats else ():
+            for index, source in enumerate(node.inputs):
+                values = self.codes.floats.get((node.name, index))
+                if values is not None and not np.array_equal(values, source.values):
+                    names = names or Names(graph)
+                    made = constant(names.unique(f"{source.name}.divided"), values)
+                    node.inputs = [*node.inputs[:index], made, *node.inputs[index + 1 :]]
+                    changed[node.name] = None
+        return Changes(tuple(changed))
