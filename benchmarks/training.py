@@ -203,7 +203,7 @@ def searched(place: Place, minutes: float, goal: float) -> Iterator[Row]:
         done = quantize_and_train(*given, output, scheme=place.preset, goal=goal, budget=budget, training=training)
         seconds = time.perf_counter() - start
         taken = any(gain.method == "training" for gain in done.report.encoding.gains)
-        told = done.report.samples.doubts[-1:]
+        told = done.report.samples.warnings[-1:]
         if taken:
             beside = measure_latency(without, output, inputs_of(place, 4), seconds=10)
             low, high = beside.interval

@@ -59,7 +59,7 @@ def test_what_happens_is_logged_for_whoever_asks(caplog: pytest.LogCaptureFixtur
     by_level: dict[str, list[str]] = {}
     for record in caplog.records:
         by_level.setdefault(record.levelname, []).append(record.getMessage())
-    assert by_level["WARNING"] == list(done.report.samples.doubts) != []
+    assert by_level["WARNING"] == list(done.report.samples.warnings) != []
     stages = [message.partition(":")[0] for message in by_level["INFO"]]
     assert stages == [*(stage.name for stage in done.report.run.stages), "Verified"]
     assert by_level["INFO"][-1] == done.report.verdict
@@ -122,9 +122,9 @@ def test_a_stream_that_is_new_in_each_pass_is_read_once_for_all_steps(tmp_path: 
     stream = Augmented()
     report = quantize(MODELS / "resnet.onnx", stream, tmp_path / "q.onnx", budget=Budget(latency=0)).report
     assert passes == [0]
-    assert report.samples.judged is not None
+    assert report.samples.split is not None
     # None of those that judge is one that set ranges, though each pass would have made others.
-    assert (report.samples.judged.samples, report.samples.judged.seen) == (3, 0)
+    assert (report.samples.split.samples, report.samples.split.seen) == (3, 0)
     assert report.agreement.worst_sqnr > 20
 
 

@@ -180,7 +180,7 @@ def sensitivity(
 )
 @click.option("--svg", "folder", type=FILE, help="Write the charts as SVG to this folder.")
 @click.option(
-    "--overlay", type=FILE, help="Write mode, time and noise of nodes for Model Explorer, as FILE with .mode and so on."
+    "--overlay", type=FILE, help="Write mode, time and SQNR of nodes for Model Explorer, as FILE with .mode and so on."
 )
 def report(saved: Path, output: Path | None, folder: Path | None, overlay: Path | None) -> None:
     """Show what quantize or plan kept with --report, as one page that needs no network.

@@ -85,7 +85,7 @@ def kept_options(command: Command) -> Command:
             "--overlay",
             group=OUTPUT,
             type=FILE,
-            help="Write mode, time and noise of nodes for Model Explorer, as FILE with .mode, .time and .noise.",
+            help="Write mode, time and SQNR of nodes for Model Explorer, as FILE with .mode, .time and .sqnr.",
         ),
     )
 

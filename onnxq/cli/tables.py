@@ -124,7 +124,7 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
     if found.time is not None:
         before, now = milliseconds(found.time.float_milliseconds), milliseconds(found.time.milliseconds)
         yield "time", f"{before} in float, {now} now"
-    for one in found.noises:
+    for one in found.sensitivities:
         yield "noise alone", f"{decibels(one.sqnr)} {one.mode}"
     channels = {one.tensor: one for one in found.channels}
     for weight in found.weights:

@@ -148,8 +148,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
     """
     console = open_console(stderr=True)
     # Whatever is said of unlike samples holds for them alone.
-    for sentence in report.samples.doubts:
-        console.print(f"Doubt: {sentence}.")
+    for sentence in report.samples.warnings:
+        console.print(f"Warning: {sentence}.")
     for name, reason in report.run.left_out:
         console.print(f"Left out of the preparation: {name}, as {reason}.")
     for failure in report.run.failures:
@@ -195,8 +195,8 @@ def _summary(report: Report, columns: int) -> Table:
     table.add_row("size", f"{size(files.float_bytes)} -> {size(files.bytes)} ({report.size_ratio:.2f}x)")
     for output in report.agreement.outputs:
         table.add_row(*_output(output, width))
-    if report.samples.judged is not None:
-        table.add_row("judged on", _judged(report.samples.judged))
+    if report.samples.split is not None:
+        table.add_row("judged on", _judged(report.samples.split))
     if limit := report.search.limit:
         done = "ended" if report.search.measured else "left out"
         table.add_row("search", f"{done} for want of more than {limit}")
@@ -208,7 +208,7 @@ def _summary(report: Report, columns: int) -> Table:
         )
     elif report.performance.unmeasured:
         table.add_row(plan.target, f"planned, not measured: {report.performance.unmeasured}")
-    if (elsewhere := report.fidelity.elsewhere) is not None:
+    if (elsewhere := report.fidelity.on_engine) is not None:
         for output in elsewhere.agreement.outputs:
             name, told = _output(output, width)
             table.add_row(name, f"{told} on {elsewhere.engine}")
@@ -230,7 +230,7 @@ def _summary(report: Report, columns: int) -> Table:
             "standard ONNX",
             f"has no integers for {cells} LSTM; a search with --emit fastest measures onnxruntime's own",
         )
-    if (spared := report.encoding.spared) is not None:
+    if (spared := report.encoding.skipped_at_sqnr) is not None:
         table.add_row("accuracy", f"{spared:.1f} dB without any method are plenty; --accuracy full tries all the same")
     if report.encoding.corrected_biases:
         table.add_row("biases", f"{report.encoding.corrected_biases} corrected for the mean error of rounded weights")

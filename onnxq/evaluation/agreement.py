@@ -72,7 +72,7 @@ class OutputAgreement:
         """What it is called when it is told of: an output, or what outputs are judged by."""
         if not self.stands_for:
             return f"output {self.name}"
-        return f"tensor {self.name}, which judges {', '.join(self.stands_for)},"
+        return f"tensor {self.name}, compared in place of {', '.join(self.stands_for)},"
 
     @property
     def differing(self) -> int:

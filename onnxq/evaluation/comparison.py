@@ -353,7 +353,7 @@ class ComparisonSpec:
             if names is None:
                 raise DataError(
                     f"{model} cannot be compared: what {decided!r} is decided by is not found in it, expected "
-                    f"{', '.join(wanted)}; judge by a metric"
+                    f"{', '.join(wanted)}; evaluate with a metric"
                 )
             found |= {one: own[other] for one, other in names.items() if one not in self.outputs}
         return found

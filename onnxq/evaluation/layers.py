@@ -121,7 +121,7 @@ def compare_layers(
     divided, names = _divided(coded), _shared(floats, coded)
     factors = {name: found for name in divided if (found := _factors(divided[name], plan)) is not None}
     left = {
-        name: "its channels are divided by factors, which a report tells"
+        name: "its channels are divided by factors, which the report holds"
         for name in names
         if name in divided.keys() - factors.keys()
     }

@@ -368,7 +368,7 @@ class Scorer:
     def _doubt(self) -> str:
         """Why samples cannot be left out; empty where they can."""
         if len(self.samples) < 2:
-            return "one sample does not tell how much less others may score"
+            return "one sample does not show how much less others may score"
         if isinstance(self.metric.function, Top1):
             return ""
         try:
@@ -376,17 +376,17 @@ class Scorer:
             turned = score(self.metric, self.outputs[::-1], self.samples[::-1])
             _ = self._without
         except DataError as error:
-            return f"how much less other samples may score cannot be told, for without some of them {error}"
+            return f"how much less other samples may score cannot be estimated, for without some of them {error}"
         if not _same(again, self.score):
             return (
                 f"metric {self.metric.name!r} gives another score for the same answers in the same order, "
-                f"{self.score:.4g} and {again:.4g}, so how much less others may score cannot be told; draw no random "
-                "numbers in it, or from one seed in each call"
+                f"{self.score:.4g} and {again:.4g}, so how much less others may score cannot be estimated; draw no "
+                "random numbers in it, or from one seed in each call"
             )
         if not _same(turned, self.score):
             return (
                 f"metric {self.metric.name!r} depends on the order of the samples, from {self.score:.4g} to "
-                f"{turned:.4g} when it is turned round, so how much less others may score cannot be told"
+                f"{turned:.4g} when it is turned round, so how much less others may score cannot be estimated"
             )
         return ""
 

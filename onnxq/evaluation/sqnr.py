@@ -194,7 +194,7 @@ class ErrorAccumulator:
         return signal_to_noise(*total(self.energies))
 
     @property
-    def noise(self) -> float:
+    def expected_nsr(self) -> float:
         """The noise-to-signal ratio to be expected, by which candidates are told apart; infinite if unsound."""
         expected = total(self._expected)
         sound = self.finite and self.same_shapes and math.isfinite(sum(expected))
@@ -377,11 +377,11 @@ class SqnrEstimate:
 
     Attributes:
         sqnr: SQNR in decibels that the worst output can be trusted to have; -inf when an output is not finite.
-        noise: expected noise-to-signal ratio at the worst output, for comparing plans and not for trusting one.
+        nsr: expected noise-to-signal ratio at the worst output, for comparing plans and not for trusting one.
     """
 
     sqnr: float
-    noise: float
+    nsr: float
 
 
 def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstimate:
@@ -399,7 +399,7 @@ def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstim
     """
     outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
     return SqnrEstimate(
-        min((one.sqnr for one in outputs), default=math.inf), max((one.noise for one in outputs), default=0.0)
+        min((one.sqnr for one in outputs), default=math.inf), max((one.nsr for one in outputs), default=0.0)
     )
 
 
@@ -450,7 +450,7 @@ def _compared(wide: Sequence[tuple[Array, Array]]) -> list[Energies]:
 def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     wide = _floats(pairs)
     if wide is None:
-        return np.full(len(pairs), _trust(pairs).noise / len(pairs))
+        return np.full(len(pairs), _trust(pairs).nsr / len(pairs))
     seen = _compared(wide)
     signal, noises = total(seen)[0], np.array([noise for _, noise in seen])
     if signal == 0:
@@ -463,7 +463,7 @@ def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrE
     for pair in pairs:
         tally.add_sample(*pair)
     if tally.is_float:
-        return SqnrEstimate(tally.bound(files=files), tally.noise)
+        return SqnrEstimate(tally.bound(files=files), tally.expected_nsr)
     # A single label is right or wrong, so labels are judged all together.
     sqnr = tally.labels(files)
     return SqnrEstimate(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))

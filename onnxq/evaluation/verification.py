@@ -201,7 +201,7 @@ class Verification:
         agreement: of the outputs.
         kernels: what runs in the optimised graph.
         latency: on the engine that the model is for; None when it was not asked for.
-        elsewhere: what it does on that engine, where it is another one.
+        on_engine: what it does on that engine, where it is another one.
         runs_as_float: whether onnxruntime makes the same kernels of it as of the float model, as it was given or
             prepared, all in float; asked where timing does not show that it keeps up.
     """
@@ -209,7 +209,7 @@ class Verification:
     agreement: Agreement
     kernels: Kernels
     latency: Latency | None
-    elsewhere: EngineVerification | None = None
+    on_engine: EngineVerification | None = None
     runs_as_float: bool = False
 
     @property
@@ -222,7 +222,7 @@ class Verification:
     @property
     def agreements(self) -> tuple[Agreement, ...]:
         """Of the outputs on each engine that the model ran on."""
-        return (self.agreement,) if self.elsewhere is None else (self.agreement, self.elsewhere.agreement)
+        return (self.agreement,) if self.on_engine is None else (self.agreement, self.on_engine.agreement)
 
     @property
     def disputed(self) -> bool:
@@ -232,7 +232,7 @@ class Verification:
 
     def floats_miss(self, min_sqnr: float) -> bool:
         """Whether the engine that the model is for computes in so few bits that the float model misses a goal too."""
-        floats = self.elsewhere.floats if self.elsewhere is not None else None
+        floats = self.on_engine.floats if self.on_engine is not None else None
         return floats is not None and floats < min_sqnr
 
 

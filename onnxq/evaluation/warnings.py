@@ -66,7 +66,7 @@ def reject_constant_samples(looked: Sequence[Sample]) -> Sequence[Sample]:
         return looked
     raise DataError(
         f"{f'all {len(looked)} samples looked at hold' if len(looked) > 1 else 'the only sample holds'} a single value "
-        "in each input, as zeros do, which tells nothing of the values that the model will see, expected samples of "
+        "in each input, as zeros do, which shows nothing of the values that the model will see, expected samples of "
         "those; give some 50 of its real inputs"
     )
 
@@ -91,8 +91,9 @@ def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
     if views.unseen:
         nodes = ", ".join(views.unseen[:_SHOWN]) + (", ..." if len(views.unseen) > _SHOWN else "")
         yield (
-            f"the noise of {nodes}, which compute with what the data has decided, is not seen by what judges "
-            f"{', '.join(views.decided)}; judge by --metric"
+            f"the quantization error of {nodes}, which compute with what the data has decided, is not measured by what "
+            "is compared for "
+            f"{', '.join(views.decided)}; evaluate with --metric"
         )
 
 
@@ -118,7 +119,7 @@ def warn_weak_slices(outputs: Iterable[OutputAgreement], wanted: float) -> tuple
     """
     return tuple(
         f"entries {part.start} to {part.stop - 1} of axis {part.axis} of output {output.name}, which {part.made_by} "
-        f"makes, have {part.sqnr:.1f} dB, which the {output.sqnr:.1f} dB of all do not show; judge by --metric"
+        f"makes, have {part.sqnr:.1f} dB, which the {output.sqnr:.1f} dB of all do not show; evaluate with --metric"
         + _asking_for(output.sqnr + wanted - part.sqnr)
         for output in outputs
         for part in output.parts
@@ -133,7 +134,7 @@ def _asking_for(sqnr: float) -> str:
 
 def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
     if count < _FEW:
-        many = f"there are only {count} samples, which tell" if count > 1 else "there is only one sample, which tells"
+        many = f"there are only {count} samples, which show" if count > 1 else "there is only one sample, which shows"
         rows = {len(array) if array.ndim else 1 for sample in looked for array in sample.values()}
         apart = ", or --batch 1 if their rows are samples" if 1 not in rows else ""
         yield f"{many} little of others; give 50 or more{apart}"

@@ -97,11 +97,11 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, Spec], target: Target) ->
         if limits is None:
             return f"the limits of {clamp.op} are computed at run time, where the end of a range is fixed"
         if limits[0] != 0.0:
-            return f"{clamp.op} has no integer kernel on {target.name}, and no range of codes stands for its limits"
+            return f"{clamp.op} has no integer kernel on {target.name}, and no quantized range stands for its limits"
         if maker is None or maker not in specs or homes[maker] is not homes[clamp] or not _ends_in_codes(maker, target):
             return NO_KERNEL_IN_FRONT
         if specs[maker].symmetric:
-            return "symmetric codes do not begin where it clamps"
+            return "a symmetric range does not begin where it clamps"
         if len(source.outputs) != 1 or source in returned:
             return "others read what it clamps"
         return ""

@@ -50,7 +50,7 @@ def obstacle(node: Node, target: Target) -> str:
         elif problem := _type_obstacle(tensor):
             return problem
     if node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
-        return "Resize that interpolates changes its results on codes"
+        return "Resize that interpolates changes its results on quantized values"
     if node.op == "MaxPool" and len(node.outputs) > 1:
         return "MaxPool that returns indices has no integer kernel"
     if node.op == "HardSigmoid" and not 0 < slope_and_middle(node)[0] < math.inf:
@@ -68,7 +68,7 @@ def codes_obstacle(node: Node, spec: Spec) -> str:
     """Return why codes of a spec cannot come out of a node's integer kernel, or an empty string."""
     if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8")):
         kind = "symmetric" if spec.symmetric else "affine"
-        return f"{kind} {spec.format} codes do not end where HardSigmoid does"
+        return f"{kind} {spec.format} values do not end where HardSigmoid does"
     return ""
 
 

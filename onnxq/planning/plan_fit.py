@@ -176,7 +176,7 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
     """Yield what keeps the passes from doing what a mode says."""
     indices = sorted(weight.index for weight in decision.weights)
     if decision.mode is Mode.FLOAT and indices:
-        yield f"node {node.name!r} is float and has weights that become codes; leave them out"
+        yield f"node {node.name!r} is float and has weights that are quantized; leave them out"
     if decision.mode is Mode.WEIGHT_ONLY and not indices:
         yield f"node {node.name!r} is weight-only and lacks weights; give them, or make it float"
     if decision.mode is Mode.DYNAMIC and not (indices and decision.data):

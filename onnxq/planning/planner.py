@@ -330,7 +330,7 @@ def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> D
 def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
     operator = OPERATORS[operator_key(node)]
     if operator.moves:
-        return Decision(node.name, node.op, Mode.STATIC, "passes codes on")
+        return Decision(node.name, node.op, Mode.STATIC, "passes quantized values on")
     if operator.role is Role.ARITHMETIC:
         return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
     weight = weight_at(node, 1, weight_spec(wish.rule, target))
@@ -350,4 +350,5 @@ def _kernel(weight: Weight, target: Target) -> str:
     """Return what computes a static product."""
     if format_named(weight.spec.format).bits >= target.reads.multiplied_bits:
         return "integer kernel"
-    return f"computes in float between codes of data: {target.name} decodes {weight.spec.format} weights in each run"
+    decoded = f"{target.name} decodes {weight.spec.format} weights in each run"
+    return f"computes in float between quantized activations: {decoded}"

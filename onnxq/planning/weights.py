@@ -269,11 +269,14 @@ def decide_weights(
     operator, table = operator_of(node), node.inputs[weights[0].index]
     rows = table.shape[0] if operator is not None and operator.looks_up else _FEWEST_ROWS
     if rows < _FEWEST_ROWS and weights[0].elements <= _FEW_VALUES and not spec.is_followed:
-        reason = f"a table of {rows} rows saves little as codes, and their errors would stand everywhere"
+        reason = f"a table of {rows} rows saves little when it is quantized, and their errors would stand everywhere"
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if mode is Mode.WEIGHT_ONLY and node.op == "Gather" and weights[0].elements < _SMALLEST_TABLE:
         return Decision(
-            node.name, node.op, Mode.FLOAT, f"a table of {weights[0].elements} values saves nothing as codes"
+            node.name,
+            node.op,
+            Mode.FLOAT,
+            f"a table of {weights[0].elements} values saves nothing when it is quantized",
         )
     if mode is Mode.WEIGHT_ONLY:
         has_own = should_use_kernel(spec, node.op, emit, in_body=in_body)
@@ -344,7 +347,7 @@ def _code_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
         return _lookup_obstacle(node, weight)
     operator = operator_of(node)
     if operator is None or not operator.product:
-        return f"nothing multiplies codes in {node.op}"
+        return f"no kernel multiplies quantized weights in {node.op}"
     return _product_obstacle(node, weight, decoded_in_body=decoded_in_body)
 
 
@@ -365,11 +368,11 @@ def _unfilled_rows(node: Node, weight: Weight) -> str:
 def _lookup_obstacle(node: Node, weight: Weight) -> str:
     table, indices = node.inputs[0], node.inputs[1]
     if len(table.shape) != 2 or node.attrs.get("axis", 0):
-        return "only rows of a table of rank 2 are looked up as codes"
+        return "only rows of a table of rank 2 are looked up quantized"
     if indices.shape is None:
         return "the rank of its indices is unknown"
     if isinstance(weight.spec.per, tuple) and len(weight.spec.per) > 1:
-        return "blocks of several rows are not looked up as codes"
+        return "blocks of several rows are not looked up quantized"
     return ""
 
 
@@ -377,26 +380,26 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
     spec, format, tensor = weight.spec, format_named(weight.spec.format), node.inputs[weight.index]
     dtype = onnx_dtype(tensor)
     if decoded_in_body:
-        return "onnxruntime loads no codes that a control-flow body multiplies"
+        return "onnxruntime loads no quantized weights that a control-flow body multiplies"
     if weight.index != 1 or len(tensor.shape) != 2:
-        return "codes are multiplied only as a second factor of rank 2"
+        return "quantized weights are multiplied only as a second factor of rank 2"
     readers = (operator_of(reader) for reader in set(tensor.outputs))
     if sum(operator is not None and operator.product for operator in readers) > 1:
-        return "onnxruntime multiplies no codes that several nodes share"
+        return "onnxruntime multiplies no quantized weights that several nodes share"
     if format.is_float or format.bits not in _MULTIPLIED_BITS:
-        return f"nothing multiplies {spec.format} codes"
+        return f"no kernel multiplies {spec.format} weights"
     if format.bits == _TWO_BITS and spec.storage is Storage.WORDS:
-        return "onnxruntime loads no 2-bit codes in words that are multiplied"
+        return "onnxruntime loads no 2-bit weights in words that are multiplied"
     if format.bits == _TWO_BITS and tensor.shape[weight.axis] % _CODES_IN_BYTE:
-        return "onnxruntime multiplies 2-bit codes wrongly when their columns do not fill bytes"
+        return "onnxruntime multiplies 2-bit weights wrongly when their columns do not fill bytes"
     if isinstance(spec.per, tuple) and not is_kernel_block(spec.per):
         return f"only blocks of 16, 32, 64 and so on along the sum are multiplied, not {list(spec.per)}"
     if dtype == TensorProto.BFLOAT16:
-        return "nothing multiplies codes with bfloat16 data"
+        return "no kernel multiplies quantized weights with bfloat16 activations"
     if dtype == TensorProto.FLOAT16 and (spec.two_level or spec.scale not in ("float32", "float16")):
-        return "float16 data is multiplied by codes with float16 scales only"
+        return "float16 activations are multiplied by weights with float16 scales only"
     if scales_its_terms(node):
-        return "no Gemm with alpha, beta or transA multiplies codes"
+        return "no Gemm with alpha, beta or transA multiplies quantized weights"
     bias = optional_input(node, 2) if node.op == "Gemm" else None
     channels = tensor.shape[weight.axis]
     if bias is not None and (bias.shape is None or tuple(bias.shape) != (channels,)):

@@ -1,4 +1,4 @@
-"""What a page shows of a report, as plain values: nodes, the chain of their regions, causes, noise along the depth."""
+"""What a page shows of a report, as plain values: nodes, the chain of their regions, causes, SQNR along the depth."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NodeView:
         ranges: the range of what it multiplies, where that is codes.
         float_milliseconds: time in the float model; None where it was not measured.
         milliseconds: time in the quantized model; None likewise.
-        noise: SQNR in decibels of the worst output with this node alone as codes; None where it was not measured.
+        sqnr: SQNR in decibels of the worst output with this node alone quantized; None where it was not measured.
         kernel: what runs for it, in words; empty where that is not known.
     """
 
@@ -46,7 +46,7 @@ class NodeView:
     ranges: str
     float_milliseconds: float | None
     milliseconds: float | None
-    noise: float | None
+    sqnr: float | None
     kernel: str
 
 
@@ -59,14 +59,14 @@ class Link:
         first: index of the first node.
         nodes: how many there are.
         milliseconds: their time in the quantized model; None where it was not measured.
-        noise: the lowest SQNR in decibels of one of them alone; None likewise.
+        sqnr: the lowest SQNR in decibels of one of them alone; None likewise.
     """
 
     mode: Mode
     first: int
     nodes: int
     milliseconds: float | None
-    noise: float | None
+    sqnr: float | None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Cause:
 def node_views(report: Report) -> tuple[NodeView, ...]:
     """Return every node in graph order."""
     times = {one.node: one for one in report.performance.times}
-    noises = noise_of(report)
+    sqnrs = sqnr_by_node(report)
     by_tensor, ran = report.plan.by_tensor, report.performance.ran
 
     def view(one: Decision) -> NodeView:
@@ -103,14 +103,14 @@ def node_views(report: Report) -> tuple[NodeView, ...]:
             _range(by_tensor.get(one.data)),
             time.float_milliseconds if time else None,
             time.milliseconds if time else None,
-            noises.get(one.node),
+            sqnrs.get(one.node),
             ran.get(one.node, _PART) if ran else "",
         )
 
     return tuple(map(view, report.plan.decisions))
 
 
-def noise_of(report: Report) -> Mapping[str, float]:
+def sqnr_by_node(report: Report) -> Mapping[str, float]:
     """Return the SQNR in decibels of the worst output with each node alone as codes, in its own mode where known."""
     modes = {one.node: one.mode for one in report.plan.decisions}
     found: dict[str, float] = {}
@@ -131,9 +131,9 @@ def chain(nodes: Sequence[NodeView]) -> tuple[Link, ...]:
 def _link(first: int, nodes: Sequence[NodeView]) -> Link:
     modes = [node.mode for node in nodes]
     times = [node.milliseconds for node in nodes if node.milliseconds is not None]
-    noises = [node.noise for node in nodes if node.noise is not None]
+    sqnrs = [node.sqnr for node in nodes if node.sqnr is not None]
     most = max(dict.fromkeys(modes), key=modes.count)
-    return Link(most, first, len(nodes), sum(times) if times else None, min(noises, default=None))
+    return Link(most, first, len(nodes), sum(times) if times else None, min(sqnrs, default=None))
 
 
 def causes(nodes: Sequence[NodeView], report: Report) -> tuple[Cause, ...]:
@@ -152,12 +152,12 @@ def causes(nodes: Sequence[NodeView], report: Report) -> tuple[Cause, ...]:
 
 
 def _stake(nodes: Sequence[NodeView], total: float) -> str:
-    """Say what time these nodes take, and what noise they would bring."""
+    """Say what time these nodes take, and the lowest SQNR of one of them alone."""
     times = [node.float_milliseconds for node in nodes if node.float_milliseconds is not None]
-    noises = [node.noise for node in nodes if node.noise is not None and math.isfinite(node.noise)]
+    sqnrs = [node.sqnr for node in nodes if node.sqnr is not None and math.isfinite(node.sqnr)]
     told = []
-    if noises:
-        told.append(f"as codes the noisiest alone leaves {decibels(min(noises))}")
+    if sqnrs:
+        told.append(f"as codes the lowest SQNR alone leaves {decibels(min(sqnrs))}")
     if times and total:
         share = sum(times) / total
         little = ": little to win" if share < _HARDLY_ANY else ""
@@ -173,7 +173,7 @@ class Depth:
         index: of the node.
         name: of the node.
         alone: SQNR in decibels of the worst output with this node alone as codes.
-        together: the same of all nodes up to this one, if their noise adds.
+        together: the same of all nodes up to this one, if their errors add.
     """
 
     index: int
@@ -182,20 +182,20 @@ class Depth:
     together: float
 
 
-def noise_along(nodes: Sequence[NodeView]) -> tuple[Depth, ...]:
-    """Return the noise of nodes whose codes were measured alone, in graph order, and what it adds up to.
+def sqnr_along(nodes: Sequence[NodeView]) -> tuple[Depth, ...]:
+    """Return the SQNR of nodes that were measured alone, in graph order, and what it adds up to.
 
     Independent errors add in energy, so SQNRs of ``d`` decibels add as ``10 ** (-d / 10)``. Nodes in float add nothing.
     """
     coded = [
-        (index, node.name, node.noise)
+        (index, node.name, node.sqnr)
         for index, node in enumerate(nodes)
-        if node.mode is not Mode.FLOAT and node.noise is not None and math.isfinite(node.noise)
+        if node.mode is not Mode.FLOAT and node.sqnr is not None and math.isfinite(node.sqnr)
     ]
-    sums = accumulate(10 ** (-noise / 10) for _, _, noise in coded)
+    sums = accumulate(10 ** (-sqnr / 10) for _, _, sqnr in coded)
     return tuple(
-        Depth(index, name, noise, -10 * math.log10(energy))
-        for (index, name, noise), energy in zip(coded, sums, strict=True)
+        Depth(index, name, sqnr, -10 * math.log10(energy))
+        for (index, name, sqnr), energy in zip(coded, sums, strict=True)
     )
 
 
@@ -203,7 +203,7 @@ def node_rows(nodes: Sequence[NodeView]) -> Iterator[list[object]]:
     """Yield each node's fields; the words that many nodes share stand once, see `shared_words`."""
     words = {word: index for index, word in enumerate(shared_words(nodes))}
     for node in nodes:
-        figures = map(_figure, (node.float_milliseconds, node.milliseconds, node.noise))
+        figures = map(_figure, (node.float_milliseconds, node.milliseconds, node.sqnr))
         yield [node.name, *(words[word] for word in _words(node)), *figures]
 
 
@@ -353,8 +353,8 @@ def _told(point: Point, sqnr: float) -> str:
     return f"{kind}{nodes}; {point.milliseconds:.3g} ms, {decibels(sqnr)}{speed}"
 
 
-def noise_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
-    """Return the noise of nodes along the depth: alone as points, added up as a line.
+def sqnr_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
+    """Return the SQNR of nodes along the depth: alone as points, added up as a line.
 
     Args:
         depths: the nodes that were measured.
@@ -365,7 +365,7 @@ def noise_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
     across = _Scale.across(0.0, max(nodes - 1, 1))
     up = _Scale.up([value for one in depths for value in (one.alone, one.together)])
     each = math.ceil(len(depths) / _MOST_MARKS)
-    # Of neighbours that fall together the noisiest tells most.
+    # Of neighbours that fall together the lowest matters most.
     worst = [min(depths[start : start + each], key=lambda one: one.alone) for start in range(0, len(depths), each)]
     marks = tuple(
         Mark(across(one.index), up(one.alone), "measured", f"{one.name}: {decibels(one.alone)} alone") for one in worst
@@ -376,13 +376,13 @@ def noise_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
 
 
 def layer_chart(layers: Sequence[Layer]) -> Chart | None:
-    """Return the noise of layers in order of execution: isolated as points, accumulated as a line."""
+    """Return the SQNR of layers in order of execution: isolated as points, accumulated as a line."""
     depths = [
         Depth(index, one.tensor, one.isolated, one.accumulated)
         for index, one in enumerate(layers)
         if math.isfinite(one.isolated) and math.isfinite(one.accumulated)
     ]
-    return noise_chart(depths, len(layers))
+    return sqnr_chart(depths, len(layers))
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Explanation:
         given: tensors that it gives and that become codes.
         producers: the nodes that it reads from.
         consumers: the nodes that read from it.
-        noises: what it adds in noise as codes, in each mode that was measured.
+        sensitivities: the SQNR that it leaves alone quantized, in each mode that was measured.
         time: of a run, in float and now; None where that was not measured.
         values: what calibration saw of these tensors.
         channels: how far the channels of its weights are apart.
@@ -90,7 +90,7 @@ class Explanation:
     given: tuple[Activation, ...] = ()
     producers: tuple[Neighbour, ...] = ()
     consumers: tuple[Neighbour, ...] = ()
-    noises: tuple[NodeSensitivity, ...] = ()
+    sensitivities: tuple[NodeSensitivity, ...] = ()
     time: NodeTime | None = None
     values: tuple[TensorValues, ...] = ()
     channels: tuple[WeightChannels, ...] = ()
@@ -121,7 +121,7 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
     tensors = {one.tensor for one in (*found.read, *found.given)}
     return replace(
         found,
-        noises=tuple(one for one in report.search.sensitivities if one.node == node),
+        sensitivities=tuple(one for one in report.search.sensitivities if one.node == node),
         time=next((one for one in report.performance.times if one.node == node), None),
         values=tuple(one for one in report.encoding.tensors if one.tensor in tensors),
         channels=tuple(one for one in report.encoding.weights if one.node == node),

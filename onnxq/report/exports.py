@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from onnxq.config.scheme import Mode
 from onnxq.errors import OutputError
-from onnxq.report.charts import Chart, NodeView, frontier_chart, node_views, noise_along, noise_chart
+from onnxq.report.charts import Chart, NodeView, frontier_chart, node_views, sqnr_along, sqnr_chart
 from onnxq.report.page import environment
 from onnxq.report.report import Report
 from onnxq.system.publish import write_text
@@ -24,16 +24,16 @@ _STYLE = """
 """
 _TITLES = {
     "frontier": ("Plans by time and fidelity", "profiled time", "SQNR of the worst output"),
-    "noise": ("Noise of nodes in graph order", "node", "SQNR of the worst output"),
+    "sqnr": ("SQNR of nodes in graph order", "node", "SQNR of the worst output"),
 }
 
 
 def figures(report: Report) -> Mapping[str, str]:
-    """Return the charts that the report has figures for, as SVG by name: ``frontier`` and ``noise``."""
+    """Return the charts that the report has figures for, as SVG by name: ``frontier`` and ``sqnr``."""
     nodes = node_views(report)
     charts: Mapping[str, Chart | None] = {
         "frontier": frontier_chart(report.search.frontier, report.fidelity.wanted),
-        "noise": noise_chart(noise_along(nodes), len(nodes)),
+        "sqnr": sqnr_chart(sqnr_along(nodes), len(nodes)),
     }
     # Macros are typed as any name of a template is.
     draw = environment().get_template("charts.svg.j2").module.chart  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def save_figures(report: Report, folder: str | Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-# Node data for Model Explorer: mode, time and noise as colours on the quantized model's graph.
+# Node data for Model Explorer: mode, time and SQNR as colours on the quantized model's graph.
 
 COLOURS: Mapping[Mode, str] = {
     Mode.STATIC: "#2b66c4",
@@ -75,19 +75,19 @@ _MUCH, _LITTLE = "#a8321f", "#f1efe8"
 
 
 def overlays(report: Report) -> Mapping[str, dict[str, object]]:
-    """Return the node data by measure: ``mode``, and ``time`` and ``noise`` where they were measured.
+    """Return the node data by measure: ``mode``, and ``time`` and ``sqnr`` where they were measured.
 
-    Times are milliseconds of the quantized model; noise is the SQNR in decibels of the worst output with a node alone
-    as codes, so that the lowest is the noisiest.
+    Times are milliseconds of the quantized model; ``sqnr`` is the SQNR in decibels of the worst output with a node
+    alone quantized: the lowest has the highest error.
     """
     nodes = node_views(report)
     found: dict[str, dict[str, object]] = {"mode": {"name": "onnxq: mode", "results": _modes(nodes)}}
     if times := {node.name: {"value": node.milliseconds} for node in nodes if node.milliseconds is not None}:
         found["time"] = {"name": "onnxq: time in ms", "results": times, "gradient": _gradient(_LITTLE, _MUCH)}
-    noises = {node.name: node.noise for node in nodes if node.noise is not None and math.isfinite(node.noise)}
-    if noises:
-        results = {name: {"value": noise} for name, noise in noises.items()}
-        found["noise"] = {"name": "onnxq: SQNR alone in dB", "results": results, "gradient": _gradient(_MUCH, _LITTLE)}
+    sqnrs = {node.name: node.sqnr for node in nodes if node.sqnr is not None and math.isfinite(node.sqnr)}
+    if sqnrs:
+        results = {name: {"value": sqnr} for name, sqnr in sqnrs.items()}
+        found["sqnr"] = {"name": "onnxq: SQNR alone in dB", "results": results, "gradient": _gradient(_MUCH, _LITTLE)}
     return found
 
 

@@ -30,9 +30,9 @@ from onnxq.report.charts import (
     layer_chart,
     node_rows,
     node_views,
-    noise_along,
-    noise_chart,
     shared_words,
+    sqnr_along,
+    sqnr_chart,
 )
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, size, threads, visible
 from onnxq.report.refusal import suggestions
@@ -42,15 +42,15 @@ from onnxq.system.publish import write_text
 
 # Characters that end a script element or a line of JavaScript, whatever string they stand in.
 _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u2028\u2029"})
-# Decibels over which the colour of noise fades.
+# Decibels over which the colour of an error fades.
 _FADE = 40.0
-_NOISIEST = 20
+_WORST_LAYERS = 20
 _SECTIONS = (
     ("outputs", "Outputs"),
     ("plans", "Plans"),
     ("network", "Network"),
     ("nodes", "Nodes"),
-    ("noise", "Noise"),
+    ("sqnr", "SQNR along the depth"),
     ("values", "Values"),
     ("weights", "Weights"),
     ("accuracy", "Accuracy"),
@@ -78,13 +78,13 @@ def to_html(report: Report) -> str:
         "output_name": PurePath(report.output or "").name,
         "tiles": _tiles(report),
         "frontier": frontier_chart(report.search.frontier, report.fidelity.wanted),
-        "noise": noise_chart(noise_along(nodes), len(nodes)),
+        "sqnr": sqnr_chart(sqnr_along(nodes), len(nodes)),
         "layers": report.fidelity.layers,
-        "layer_noise": layer_chart(layers),
-        "noisiest": sorted(layers, key=lambda one: one.isolated)[:_NOISIEST],
+        "layer_sqnr": layer_chart(layers),
+        "worst_layers": sorted(layers, key=lambda one: one.isolated)[:_WORST_LAYERS],
         "links": _blocks(chain(nodes), nodes),
         "timed": any(node.milliseconds is not None for node in nodes),
-        "noisy": any(node.noise is not None for node in nodes),
+        "has_sqnr": any(node.sqnr is not None for node in nodes),
         "modes": [(mode, count) for mode in Mode if (count := report.plan.count(mode))],
         "node_count": len(nodes),
         "causes": causes(nodes, report),
@@ -152,10 +152,10 @@ def _is_shown(section: str, shown: Mapping[str, Any]) -> bool:
     report: Report = shown["report"]
     sometimes = {
         "plans": report.search.frontier,
-        "noise": shown["noise"] or shown["layers"],
+        "sqnr": shown["sqnr"] or shown["layers"],
         "values": report.encoding.tensors,
         "weights": report.encoding.weights,
-        "accuracy": report.encoding.gains or report.encoding.spared is not None,
+        "accuracy": report.encoding.gains or report.encoding.skipped_at_sqnr is not None,
         "left": shown["causes"],
     }
     return bool(sometimes.get(section, True))
@@ -185,7 +185,7 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
         known = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}" if latency.is_bounded else speed(latency)
         times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
         times = f"{times}, {latency.engine}"
-        figure = f"{latency.speed:.2f}x" if latency.is_bounded else "not told"
+        figure = f"{latency.speed:.2f}x" if latency.is_bounded else "not known"
         tiles.append(Tile("Speed", figure, f"{known}; {times}"))
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
     if worst is not None:
@@ -205,14 +205,14 @@ class Block:
         link: the region.
         grow: how wide it is.
         time: of its nodes on the average, 0 to 1.
-        noise: of its noisiest node, 0 to 1.
+        error: of its node of the lowest SQNR, 0 to 1.
         told: what it says.
     """
 
     link: Link
     grow: float
     time: float
-    noise: float
+    error: float
     told: str
 
     @property
@@ -234,18 +234,18 @@ class Block:
 def _blocks(links: Sequence[Link], nodes: Sequence[NodeView]) -> tuple[Block, ...]:
     timed = any(link.milliseconds is not None for link in links)
     longest = max(((link.milliseconds or 0.0) / link.nodes for link in links), default=0.0) or 1.0
-    noises = [link.noise for link in links if link.noise is not None and math.isfinite(link.noise)]
-    quietest = min(noises, default=0.0) + _FADE
+    sqnrs = [link.sqnr for link in links if link.sqnr is not None and math.isfinite(link.sqnr)]
+    best = min(sqnrs, default=0.0) + _FADE
 
     def block(link: Link) -> Block:
         grow = (link.milliseconds or 0.0) * 1e3 if timed else link.nodes
-        noise = 0.0 if link.noise is None else min(max((quietest - link.noise) / _FADE, 0.0), 1.0)
+        error = 0.0 if link.sqnr is None else min(max((best - link.sqnr) / _FADE, 0.0), 1.0)
         time = (link.milliseconds or 0.0) / link.nodes / longest
         nodes_ = f"{link.nodes} {'node' if link.nodes == 1 else 'nodes'}"
         told = f"{link.mode}: {nodes_} from {nodes[link.first].name}"
         told += f", {milliseconds(link.milliseconds)}" if link.milliseconds is not None else ""
-        told += f", noisiest alone {decibels(link.noise)}" if link.noise is not None else ""
-        return Block(link, round(max(grow, 1.0), 1), round(time, 3), round(noise, 3), told)
+        told += f", lowest SQNR alone {decibels(link.sqnr)}" if link.sqnr is not None else ""
+        return Block(link, round(max(grow, 1.0), 1), round(time, 3), round(error, 3), told)
 
     return tuple(map(block, links))
 
@@ -264,8 +264,8 @@ def _facts(report: Report) -> tuple[tuple[str, str], ...]:
         ("SHA-256 of it", kept.output_digest if kept.output else ""),
         ("Scheme and target", f"{plan.scheme} for {plan.target}"),
         ("Ranges", report.encoding.ranges),
-        ("Samples", f"{report.samples.calibrated} calibrated; judged by {report.judges}"),
-        ("Those that judged", which(report.samples.judged) if report.samples.judged is not None else ""),
+        ("Samples", f"{report.samples.calibrated} calibrated; evaluated on {report.judges}"),
+        ("Evaluated on", which(report.samples.split) if report.samples.split is not None else ""),
         ("Time", f"{report.run.seconds:.1f} s"),
     ]
     if machine is not None:
@@ -292,7 +292,7 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}") if math.isfinite(value) else 0.0
 
 
-# How well two models agree, as a page: outputs, and noise along the depth where layers were compared.
+# How well two models agree, as a page: outputs, and SQNR along the depth where layers were compared.
 
 # More rows take long to open, and nobody reads them.
 _MOST_LAYERS = 1000

@@ -253,14 +253,14 @@ class Samples:
 
     Attributes:
         calibrated: how many samples set the ranges.
-        judged: by which samples the agreement and the scores are.
-        doubts: why the samples may not be representative, in sentences.
+        split: which samples the agreement and the scores are measured on, and which chose the plan.
+        warnings: why the samples may not be representative, in sentences.
         refitted: of how many samples the ranges are, once the model before was judged; 0 where it stayed.
     """
 
     calibrated: int
-    judged: EvaluationSplit | None = None
-    doubts: tuple[str, ...] = ()
+    split: EvaluationSplit | None = None
+    warnings: tuple[str, ...] = ()
     refitted: int = 0
 
 
@@ -272,7 +272,7 @@ class Fidelity:
         agreement: of the outputs.
         scores: what the user's metric says of both models, where there is one.
         refusal: why the model was refused, in a sentence; empty where it was not.
-        elsewhere: what it does on the engine that it is for, where that is not onnxruntime in this process.
+        on_engine: what it does on the engine that it is for, where that is not onnxruntime in this process.
         layers: of the tensors that both models have; None where these were not compared.
         wanted: SQNR in decibels that was asked of the worst output; None where a metric tells instead.
     """
@@ -280,14 +280,14 @@ class Fidelity:
     agreement: Agreement
     scores: Scores | None = None
     refusal: str = ""
-    elsewhere: EngineVerification | None = None
+    on_engine: EngineVerification | None = None
     layers: Layers | None = None
     wanted: float | None = None
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
         """Of the outputs on each engine that the model ran on."""
-        return (self.agreement,) if self.elsewhere is None else (self.agreement, self.elsewhere.agreement)
+        return (self.agreement,) if self.on_engine is None else (self.agreement, self.on_engine.agreement)
 
 
 @dataclass(frozen=True)
@@ -341,8 +341,7 @@ class Encoding:
         range_methods: the method of each tensor, where one was chosen for each.
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
         gains: what each accuracy method that was tried did to the whole model.
-        spared: SQNR in decibels of codes as the scheme says them, where that was so much that no method was tried on
-            them; None elsewhere.
+        skipped_at_sqnr: SQNR in decibels without any accuracy method, if it was so high that none was tried; else None.
         delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
         left_by_standard: how many nodes stay float because standard ONNX has no integers for them, and operators of the
             runtime's own were not to be written, or not measured.
@@ -354,7 +353,7 @@ class Encoding:
     range_methods: Mapping[str, str] = field(default_factory=dict)
     corrected_biases: int = 0
     gains: tuple[MethodGain, ...] = ()
-    spared: float | None = None
+    skipped_at_sqnr: float | None = None
     delivered: tuple[Delivery, ...] = ()
     left_by_standard: int = 0
     tensors: tuple[TensorValues, ...] = ()

@@ -51,7 +51,7 @@ def check_fidelity(report: Report, goal: Goal) -> None:
     agreement = report.agreement
     if told := fault(agreement, by_metric=report.fidelity.scores is not None):
         raise FidelityError(f"{told}; nothing was written", report)
-    elsewhere = report.fidelity.elsewhere
+    elsewhere = report.fidelity.on_engine
     if elsewhere and (told := fault(elsewhere.agreement, by_metric=report.fidelity.scores is not None)):
         raise FidelityError(f"on {elsewhere.engine} {told}; nothing was written; see onnxq portability", report)
     if goal.exact and (told := missing(report.encoding.delivered)):
@@ -63,7 +63,7 @@ def check_fidelity(report: Report, goal: Goal) -> None:
                 f"there is nothing to quantize in the model that pays: {reasons}; nothing was written; quantize it "
                 "without a search if it has to be"
             )
-        remedy = _noisiest(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
+        remedy = _most_sensitive(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
         if goal.force:
             remedy = "take the scheme as it is, without a search, if it has to be"
         raise FidelityError(
@@ -130,15 +130,15 @@ def gains_nothing(report: Report) -> bool:
 
 
 def _lacks_fidelity(report: Report) -> bool:
-    """Return whether a model without codes came of noise, and not of what codes cost in time or that none fit.
+    """Return whether nothing was quantized because of its error, and not because it was slow or did not fit.
 
-    A search that weighs no times leaves its first plan only for noise, which may not have been told apart by nodes.
+    A search that weighs no times leaves its first plan only for its error, which may not have been measured by nodes.
     """
     return bool(report.search.sensitivities) or (report.search.measured > 1 and not report.search.frontier)
 
 
-def _noisiest(report: Report) -> str:
-    """Name the nodes that were measured as the noisiest; an empty string where none was measured alone."""
+def _most_sensitive(report: Report) -> str:
+    """Name the nodes that were measured with the lowest SQNR; an empty string where none was measured alone."""
     worst: dict[str, float] = {}
     for one in report.search.sensitivities:
         # A node is measured in each of its modes.
@@ -150,10 +150,10 @@ def _noisiest(report: Report) -> str:
 def _remedy(report: Report, worst: OutputAgreement) -> str:
     """Say what to do about an output that is not faithful enough."""
     more = _more(report)
-    if hurt := _noisiest(report):
+    if hurt := _most_sensitive(report):
         return f"{more}{hurt}"
     searched = more or ("" if report.search.measured else "let the search leave nodes out, ")
-    metric = "judge by --metric and --max-drop, " if worst.sqnr is None else ""
+    metric = "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
     return f"{searched}{metric}ask for a lower --min-sqnr, or --force it"
 
 
@@ -227,16 +227,19 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if not coded and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):
         yield (
             f"--min-sqnr {math.floor(best)}",
-            f"the most faithful plan with codes that was measured has {decibels(best)}",
+            f"the most accurate quantized plan that was measured has {decibels(best)}",
         )
     if not report.search.measured:
         whole = f"with all that {report.plan.scheme} asks for the worst output has {decibels(worst)}"
         yield "--search fast", f"nothing was searched, and nodes that hurt can stay in float: {whole}"
-    noisy = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
+    worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
     # Where all went to float, leaving one more there changes nothing.
-    if noisy is not None and coded:
-        alone = f"alone as {noisy.mode} it leaves {decibels(noisy.sqnr)} at the worst output"
-        yield f"--exclude {shlex.quote(noisy.node)}", f"{noisy.node} is the noisiest node: {alone}"
+    if worst_node is not None and coded:
+        alone = f"alone as {worst_node.mode} it leaves {decibels(worst_node.sqnr)} at the worst output"
+        yield (
+            f"--exclude {shlex.quote(worst_node.node)}",
+            f"{worst_node.node} has the highest quantization error: {alone}",
+        )
     bought = sum(one.after - one.before for one in report.encoding.gains if one.kept)
     spent = sum(one.seconds for one in report.encoding.gains)
     if not report.plan.thorough:
@@ -255,7 +258,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if coded and not is_final:
         yield "--force", "the model is written as it is"
     elif not coded:
-        told = "nothing is left in float for its noise, and the model is written as the scheme makes it"
+        told = "nothing is left in float for its quantization error, and the model is written as the scheme makes it"
         yield "--search off --force", told
 
 

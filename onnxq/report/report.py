@@ -47,7 +47,7 @@ def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance
 
 def judges(samples: Samples, fidelity: Fidelity) -> str:
     """Say by how many samples a model was judged, and how many of these had a part in making it."""
-    judged = samples.judged
+    judged = samples.split
     if judged is None:
         return counted(fidelity.agreement.samples, fidelity.agreement.files)
     by_these = counted(judged.samples, judged.files)
@@ -71,7 +71,7 @@ def speed(latency: Latency) -> str:
     """Say how fast a model is beside the float model, and how sure that is."""
     if not latency.is_bounded:
         rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
-        return f"of a speed that {rounds} not tell"
+        return f"of a speed that {rounds} not show"
     low, high = latency.interval
     if not latency.significant and low < NOT_SLOWER:
         return f"between {low:.2f}x and {high:.2f}x as fast"
@@ -134,8 +134,8 @@ def _of_others(fidelity: Fidelity) -> str:
 
 # What a quantization did, as values and as JSON.
 
-VERSION = 1
-"""Of the JSON; a report of another version is refused."""
+VERSION = 2
+"""Of the JSON; a report of another version is refused, as its keys have other names."""
 
 # Figures that pipelines look at first; they follow from the others.
 _SUMMARY = ("size_ratio", "worst_sqnr", "speed")

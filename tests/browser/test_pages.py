@@ -132,11 +132,11 @@ def test_a_region_opens_its_nodes(opened: Open) -> None:
     assert page.locator("#region").is_hidden()
 
 
-def test_colours_follow_mode_time_and_noise(opened: Open) -> None:
+def test_colours_follow_mode_time_and_error(opened: Open) -> None:
     page = opened(FULL)
     colour = "getComputedStyle(document.querySelector('.chain button')).backgroundColor"
     found = set()
-    for name in ("mode", "time", "noise"):
+    for name in ("mode", "time", "error"):
         page.get_by_text(name, exact=True).first.click()
         found.add(page.evaluate(colour))
     assert len(found) == 3

@@ -40,7 +40,7 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
         assert word in result.stderr
     figures = json.loads(report.read_text())
     samples = figures["samples"]
-    assert (samples["calibrated"], samples["judged"]["samples"], samples["judged"]["seen"]) == (6, 2, 0)
+    assert (samples["calibrated"], samples["split"]["samples"], samples["split"]["seen"]) == (6, 2, 0)
     told = " ".join(result.stderr.replace("│", "").split())
     assert "2 samples (0, 511 of the samples given, counted from 0), which the plan had not seen" in told
     assert figures["files"]["bytes"] == output.stat().st_size
@@ -53,7 +53,7 @@ def test_samples_in_another_unit_are_doubted_first(tmp_path: Path) -> None:
     options = ("--calib", tmp_path / "calib.npz", "-o", tmp_path / "q.onnx", "--seconds", 0, "--search", "off")
     told = invoke("quantize", MODELS / "resnet.onnx", *options, "--accuracy", "off").stderr
     assert told.index("check the unit of the") < told.index("Verified")
-    assert told.startswith("Doubt: input image makes the values of node")
+    assert told.startswith("Warning: input image makes the values of node")
 
 
 def test_the_default_output_is_named_after_model_and_preset_in_the_current_folder(

@@ -26,7 +26,7 @@ def test_a_report_becomes_a_page(saved: Path) -> None:
 def test_figures_and_colours_are_written_where_asked_for(saved: Path, tmp_path: Path) -> None:
     told = invoke("report", saved, "--svg", tmp_path / "figures", "--overlay", tmp_path / "overlay.json").stdout
     names = [Path(line).name for line in told.splitlines()]
-    assert names == ["frontier.svg", "noise.svg", "overlay.mode.json", "overlay.time.json", "overlay.noise.json"]
+    assert names == ["frontier.svg", "sqnr.svg", "overlay.mode.json", "overlay.time.json", "overlay.sqnr.json"]
     assert not saved.with_suffix(".html").exists()
 
 

@@ -50,13 +50,13 @@ def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str
     terminal.print_report(changed(REPORT, performance={"latency": few}))
     terminal.print_optimized(Optimized(Graph(), (), Size(2, 20), Size(1, 10), None, made_up=True, latency=few))
     err = " ".join(capsys.readouterr().err.replace("│", "").split())
-    assert err.count("of a speed that 2 rounds of timing do not tell") == 4
+    assert err.count("of a speed that 2 rounds of timing do not show") == 4
     assert "as fast" not in err
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, "1 sample, which"), (2, "2 samples, which")])
 def test_one_sample_is_told_of_as_one(count: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.print_report(changed(REPORT, samples={"judged": EvaluationSplit(count, 0)}))
+    terminal.print_report(changed(REPORT, samples={"split": EvaluationSplit(count, 0)}))
     assert told in " ".join(capsys.readouterr().err.split())
 
 
@@ -103,7 +103,7 @@ def test_doubts_and_the_verdict_come_first_and_the_rest_fits_one_screen(
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal.print_report(FULL)
     lines = capsys.readouterr().err.splitlines()
-    first = "Doubt: the samples are few. Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples"
+    first = "Warning: the samples are few. Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples"
     assert " ".join(lines).startswith(first)
     assert max(map(len, lines)) <= columns
     assert len(lines) < 40
@@ -128,7 +128,7 @@ def test_a_refusal_comes_behind_doubts_with_what_to_try(capsys: pytest.CaptureFi
     terminal.print_report(FidelityError("output y has 31.2 dB, expected 60 dB", FULL).report)
     shown = capsys.readouterr().err
     told = "Refused: output y has 31.2 dB, expected 60 dB\nTry the same with\n  --exclude a\n"
-    assert shown.startswith(f"Doubt: the samples are few.\n{told}")
+    assert shown.startswith(f"Warning: the samples are few.\n{told}")
     assert "model.int8.onnx" not in shown
     # The error itself is printed behind it.
     assert shown.count("Refused") == 1

@@ -147,7 +147,7 @@ def test_no_more_answers_are_lost_than_are_right(files: Files) -> None:
 def test_one_sample_tells_no_bound(files: Files) -> None:
     scores = Scorer.of(Metric("top1", Top1(LABELS[:1])), files[0], CLASSES[:1]).scores(files[1])
     assert scores.most_lost == math.inf
-    assert scores.doubt == "one sample does not tell how much less others may score"
+    assert scores.doubt == "one sample does not show how much less others may score"
 
 
 def first_ones(outputs: list, samples: list) -> float:
@@ -178,7 +178,7 @@ class Drawn:
             "metric 'm' depends on the order of the samples, from 1 to 0 when it is turned round",
         ),
         (Drawn(), "metric 'm' gives another score for the same answers in the same order, 0."),
-        (whole, "cannot be told, for without some of them metric 'm' failed: KeyError: 'sample 0'"),
+        (whole, "cannot be estimated, for without some of them metric 'm' failed: KeyError: 'sample 0'"),
     ],
 )
 def test_metrics_that_cannot_leave_samples_out_tell_no_bound(

@@ -106,5 +106,5 @@ def test_samples_of_any_size_are_counted_beside_one_another(sizes: tuple[float, 
         tally.add_sample(one, one * 1.01)
     assert tally.sqnr == pytest.approx(40.0)
     assert math.isfinite(tally.bound())
-    assert -10 * math.log10(tally.noise) == pytest.approx(40.0)
+    assert -10 * math.log10(tally.expected_nsr) == pytest.approx(40.0)
     assert signal_to_noise(*tally.parts[part]) == pytest.approx(40.0)

@@ -39,7 +39,7 @@ def test_errors_of_probabilities_are_pooled_over_samples_and_signs(count: int) -
     true = agreement_of(["p"], everything).worst_sqnr
     found = [estimate_sqnr(everything[start : start + count]) for start in range(0, 100 * count, count)]
     assert np.mean([one.sqnr <= true for one in found]) >= 0.92
-    assert -10 * math.log10(np.mean([one.noise for one in found])) == pytest.approx(true, abs=1.5)
+    assert -10 * math.log10(np.mean([one.nsr for one in found])) == pytest.approx(true, abs=1.5)
 
 
 def test_samples_of_one_file_are_trusted_as_one() -> None:
@@ -51,7 +51,7 @@ def test_samples_of_one_file_are_trusted_as_one() -> None:
     labels = [((np.zeros(9, int),), (np.full(9, int(place < 4)),)) for place in range(32)]
     for pairs in (floats, noisy(logits, noise[:, None] * 30), labels):
         by_itself, together = estimate_sqnr(pairs), estimate_sqnr(pairs, files)
-        assert (by_itself.sqnr, by_itself.noise) == tuple(
+        assert (by_itself.sqnr, by_itself.nsr) == tuple(
             vars(estimate_sqnr(pairs, [""] * 32)).values()
         ) or pairs is labels
         assert together.sqnr != by_itself.sqnr
@@ -63,16 +63,16 @@ def test_samples_of_other_lengths_lend_their_errors() -> None:
     generator = np.random.default_rng(0)
     logits = [generator.normal(0, 1, (1, length, 4)) for length in (2, 7, 5)]
     pairs = [((softmax(one),), (softmax(one + 0.1 * generator.normal(0, 1, one.shape)),)) for one in logits]
-    assert 10 < estimate_sqnr(pairs).sqnr < -10 * math.log10(estimate_sqnr(pairs).noise)
+    assert 10 < estimate_sqnr(pairs).sqnr < -10 * math.log10(estimate_sqnr(pairs).nsr)
 
 
 def test_errors_that_made_answers_surer_by_luck_are_turned_round() -> None:
     logits = np.tile(np.float32([[2.0, 1.0, -3.0]]), (8, 1, 1))
     surer, turned = (noisy(logits, np.tile(np.float32([[sign, -sign, 0.0]]), (8, 1, 1))) for sign in (1.5, -1.5))
     assert agreement_of(["p"], surer).worst_sqnr == pytest.approx(6.77, abs=0.01)
-    assert estimate_sqnr(surer).noise == pytest.approx(estimate_sqnr(turned).noise, rel=1e-3)
+    assert estimate_sqnr(surer).nsr == pytest.approx(estimate_sqnr(turned).nsr, rel=1e-3)
     both = (agreement_of(["p"], [*surer, *turned]).worst_sqnr,)
-    assert -10 * math.log10(estimate_sqnr(surer).noise) == pytest.approx(*both, abs=0.01)
+    assert -10 * math.log10(estimate_sqnr(surer).nsr) == pytest.approx(*both, abs=0.01)
     assert estimate_sqnr(surer).sqnr < both[0]
 
 
@@ -89,7 +89,7 @@ def test_errors_that_made_answers_surer_by_luck_are_turned_round() -> None:
 )
 def test_errors_of_other_outputs_are_taken_as_they_are(output: np.ndarray) -> None:
     pairs = [((output,), (output * np.float32(1.01),))] * 4
-    assert estimate_sqnr(pairs).noise == pytest.approx(10 ** (-agreement_of(["y"], pairs).worst_sqnr / 10), rel=1e-3)
+    assert estimate_sqnr(pairs).nsr == pytest.approx(10 ** (-agreement_of(["y"], pairs).worst_sqnr / 10), rel=1e-3)
 
 
 def test_the_worst_output_counts_and_unsound_ones_are_trusted_with_nothing() -> None:
@@ -116,13 +116,13 @@ def test_the_trust_in_equal_noise_is_the_same_in_all_float_types(dtype: str) -> 
 
     kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     pairs = [((np.full((4, 9), 200, kind),), (np.full((4, 9), 202, kind),))] * 5
-    assert estimate_sqnr(pairs).noise == pytest.approx(1e-4)
+    assert estimate_sqnr(pairs).nsr == pytest.approx(1e-4)
 
 
 def test_energies_do_not_overflow_and_infinities_of_the_reference_are_left_out() -> None:
     large = np.float32([[1e30, np.inf, -2e30]])
     pairs = [((large,), (large * np.float32(1.01),))] * 4
-    assert estimate_sqnr(pairs).noise == pytest.approx(1e-4, rel=1e-3)
+    assert estimate_sqnr(pairs).nsr == pytest.approx(1e-4, rel=1e-3)
     assert math.isfinite(estimate_sqnr(pairs).sqnr)
 
 
@@ -130,7 +130,7 @@ def test_energies_do_not_overflow_and_infinities_of_the_reference_are_left_out()
 @pytest.mark.parametrize("unit", [1e-300, 1e150, 1e250, 1e307])
 def test_the_unit_of_float64_outputs_does_not_matter(unit: float) -> None:
     output = unit * np.array([[1.0, -2.0, 0.5]])
-    assert estimate_sqnr([((output,), (1.01 * output,))] * 4).noise == pytest.approx(1e-4, rel=1e-3)
+    assert estimate_sqnr([((output,), (1.01 * output,))] * 4).nsr == pytest.approx(1e-4, rel=1e-3)
     assert estimate_sqnr([((output,), (output,))] * 4).sqnr > 100
 
 
@@ -148,7 +148,7 @@ def test_the_noises_of_samples_add_up_to_that_of_the_candidate(seed: int) -> Non
     pairs = [((one, one), (one + error, one)) for one, error in zip(signal, noise, strict=True)]
     found = nsr_by_sample(pairs)
     assert found.shape == (6, 2)
-    assert found.sum(0) == pytest.approx([estimate_sqnr(pairs).noise, 0.0])
+    assert found.sum(0) == pytest.approx([estimate_sqnr(pairs).nsr, 0.0])
     assert nsr_by_sample(pairs[::-1])[::-1] == pytest.approx(found)
 
 
@@ -174,6 +174,6 @@ def test_what_is_trusted_depends_on_the_noisiest_sample_most_and_on_labels_alike
 
 def test_labels_count_for_all_samples_alike_and_silence_is_no_signal() -> None:
     labels = [((np.array([0, 1, 2]),), (np.array([0, 1, wrong]),)) for wrong in (2, 0, 0, 0)]
-    assert nsr_by_sample(labels)[:, 0] == pytest.approx(estimate_sqnr(labels).noise / 4)
+    assert nsr_by_sample(labels)[:, 0] == pytest.approx(estimate_sqnr(labels).nsr / 4)
     silent = [((np.zeros(2),), (np.array([0.0, noise]),)) for noise in (0.0, 1.0)]
     assert nsr_by_sample(silent).tolist() == [[0.0], [np.inf]]

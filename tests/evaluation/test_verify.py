@@ -89,12 +89,12 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
     samples = [{"x": np.linspace(-1, 1, 64, dtype=np.float32)}]
     found = verify(tmp_path / "float.onnx", tmp_path / "float.onnx", samples, timer=Timer(seconds), engine=Wrong())
     assert found.agreement.worst_sqnr == math.inf
-    assert found.elsewhere is not None
-    assert found.elsewhere.engine == "wrong 1"
-    assert found.elsewhere.floats == found.elsewhere.agreement.worst_sqnr < 10
+    assert found.on_engine is not None
+    assert found.on_engine.engine == "wrong 1"
+    assert found.on_engine.floats == found.on_engine.agreement.worst_sqnr < 10
     assert found.floats_miss(20.0)
     assert (found.latency.engine if found.latency else "") == ("wrong 1" if seconds else "")
-    assert found.agreements == (found.agreement, found.elsewhere.agreement)
+    assert found.agreements == (found.agreement, found.on_engine.agreement)
 
 
 @pytest.mark.parametrize(

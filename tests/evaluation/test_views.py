@@ -90,7 +90,7 @@ def test_labels_are_judged_by_the_scores_that_they_are_of(build: Build, tmp_path
     assert (scores.name, scores.stands_for, scores.compared) == ("scores", ("label",), 4)
     assert 20 < scores.decibels < 60
     # One sample of which the label happens to stay is not enough.
-    with pytest.raises(FidelityError, match="tensor scores, which judges label, has"):
+    with pytest.raises(FidelityError, match="tensor scores, compared in place of label, has"):
         quantize(model, samples[:1], goal=60, scheme=PRESETS["int4-block32"], budget=Budget(search="off", latency=0))
 
 
@@ -174,7 +174,7 @@ def test_what_lies_behind_a_choice_is_compared_with_the_choice_of_the_float_mode
     assert found["y"].sqnr == pytest.approx(20, abs=0.1)
     assert (found[scores].sqnr, found[scores].stands_for) == (math.inf, ("y",))
     coarse = PRESETS["int2-block32"]
-    with pytest.raises(FidelityError, match=r"(output y|which judges y,) has"):
+    with pytest.raises(FidelityError, match=r"(output y|compared in place of y,) has"):
         quantize(path, samples, scheme=coarse, budget=Budget(search="off", accuracy="off", latency=0))
 
 
@@ -210,7 +210,7 @@ def test_weights_behind_what_nothing_compares_are_doubted(build: Build) -> None:
     model = build(text, w=(64, 64), u=(64, 8), flat=np.array([-1]))
     samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
     report = quantize(model, samples, budget=CHOSEN).report
-    assert any(one.startswith("the noise of late, which compute with") for one in report.samples.doubts)
+    assert any(one.startswith("the quantization error of late, which compute with") for one in report.samples.warnings)
 
 
 def test_models_without_such_operators_are_compared_as_they_are(perceptron: ModelProto, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows that are looked up as codes equal the rows of the decoded table, bit for bit."""
+"""Rows that are looked up quantized equal the rows of the decoded table, bit for bit."""
 
 from __future__ import annotations
 

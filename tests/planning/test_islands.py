@@ -37,7 +37,7 @@ def test_only_a_clamp_that_starts_at_zero_vanishes(
 ) -> None:
     constants = {name: np.array(value, np.float32) for name, value in limits.items()}
     plan = plan_of(between_convolutions(build, f"[clamp] b = {clamp}", **constants))
-    kept = "Clip has no integer kernel on onnxruntime-cpu, and no range of codes stands for its limits"
+    kept = "Clip has no integer kernel on onnxruntime-cpu, and no quantized range stands for its limits"
     assert plan.by_node["clamp"].reason == ("vanishes into the quantizer behind first" if vanishes else kept)
     assert ("a" in groups(plan)) is not vanishes
 
@@ -87,7 +87,7 @@ def test_a_clamp_stays_when_the_graph_returns_what_is_in_front_of_it(build, plan
 def test_symmetric_activations_keep_their_clamps(build, plan_of) -> None:
     scheme = Scheme((Rule(STATIC, activation=Spec("int8", symmetric=True)),))
     clamp = plan_of(between_convolutions(build, "[clamp] b = Relu(a)"), scheme=scheme).by_node["clamp"]
-    assert (clamp.mode, clamp.reason) == (FLOAT, "symmetric codes do not begin where it clamps")
+    assert (clamp.mode, clamp.reason) == (FLOAT, "a symmetric range does not begin where it clamps")
 
 
 @pytest.mark.parametrize(

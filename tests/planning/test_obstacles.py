@@ -127,7 +127,7 @@ HALF = np.ones((32, 32), np.float16)
             {"w": (8, 8, 1, 1), "s": np.array([1, 1, 2, 2], np.float32)},
             "n",
             Mode.FLOAT,
-            "Resize that interpolates changes its results on codes",
+            "Resize that interpolates changes its results on quantized values",
         ),
         (
             """(float[1,8,4,4] x) => (float[1,8,2,2] y, int64[1,8,2,2] i) {
@@ -256,4 +256,4 @@ def test_a_hard_sigmoid_that_falls_stays_float(slope: float, mode: Mode, build, 
 def test_a_hard_sigmoid_wants_codes_that_end_where_it_does(preset: str, build, plan_of) -> None:
     text = "(float[1,8,4,4] x) => (float[1,8,4,4] y) { a = Conv(x, w) [n] b = HardSigmoid(a) y = Conv(b, w) }"
     decision = plan_of(build(text, w=(8, 8, 1, 1)), scheme=preset).by_node["n"]
-    assert decision.reason == "affine uint8-7bit codes do not end where HardSigmoid does"
+    assert decision.reason == "affine uint8-7bit values do not end where HardSigmoid does"

@@ -53,19 +53,22 @@ def test_codes_are_used_as_they_are_where_the_runtime_can(node: Node, reason: st
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (call("Conv", (16, 8, 3, 3)), "nothing multiplies codes in Conv"),
-        (call("ConvTranspose", (16, 8, 3, 3)), "nothing multiplies codes in ConvTranspose"),
-        (call("LSTM", (1, 64, 16)), "nothing multiplies codes in LSTM"),
-        (call("MatMul", (4, 32, 16)), "codes are multiplied only as a second factor of rank 2"),
-        (call("MatMul", (32, 16), index=0), "codes are multiplied only as a second factor of rank 2"),
-        (call("Gemm", (32, 16), alpha=2.0), "no Gemm with alpha, beta or transA multiplies codes"),
+        (call("Conv", (16, 8, 3, 3)), "no kernel multiplies quantized weights in Conv"),
+        (call("ConvTranspose", (16, 8, 3, 3)), "no kernel multiplies quantized weights in ConvTranspose"),
+        (call("LSTM", (1, 64, 16)), "no kernel multiplies quantized weights in LSTM"),
+        (call("MatMul", (4, 32, 16)), "quantized weights are multiplied only as a second factor of rank 2"),
+        (call("MatMul", (32, 16), index=0), "quantized weights are multiplied only as a second factor of rank 2"),
+        (call("Gemm", (32, 16), alpha=2.0), "no Gemm with alpha, beta or transA multiplies quantized weights"),
         (
             call("Gemm", (32, 16), bias=constant("b", np.zeros((1, 16), np.float32))),
             "its bias is not a vector of 16 values",
         ),
-        (call("MatMul", (32, 16), dtype=ml_dtypes.bfloat16), "nothing multiplies codes with bfloat16 data"),
-        (call("Gather", (50, 32), index=0, axis=1), "only rows of a table of rank 2 are looked up as codes"),
-        (call("Gather", (50, 4, 8), index=0), "only rows of a table of rank 2 are looked up as codes"),
+        (
+            call("MatMul", (32, 16), dtype=ml_dtypes.bfloat16),
+            "no kernel multiplies quantized weights with bfloat16 activations",
+        ),
+        (call("Gather", (50, 32), index=0, axis=1), "only rows of a table of rank 2 are looked up quantized"),
+        (call("Gather", (50, 4, 8), index=0), "only rows of a table of rank 2 are looked up quantized"),
     ],
 )
 def test_other_weights_are_decoded_when_the_model_is_loaded(node: Node, reason: str) -> None:
@@ -77,8 +80,8 @@ def test_other_weights_are_decoded_when_the_model_is_loaded(node: Node, reason: 
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        (Spec("float8e4m3fn", (32,)), "nothing multiplies float8e4m3fn codes"),
-        (Spec("int16", (32,)), "nothing multiplies int16 codes"),
+        (Spec("float8e4m3fn", (32,)), "no kernel multiplies float8e4m3fn weights"),
+        (Spec("int16", (32,)), "no kernel multiplies int16 weights"),
         (Spec("int4", (8,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [8]"),
         (Spec("int4", (48,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [48]"),
         (Spec("int4", (2, 16)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [2, 16]"),
@@ -96,7 +99,7 @@ def test_rows_of_several_tokens_in_a_block_are_stored() -> None:
     decision = decide(call("Gather", (50, 32), index=0), Spec("int4", (2, 16)))
     assert (decision.mode, decision.reason.split(": ")[1]) == (
         Mode.STORAGE,
-        "blocks of several rows are not looked up as codes",
+        "blocks of several rows are not looked up quantized",
     )
 
 
@@ -146,7 +149,7 @@ def test_nodes_without_large_float_weights_stay_float(node: Node) -> None:
 
 def test_small_tables_stay_float() -> None:
     node = call("Gather", (20, 32), index=0)
-    assert decide(node).reason == "a table of 640 values saves nothing as codes"
+    assert decide(node).reason == "a table of 640 values saves nothing when it is quantized"
     assert decide(node, mode=Mode.STORAGE).mode is Mode.STORAGE
 
 
@@ -191,7 +194,7 @@ def test_multiplied_float16_weights_get_float16_scales() -> None:
 def test_float16_data_is_not_multiplied_with_scales_that_float16_may_not_hold(spec: Spec) -> None:
     decision = decide(call("MatMul", (32, 16), dtype=np.float16), spec)
     assert decision.mode is Mode.STORAGE
-    assert decision.reason.endswith("float16 data is multiplied by codes with float16 scales only")
+    assert decision.reason.endswith("float16 activations are multiplied by weights with float16 scales only")
 
 
 # --- specs ----------------------------------------------------------------------------------------------------------
@@ -282,7 +285,7 @@ def test_dynamic_nodes_need_no_decoder() -> None:
 @pytest.mark.parametrize("columns", [1, 6, 7])
 def test_two_bit_codes_are_stored_where_onnxruntime_would_take_them_apart_wrongly(columns: int) -> None:
     assert decide(call("MatMul", (512, columns)), Spec("int2", (32,))).reason.endswith(
-        "onnxruntime multiplies 2-bit codes wrongly when their columns do not fill bytes"
+        "onnxruntime multiplies 2-bit weights wrongly when their columns do not fill bytes"
     )
     assert decide(call("MatMul", (512, columns)), Spec("int4", (32,))).mode is Mode.WEIGHT_ONLY
     assert decide(call("MatMul", (512, 4 * columns)), Spec("int2", (32,))).mode is Mode.WEIGHT_ONLY

@@ -44,4 +44,4 @@ def test_two_bits_in_words_are_not_multiplied(format: str) -> None:
     spec = Spec(format, (32,), storage=Storage.WORDS, symmetric=format == "int2")
     found = decide("MatMul", (512, 64), spec)
     assert found.mode is Mode.STORAGE
-    assert found.reason.endswith("loads no 2-bit codes in words that are multiplied")
+    assert found.reason.endswith("loads no 2-bit weights in words that are multiplied")

@@ -7,7 +7,7 @@ import math
 import pytest
 from reports import FULL
 
-from onnxq.report.charts import Depth, frontier_chart, noise_chart, ticks
+from onnxq.report.charts import Depth, frontier_chart, sqnr_chart, ticks
 from onnxq.search.search import Point
 
 
@@ -50,14 +50,14 @@ def test_without_figures_there_is_no_chart(points: tuple[Point, ...]) -> None:
 
 def test_noise_of_many_nodes_keeps_the_noisiest_and_the_end() -> None:
     depths = [Depth(index, f"n{index}", 10.0 if index == 777 else 50.0, 50 - index / 1e3) for index in range(5000)]
-    chart = noise_chart(depths, 5000)
+    chart = sqnr_chart(depths, 5000)
     assert chart is not None
     assert len(chart.marks) <= 240
     assert max(chart.marks, key=lambda mark: mark.y).told == "n777: 10.0 dB alone"
-    assert noise_chart([], 10) is None
+    assert sqnr_chart([], 10) is None
 
 
 def test_a_single_node_has_a_chart() -> None:
-    chart = noise_chart([Depth(0, "a", 30.0, 30.0)], 1)
+    chart = sqnr_chart([Depth(0, "a", 30.0, 30.0)], 1)
     assert chart is not None
     assert math.isfinite(chart.marks[0].x)

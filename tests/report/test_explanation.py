@@ -113,7 +113,7 @@ def test_noise_and_time_are_those_of_the_search(
     path, budget = tmp_path / "int8.onnx", Budget(accuracy="off", latency=0.05)
     made = Made(path, quantize_to(perceptron, path, budget=budget, goal=45, samples=samples_for(perceptron, 8)).report)
     found = made("first")
-    assert found.noises == tuple(one for one in made.report.search.sensitivities if one.node == "first")
+    assert found.sensitivities == tuple(one for one in made.report.search.sensitivities if one.node == "first")
     assert found.time is not None
     assert found.time.float_milliseconds > 0
     assert found.figures == made.report.plan.by_node["first"].figures

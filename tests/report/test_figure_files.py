@@ -16,7 +16,7 @@ from onnxq.search.search import NodeSensitivity
 
 def test_each_figure_is_a_drawing_of_its_own(tmp_path: Path) -> None:
     files = save_figures(FULL, tmp_path / "figures")
-    assert [file.name for file in files] == ["frontier.svg", "noise.svg"]
+    assert [file.name for file in files] == ["frontier.svg", "sqnr.svg"]
     for file in files:
         assert ElementTree.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 

@@ -21,14 +21,14 @@ GRADIENT = {"stop", "bgColor", "textColor"}
 
 def test_every_measure_is_node_data_by_node() -> None:
     found = overlays(FULL)
-    assert list(found) == ["mode", "time", "noise"]
+    assert list(found) == ["mode", "time", "sqnr"]
     for graph in found.values():
         assert set(graph) <= GRAPH
         assert all(set(result) <= RESULT for result in graph["results"].values())
         assert [set(stop) <= GRADIENT and stop["stop"] for stop in graph.get("gradient", [])] in ([], [False, 1])
     assert found["mode"]["results"]["a"]["value"] == "static"
     assert found["time"]["results"] == {"a": {"value": 1.0}, "b": {"value": 0.5}}
-    assert found["noise"]["results"]["a"] == {"value": 33.5}
+    assert found["sqnr"]["results"]["a"] == {"value": 33.5}
 
 
 def test_what_was_not_measured_has_no_file(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "1 of 2 weights has 8 bits",
         "Plans that were weighed",
         "taken: 1 static; 1.5 ms, 31.2 dB, 2.00x as fast",
-        "static: 1 node from a, 1.000 ms, noisiest alone 33.5 dB",
+        "static: 1 node from a, 1.000 ms, lowest SQNR alone 33.5 dB",
         "+1.5 dB",
         "not: no less noise",
         "<summary>3 places</summary><bdi>x</bdi>, <bdi>y</bdi>, <bdi>z</bdi></details>",
@@ -80,7 +80,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "factor=2.0",
         "2.10 MB",
         "x: 40.0 dB alone",
-        "The 2 noisiest layers",
+        "The 2 layers of the lowest SQNR",
         "2 (34.5 dB), 0 (37.5 dB)",
         '<td class="codes">[0, 17]</td><td class="number">1.75</td><td class="number">1.25</td>',
     ):
@@ -107,7 +107,7 @@ def test_a_speed_that_may_be_none_is_told_as_such() -> None:
 
 
 def test_codes_that_no_method_was_tried_on_are_told() -> None:
-    page = to_html(changed(REPORT, encoding={"spared": 41.25}))
+    page = to_html(changed(REPORT, encoding={"skipped_at_sqnr": 41.25}))
     assert "leave 41.2 dB without any method" in page
     assert '<a href="#accuracy">' in page
 
@@ -143,5 +143,5 @@ def test_a_speed_of_too_few_rounds_is_not_told() -> None:
 
     assert "2.00x" in page(6, (1.9, 2.1))
     few = page(2, (0.0, math.inf))
-    assert "of a speed that 2 rounds of timing do not tell" in few
+    assert "of a speed that 2 rounds of timing do not show" in few
     assert "2.00x" not in few

@@ -55,9 +55,10 @@ def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
     labels = output("label", None, 3)
     assert refusal(labels, measured=12) == (
         "output label differs in 3 of 64 values (4.69%), which is more than the 1.00% that 20 dB stand for, with 95 % "
-        "confidence; nothing was written; judge by --metric and --max-drop, ask for a lower --min-sqnr, or --force it"
+        "confidence; nothing was written; evaluate with --metric and --max-drop, ask for a lower --min-sqnr, "
+        "or --force it"
     )
-    assert "; let the search leave nodes out, judge by" in refusal(labels)
+    assert "; let the search leave nodes out, evaluate with" in refusal(labels)
 
 
 @pytest.mark.parametrize("measured", [0, 3])
@@ -128,7 +129,9 @@ def test_a_classifier_of_labels_alone_is_refused_for_noisy_scores(
     samples = samples_for(classifier, 200)
     options = {"samples": samples, "scheme": PRESETS["int4-block32"], "goal": 20}
     del classifier.graph.output[1]
-    with pytest.raises(FidelityError, match=r"tensor scores, which judges label, has \S+ dB, expected 20 dB or more"):
+    with pytest.raises(
+        FidelityError, match=r"tensor scores, compared in place of label, has \S+ dB, expected 20 dB or more"
+    ):
         quantize_to(classifier, tmp_path / "a.onnx", **options)
     assert not (tmp_path / "a.onnx").exists()
     assert quantize_to(classifier, tmp_path / "a.onnx", **{**options, "goal": -20}).report.output
@@ -179,7 +182,7 @@ def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
 )
 def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, told: str) -> None:
     there = Agreement(64, (replace(output("y", sqnr), finite=finite),))
-    report = changed(REPORT, fidelity={"elsewhere": EngineVerification("openvino 2026.4.1", there)})
+    report = changed(REPORT, fidelity={"on_engine": EngineVerification("openvino 2026.4.1", there)})
     try:
         check_fidelity(report, Goal(20.0))
         found = ""
@@ -196,7 +199,7 @@ def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, told
     there = EngineVerification("openvino 2026.4.1", Agreement(64, (output("y", 12.0),)), floats)
     message = re.escape(f"on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more{told}")
     with pytest.raises(FidelityError, match=message):
-        check_fidelity(changed(REPORT, fidelity={"elsewhere": there}), Goal(20.0))
+        check_fidelity(changed(REPORT, fidelity={"on_engine": there}), Goal(20.0))
 
 
 def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: int = 10**6, target: str = "") -> str:

@@ -68,9 +68,9 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"version": None}, r"is of an older onnxq \(version None, expected 1\); quantize again$"),
-        ({"version": 0}, r"is of an older onnxq \(version 0, expected 1\)"),
-        ({"version": 2}, r"is of a newer onnxq \(version 2, expected 1\)"),
+        ({"version": None}, r"is of an older onnxq \(version None, expected 2\); quantize again$"),
+        ({"version": 1}, r"is of an older onnxq \(version 1, expected 2\)"),
+        ({"version": 3}, r"is of a newer onnxq \(version 3, expected 2\)"),
         ({"run": {"seconds": "long"}}, "report .*: the report: run: seconds is a number, found 'long'$"),
         ({"runs": {}}, "report .*: the report has no key 'runs'; did you mean 'run'"),
         ({"search": []}, r"the report: search is a table, found \[\]"),

@@ -115,7 +115,7 @@ def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[s
 
 def test_the_engine_that_is_less_faithful_says_what_may_be_asked_for() -> None:
     elsewhere = EngineVerification("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
-    told = refused(search={"sensitivities": ()}, fidelity={"elsewhere": elsewhere})
+    told = refused(search={"sensitivities": ()}, fidelity={"on_engine": elsewhere})
     assert "onnxq quantize ... --min-sqnr 12" in [command for command, _ in told]
 
 

@@ -24,19 +24,19 @@ NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))}, perform
         ({}, "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 3 samples"),
         (
             {"performance": {"latency": UNTOLD}},
-            "Verified: of a speed that 2 rounds of timing do not tell, 0.25 of the size, 39 dB on 3 samples",
+            "Verified: of a speed that 2 rounds of timing do not show, 0.25 of the size, 39 dB on 3 samples",
         ),
         (
             {"performance": {"latency": replace(UNTOLD, rounds=1)}},
-            "Verified: of a speed that 1 round of timing does not tell, 0.25 of the size, 39 dB on 3 samples",
+            "Verified: of a speed that 1 round of timing does not show, 0.25 of the size, 39 dB on 3 samples",
         ),
         ({"performance": {"latency": None}}, "Verified: 0.25 of the size, 39 dB on 3 samples"),
         (
-            {"performance": {"latency": TIMED}, "samples": {"judged": EvaluationSplit(103, 0)}},
+            {"performance": {"latency": TIMED}, "samples": {"split": EvaluationSplit(103, 0)}},
             "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 103 samples it had not seen",
         ),
         (
-            {"performance": {"latency": TIMED}, "samples": {"judged": EvaluationSplit(400, 0, files=8)}},
+            {"performance": {"latency": TIMED}, "samples": {"split": EvaluationSplit(400, 0, files=8)}},
             "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 400 samples of 8 files it had not seen",
         ),
         (
@@ -56,11 +56,11 @@ NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))}, perform
             "Written as asked, but slower than float: 0.63x as fast (0.60-0.65), 0.25 of the size, 39 dB on 3 samples",
         ),
         (
-            {"performance": {"latency": None}, "samples": {"judged": EvaluationSplit(9, 2)}},
+            {"performance": {"latency": None}, "samples": {"split": EvaluationSplit(9, 2)}},
             "Verified: 0.25 of the size, 39 dB on 9 samples, 2 of which it had seen",
         ),
         (
-            {"performance": {"latency": None}, "samples": {"judged": EvaluationSplit(1, 1)}},
+            {"performance": {"latency": None}, "samples": {"split": EvaluationSplit(1, 1)}},
             "Verified: 0.25 of the size, 39 dB on 1 sample that it had seen",
         ),
         (

@@ -10,7 +10,7 @@ from reports import FULL, changed
 
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Decision, Plan
-from onnxq.report.charts import causes, chain, node_rows, node_views, noise_along, noise_of, shared_words
+from onnxq.report.charts import causes, chain, node_rows, node_views, shared_words, sqnr_along, sqnr_by_node
 from onnxq.search.search import NodeSensitivity
 
 
@@ -23,7 +23,7 @@ def of_modes(modes: str) -> tuple:
 
 def test_a_node_has_its_times_noise_and_formats() -> None:
     first, second = node_views(FULL)
-    assert (first.name, first.formats, first.float_milliseconds, first.milliseconds, first.noise) == (
+    assert (first.name, first.formats, first.float_milliseconds, first.milliseconds, first.sqnr) == (
         "a",
         "int8-narrow per tensor",
         2.0,
@@ -39,7 +39,7 @@ def test_the_noise_of_a_node_is_that_of_its_own_mode() -> None:
         NodeSensitivity("a", Mode.STATIC, 30.0),
         NodeSensitivity("b", Mode.STATIC, 40),
     )
-    assert noise_of(changed(FULL, search={"sensitivities": measured})) == {"a": 30.0, "b": 40}
+    assert sqnr_by_node(changed(FULL, search={"sensitivities": measured})) == {"a": 30.0, "b": 40}
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_causes_are_told_with_what_is_at_stake() -> None:
     found = causes(node_views(FULL), FULL)
     assert [(one.reason, one.count, one.examples) for one in found] == [("why", 1, ("b",))]
     assert found[0].stake == (
-        "as codes the noisiest alone leaves 40.0 dB; in float they take 0.500 ms, 20.0% of the model"
+        "as codes the lowest SQNR alone leaves 40.0 dB; in float they take 0.500 ms, 20.0% of the model"
     )
 
 
 def test_noise_adds_in_energy_and_floats_add_none() -> None:
     nodes = of_modes("ssf")
-    noisy = tuple(replace(node, noise=30.0) for node in nodes)
-    found = noise_along(noisy)
+    noisy = tuple(replace(node, sqnr=30.0) for node in nodes)
+    found = sqnr_along(noisy)
     assert [(one.index, one.alone) for one in found] == [(0, 30.0), (1, 30.0)]
     assert found[1].together == pytest.approx(30 - 10 * math.log10(2))
-    assert noise_along(tuple(replace(node, noise=math.inf) for node in nodes)) == ()
+    assert sqnr_along(tuple(replace(node, sqnr=math.inf) for node in nodes)) == ()
 
 
 def test_rows_hold_words_once() -> None:

@@ -73,8 +73,8 @@ def test_a_plan_with_such_ranges_is_carried_out_to_the_same_bytes(perceptron, sa
     assert (tmp_path / "model.onnx").read_bytes() == first
     assert again.plan == plan
     # They are no longer samples that it has not seen.
-    assert again.samples.judged is not None
-    assert again.samples.judged.seen == again.samples.judged.samples
+    assert again.samples.split is not None
+    assert again.samples.split.seen == again.samples.split.samples
 
 
 @pytest.mark.parametrize("accuracy", ["off", "fast"])

@@ -59,9 +59,7 @@ def test_biases_are_kept_where_they_pay(
     basis = AlgorithmResult(Recipe(), validator.evaluator.evidence)
     corrected = with_bias_correction(validator, plan, basis, FULL)
     assert corrected.recipe.biases
-    assert (
-        validator.evaluator.trust(plan, corrected.recipe).noise < 0.9 * validator.evaluator.trust(plan, Recipe()).noise
-    )
+    assert validator.evaluator.trust(plan, corrected.recipe).nsr < 0.9 * validator.evaluator.trust(plan, Recipe()).nsr
     assert with_bias_correction(validator, plan, corrected, FULL).recipe.key == corrected.recipe.key
 
 

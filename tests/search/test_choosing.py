@@ -215,19 +215,19 @@ def test_a_plan_that_fails_on_other_samples_is_searched_again(clipped: tuple[Mod
     model, data = clipped
     report = quantize(model, data, goal=25.0, budget=Budget(latency=0, accuracy="off")).report
     assert report.agreement.worst_sqnr >= 25
-    assert report.samples.judged is not None
-    assert report.samples.judged.samples == 10
-    assert report.samples.judged.rounds > 1
+    assert report.samples.split is not None
+    assert report.samples.split.samples == 10
+    assert report.samples.split.rounds > 1
     # Those that set the ranges.
-    assert report.samples.judged.seen == 2
-    assert report.samples.judged.tried == 8 + report.samples.judged.seen - 2
+    assert report.samples.split.seen == 2
+    assert report.samples.split.tried == 8 + report.samples.split.seen - 2
 
 
 def test_without_a_search_a_plan_that_fails_is_refused(clipped: tuple[ModelProto, Data]) -> None:
     model, data = clipped
     with pytest.raises(FidelityError, match=r"output y has .* dB, expected 25 dB or more") as refused:
         quantize(model, data, goal=25.0, budget=Budget(search="off", latency=0, accuracy="off"))
-    assert refused.value.report.samples.judged == EvaluationSplit(samples=10, seen=2, places=((0, 9),), apart=True)
+    assert refused.value.report.samples.split == EvaluationSplit(samples=10, seen=2, places=((0, 9),), apart=True)
 
 
 def test_in_the_end_weights_are_only_stored(clipped: tuple[ModelProto, Data]) -> None:

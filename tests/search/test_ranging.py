@@ -56,7 +56,7 @@ def test_the_best_ranges_are_never_noisier_than_the_first(bench: PreparedModel, 
     recipe = with_ranges(found, plan, basis, FAST, (Percentile(90.0), MinMax())).recipe
     assert repr(recipe.ranges) == repr(MinMax())
     assert len(found.evaluator.measured) == FAST.models
-    assert found.evaluator.trust(plan, recipe).noise <= found.evaluator.trust(plan, Recipe()).noise
+    assert found.evaluator.trust(plan, recipe).nsr <= found.evaluator.trust(plan, Recipe()).nsr
 
 
 @pytest.mark.parametrize(("before", "chosen", "kept"), [(99.99, 80.0, False), (80.0, 99.99, True)])

@@ -122,7 +122,7 @@ def test_samples_of_one_file_count_as_one(tmp_path: Path) -> None:
     by_itself = PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(stacks), together.evidence)
     noise = by_itself.noise(plan, Recipe())
     assert together.noise(plan, Recipe()) == pytest.approx(noise[::2] + noise[1::2])
-    assert together.trust(plan, Recipe()).noise == by_itself.trust(plan, Recipe()).noise
+    assert together.trust(plan, Recipe()).nsr == by_itself.trust(plan, Recipe()).nsr
     assert together.sqnr(plan, Recipe()) != by_itself.sqnr(plan, Recipe())
     # A part of one sample of each file is none of files.
     some = together.part(range(0, 16, 2))

@@ -27,8 +27,8 @@ def test_statistics_collected_once_serve_several_calls() -> None:
     reused, again = (quantize(MODELS / "resnet.onnx", data, budget=budget).report for _ in range(2))
     assert reused.agreement == again.agreement
     # The statistics are of all samples, those included that judge.
-    assert reused.samples.judged is not None
-    assert (reused.samples.judged.samples, reused.samples.judged.seen) == (4, 4)
+    assert reused.samples.split is not None
+    assert (reused.samples.split.samples, reused.samples.split.seen) == (4, 4)
     assert reused.agreement.worst_sqnr > 20
 
 

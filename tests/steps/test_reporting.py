@@ -40,7 +40,7 @@ def test_codes_that_are_faithful_enough_for_no_method_are_told(
 ) -> None:
     budget, data = Budget(search="off", accuracy=accuracy, latency=0), Data(MODELS / "data" / "calib.npz", limit=8)
     report = quantize(MODELS / "resnet.onnx", data, tmp_path / "q.onnx", goal=5, budget=budget).report
-    assert (report.encoding.spared is not None) == told
+    assert (report.encoding.skipped_at_sqnr is not None) == told
     terminal.print_report(report)
     assert ("dB without any method are plenty" in capsys.readouterr().err) == told
 
@@ -80,9 +80,9 @@ def test_the_samples_that_judge_and_are_worst_are_told_by_their_numbers(
     model = build("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=(64, 64))
     budget = Budget(search="off", accuracy="off", latency=0, layers=2)
     report = quantize(model, data, goal=Goal(force=True), budget=budget).report
-    assert report.samples.judged.apart == apart
+    assert report.samples.split.apart == apart
     judging = [*range(40)] if apart else even_places(40, 10)
-    assert report.samples.judged.places == ranges_of(judging)
+    assert report.samples.split.places == ranges_of(judging)
     worst = report.agreement.outputs[0].worst[0]
     assert (worst.sample, worst.file) == (35, str(tmp_path / "all.npz"))
     assert {one.sample for layer in report.fidelity.layers.layers for one in layer.worst} == {0, 39}
@@ -103,7 +103,7 @@ def test_of_how_many_files_the_samples_are_is_told(tmp_path: Path, build: Callab
     budget = Budget(search="off", accuracy="off", latency=0)
     data = Data(tmp_path / "stacks", batch=1)
     report = quantize(model, data, goal=Goal(force=True), budget=budget).report
-    assert (report.samples.judged.samples, report.samples.judged.files, report.agreement.files) == (24, 8, 8)
+    assert (report.samples.split.samples, report.samples.split.files, report.agreement.files) == (24, 8, 8)
     assert report.verdict.endswith("on 24 samples of 8 files it had not seen")
     assert report.agreement.outputs[0].bound < report.agreement.outputs[0].sqnr
     report.save(tmp_path / "report.json")
@@ -125,7 +125,7 @@ def test_a_metric_is_of_samples_that_chose_nothing_where_it_knows_them_and_else_
     metric = top1 if by_labels else Metric("same", lambda outputs, samples: float(len(outputs) > 0))
     data, goal = Data(samples, statistics=known), Goal(metric=metric, max_drop=0.1)
     report = quantize(model, data, goal=goal, budget=Budget(accuracy="off", latency=0)).report
-    judged = report.samples.judged
+    judged = report.samples.split
     assert (judged.samples, judged.seen) == ((10, 0) if by_labels else (40, 40))
     assert (judged.places == ranges_of(even_places(40, 10))) == by_labels
     assert (report.fidelity.scores.chosen_by is not None) == by_labels

@@ -160,7 +160,7 @@ def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
     assert done.report.agreement.worst_sqnr >= 20
     assert done.report.files.output == str(output)
     gains = [gain.method for gain in done.report.encoding.gains]
-    why = [doubt for doubt in done.report.samples.doubts if "plan" in doubt]
+    why = [doubt for doubt in done.report.samples.warnings if "plan" in doubt]
     assert ("training" in gains) != bool(why)
 
 

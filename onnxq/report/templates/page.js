@@ -20,7 +20,7 @@
   const words = data.words;
   const nodes = data.nodes.map((row, index) => ({
     index, name: row[0], operator: words[row[1]], mode: words[row[2]], reason: words[row[3]], formats: words[row[4]],
-    ranges: words[row[5]], kernel: words[row[6]], before: row[7], after: row[8], noise: row[9],
+    ranges: words[row[5]], kernel: words[row[6]], before: row[7], after: row[8], sqnr: row[9],
   }));
   const tensors = data.tensors.map((row, index) => ({
     index, name: row[0], low: row[1], high: row[2], from: row[3], to: row[4], clipped: row[5], bars: row[6],
@@ -135,7 +135,7 @@
       { title: "Float", key: "before", number: true, of: (row) => figure(row.before, "ms") },
       { title: "Quantized", key: "after", number: true, of: (row) => figure(row.after, "ms") },
     ] : []),
-    ...(nodes.some((row) => row.noise !== null) ? [{ title: "Alone", key: "noise", number: true, of: (row) => figure(row.noise, "dB") }] : []),
+    ...(nodes.some((row) => row.sqnr !== null) ? [{ title: "Alone", key: "sqnr", number: true, of: (row) => figure(row.sqnr, "dB") }] : []),
   ];
   const nodeList = { what: "nodes", size: 50, searched: ["name", "operator", "reason", "kernel"], choices: { key: "mode", label: "Mode", all: "all modes" } };
   const rootOf = (id) => document.getElementById(id);

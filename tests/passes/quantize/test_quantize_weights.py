@@ -239,7 +239,7 @@ def test_only_static_nodes_of_the_plan_are_touched() -> None:
     for decision in (
         Decision("dot", "MatMul", Mode.FLOAT, "asked for"),
         Decision("dot", "MatMul", Mode.STORAGE, "asked for", (weight,)),
-        Decision("dot", "MatMul", Mode.STATIC, "passes codes on"),
+        Decision("dot", "MatMul", Mode.STATIC, "passes quantized values on"),
         static("elsewhere", "MatMul", -1),
     ):
         graph, changes = quantize(made, decision)
@@ -425,7 +425,7 @@ def test_a_weight_of_several_products_is_left_to_storage() -> None:
     )  # fmt: skip
     graph, changes = decode(made)
     assert not changes
-    reason = "computes in float from int4 weights: onnxruntime multiplies no codes that several nodes share"
+    reason = "computes in float from int4 weights: onnxruntime multiplies no quantized weights that several nodes share"
     assert {decision.reason for decision in plan_for(graph, BLOCKS).decisions} == {reason}
 
 
