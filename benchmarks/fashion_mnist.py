@@ -24,7 +24,7 @@ from onnxq.evaluation.agreement import Agreement, agreement_of
 from onnxq.evaluation.goal import Goal
 from onnxq.report import Report
 from onnxq.runtime.sessions import Array, open_session, output_names, run
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 MODELS = Path(__file__).parent.parent / "models"
 BATCH = 500

@@ -37,7 +37,7 @@ from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 TIMED_SAMPLES = 4
 COMPARED_SAMPLES = 2

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from onnxq.evaluation.layers import compare_layers
     from onnxq.evaluation.metrics import Metric, load_metric
     from onnxq.ir import Graph, all_graphs, load, remove_nodes, replace_uses, save
-    from onnxq.pipeline import Quantized, plan, quantize, sensitivity
+    from onnxq.pipeline import Quantized, calibrate, plan, quantize, sensitivity
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.preparing.preparation import prepare
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from onnxq.report import FidelityError, Report, load_report
     from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, Pipeline, RewriteRule, RewriteRules
     from onnxq.search.sensitivity_report import Sensitivity
-    from onnxq.steps.budget import Budget
-    from onnxq.steps.calibrating import calibrate
+    from onnxq.steps.request import Budget
     from onnxq.training.pipeline import train
 
 __all__ = [
@@ -139,8 +138,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "onnxq.steps.budget": ("Budget",),
-    "onnxq.steps.calibrating": ("calibrate",),
+    "onnxq.steps.request": ("Budget",),
     "onnxq.cli.progress_bars": ("progress_bars",),
     "onnxq.calibration.data": ("Data",),
     "onnxq.commands.dequantization": ("dequantize",),
@@ -199,6 +197,7 @@ _HOMES = {
     ),
     "onnxq.pipeline": (
         "Quantized",
+        "calibrate",
         "plan",
         "quantize",
         "sensitivity",

@@ -1,4 +1,4 @@
-"""The way through the house: quantize(), the list of all steps in one place, and some of them alone."""
+"""quantize() as the list of its steps, and functions that end after some of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data, SamplesLike
+from onnxq.calibration.methods import FIRST_RANGES
+from onnxq.calibration.statistics import Evidence
 from onnxq.config.scheme import Scheme
-from onnxq.errors import SchemeError, collect_failures, note_failure, tolerate
+from onnxq.errors import SchemeError, collect_failures, note_failure
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import Graph
 from onnxq.planning.plan import Plan
@@ -22,26 +25,27 @@ from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.steps.budget import Budget
-from onnxq.steps.forms import hopeless_forms, slowed_by_forms
-from onnxq.steps.opening import Model, checked_output, opened, rewritten
-from onnxq.steps.reporting import reported
-from onnxq.steps.steps import (
-    Evidenced,
-    Prepared,
-    Settled,
-    chooser_of,
-    evidenced,
-    first_recipe,
-    methods_tried,
-    prepared,
-    published,
-    samples_of,
-    settled,
-    steps_to_leave_out,
-    tried,
+from onnxq.steps.calibrate import (
+    CalibratedModel,
+    accuracy_tried,
+    calibrate_model,
+    initial_recipe,
+    open_samples_for,
+    range_methods,
 )
-from onnxq.steps.wanted import Wanted
+from onnxq.steps.fallbacks import MOST_CRASHES, Attempts
+from onnxq.steps.prepare import (
+    Model,
+    PreparedRun,
+    apply_own_passes,
+    check_output_path,
+    open_prepared,
+    prepare_model,
+    steps_to_leave_out,
+)
+from onnxq.steps.report import build_report, publish_model
+from onnxq.steps.request import Budget, QuantizationRequest
+from onnxq.steps.search import SearchedModel, open_search
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
 from onnxq.system.publish import staging
 from onnxq.system.resources import Deadline
@@ -51,10 +55,6 @@ if TYPE_CHECKING:
     from onnxq.search.sensitivity_report import Sensitivity
 
 _LOG = logging.getLogger(__name__)
-# After the first crash nothing is searched, and after the second the graph stays as it was given.
-_MOST_CRASHES = 2
-_FAILED = "the search for something faster failed"
-_SLOWER = "what the search found, and stored weights of the prepared model, were slower than the float model"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,132 +116,69 @@ def quantize(
         FidelityError: the result misses the goal, or a search ended with one that is neither smaller nor faster than
             the float model; nothing was written.
     """
-    wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
-    goal = Goal.of(goal)
-    return carried_out(model, data, checked_output(output, model, budget, data), wanted, goal, budget)
+    request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
+    output = check_output_path(output, model, budget, data)
+    return run_steps(model, data, output, request, Goal.of(goal), budget)
 
 
-Trainer = Callable[[Prepared, Evidenced, Settled], Settled]
-"""Trains what was settled, and leaves the model that is better where it is staged."""
+Trainer = Callable[[PreparedRun, CalibratedModel, SearchedModel], SearchedModel]
+"""Trains the chosen model, and leaves the better one in the staged file."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Attempt:
-    """A model that was prepared and calibrated, and what was chosen for it; None if its form is hopeless."""
-
-    ready: Prepared
-    seen: Evidenced
-    found: Settled | None
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether the model that is staged is not slower than the float model."""
-        return self.found is not None and self.found.chosen.keeps_up
-
-    def with_search_of(self, other: _Attempt) -> _Attempt:
-        """Return the same with what the search of another attempt measured, none of whose plans was taken."""
-        if self.found is None or other.found is None:
-            return self
-        chosen, searched = self.found.chosen, other.found.chosen.outcome
-        outcome = replace(
-            chosen.outcome,
-            measured=chosen.outcome.measured + searched.measured,
-            sensitivities=searched.sensitivities,
-            frontier=tuple(replace(point, chosen=False) for point in searched.frontier),
-        )
-        return replace(self, found=replace(self.found, chosen=replace(chosen, outcome=outcome)))
-
-    @property
-    def is_slowed_by_forms(self) -> bool:
-        """Whether operators may keep the form they had, which may be faster."""
-        return self.found is None or slowed_by_forms(self.ready, self.found)
-
-
-def carried_out(
+def run_steps(
     model: Model,
     data: Data,
     output: Path | None,
-    wanted: Wanted,
+    request: QuantizationRequest,
     goal: Goal,
     budget: Budget,
     trainer: Trainer | None = None,
 ) -> Quantized:
-    """Do all steps of quantize() in order, given what its arguments mean.
-
-    A search that fails, or that finds nothing as fast as the float model, is followed by weights that are only stored:
-    on the prepared graph, then on the graph as it was given.
+    """Open, prepare, calibrate, search, verify, report and publish, given what the arguments of quantize() mean.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
         data: representative samples.
-        output: file to write, from `checked_output`.
-        wanted: what is to become of the model.
-        goal: how faithful the result has to be.
+        output: file to write, from `check_output_path`.
+        request: what is to become of the model.
+        goal: how accurate the result has to be.
         budget: what may be spent.
         trainer: a step of training before the report; None leaves it out.
     """
     budget.check(goal)
     watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
-    engine, unmeasured = start_engine_for(target_named(wanted.target), budget.engine, budget.threads)
-    # What is taken as it is, without a search, is wanted whatever it gains.
-    searched = budget.effort is not None and wanted.replay is None
+    engine, unmeasured = start_engine_for(target_named(request.target), budget.engine, budget.threads)
+    # A plan, and a scheme without a search, are wanted whatever they gain.
+    searched = budget.effort is not None and request.replay is None
     with engine or nullcontext(), staging(output) as folder, collect_failures() as failures:
-        crashes = earlier_crashes()
-        for crash in crashes:
-            note_failure("what was tried before", crash)
-        if searched and len(crashes) < _MOST_CRASHES:
-            allow_another_try()
-        elif crashes:
-            wanted = wanted.as_given
+        request = _after_crashes(request, searched=searched)
         if goal.prefers_size:
             from onnxq.search.fallback import COARSER_OPSET
 
-            wanted = replace(wanted, least=COARSER_OPSET)
-        ready = prepared(model, wanted, folder, output, budget, engine)
-        samples = samples_of(ready, data, goal, budget)
+            request = replace(request, least=COARSER_OPSET)
+        ready = prepare_model(model, request, folder, output, budget, engine)
+        samples = open_samples_for(ready, data, goal, budget)
         left_out = dict(ready.left_out)
-        wanted = replace(wanted, without=wanted.without | left_out.keys())
-        if harmful := steps_to_leave_out(ready, model, wanted, samples, budget, deadline):
+        request = replace(request, without=request.without | left_out.keys())
+        if harmful := steps_to_leave_out(ready, model, request, samples[0], budget, deadline):
             left_out |= harmful
-            wanted = replace(wanted, without=wanted.without | left_out.keys())
-            ready = prepared(model, wanted, folder, output, budget, engine, ready.costs)
+            request = replace(request, without=request.without | left_out.keys())
+            ready = prepare_model(model, request, folder, output, budget, engine, ready.costs)
         watch.lap("prepare")
-
-        def attempt(ready: Prepared, data: Data, budget: Budget) -> _Attempt:
-            seen = evidenced(ready, data, methods_tried(ready, budget), goal, budget, samples)
-            watch.lap("calibrate")
-            for doubt in seen.doubts if data is given else ():
-                _LOG.warning("%s", doubt)
-            if hopeless_forms(ready, seen, goal, budget, deadline):
-                watch.lap("try forms")
-                return _Attempt(ready, seen, None)
-            found = settled(ready, seen, goal, budget, deadline, is_last=trainer is None)
-            watch.lap("choose and verify")
-            return _Attempt(ready, seen, found)
-
-        def again(variant: Wanted) -> _Attempt:
-            other = prepared(model, variant, folder, output, budget, engine, ready.costs)
-            return attempt(other, replace(data, statistics=None), budget.without_statistics())
-
-        given = data
+        asked = model, output, folder, data, samples, goal, budget, engine
+        attempts = Attempts(*asked, deadline, watch, is_last=trainer is None)
         try:
-            if searched:
-                done = _first_that_keeps_up(wanted, lambda: attempt(ready, data, budget), again)
-            else:
-                done = attempt(ready, data, budget)
-                done = again(replace(wanted, keeps_forms=True)) if done.is_slowed_by_forms else done
-            assert done.found is not None
-            found = done.found
+            done = attempts.first_that_keeps_up(request, ready) if searched else attempts.only(request, ready)
+            found = done.result
             if trainer is not None:
                 found = trainer(done.ready, done.seen, found)
                 watch.lap("train")
         finally:
             ready.costs.save()
-        report = reported(done.ready, done.seen, found, goal, budget, watch, unmeasured)
+        report = build_report(done.ready, done.seen, found, goal, budget, watch, unmeasured)
         rules = (what for one in done.ready.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
-        run = replace(report.run, left_out=tuple(left_out.items()), failures=failed)
-        report = replace(report, run=run)
+        report = replace(report, run=replace(report.run, left_out=tuple(left_out.items()), failures=failed))
         check_fidelity(report, goal)
         if searched:
             check_speed(report, goal, keeps_up=found.chosen.keeps_up)
@@ -251,50 +188,54 @@ def carried_out(
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()
-        return Quantized(published(done.ready), report)
+        return Quantized(publish_model(done.ready), report)
 
 
-def _first_that_keeps_up(
-    wanted: Wanted, attempt: Callable[[], _Attempt], again: Callable[[Wanted], _Attempt]
-) -> _Attempt:
-    """Return the first attempt that is not slower than the float model, or else the last.
+def _after_crashes(request: QuantizationRequest, *, searched: bool) -> QuantizationRequest:
+    """Return what is tried after the crashes of earlier processes, and allow another process after one of this one.
 
-    What a search chose comes first, then weights that are only stored: on the prepared graph where the search fails,
-    and on the graph as it was given where that is slower than float too. Where onnxruntime ended an earlier process,
-    what it was at is not tried again.
+    After the first crash nothing is searched, see `Attempts`. After the second the graph stays as it was given.
+    """
+    crashes = earlier_crashes()
+    for crash in crashes:
+        note_failure("what was tried before", crash)
+    if searched and len(crashes) < MOST_CRASHES:
+        allow_another_try()
+        return request
+    return request.as_given if crashes else request
+
+
+def calibrate(
+    model: Model,
+    data: SamplesLike | Data,
+    *,
+    scheme: str | Scheme = "int8",
+    target: str = DEFAULT_TARGET,
+    prepare: Sequence[Step] = (),
+    budget: str | Budget = "fast",
+) -> Evidence:
+    """Collect the statistics that quantize() needs, once for any number of calibration methods and goals.
 
     Args:
-        wanted: what is to become of the model.
-        attempt: searches for a plan.
-        again: prepares the model anew, and searches or stores.
+        model: a file, a ModelProto or a GraphSurgeon graph.
+        data: representative samples, as quantize() takes them.
+        scheme: a preset's name or a Scheme. The statistics are those of its calibration method, or those of all methods
+            that quantize() tries if it names none.
+        target: a name of TARGETS.
+        prepare: passes of your own, the same as quantize() is given.
+        budget: its collection and progress count here.
+
+    Returns:
+        Statistics of every activation that the plan quantizes; onnxq.save_statistics writes them to one file.
     """
-    done: _Attempt | None = None
-    crashes = earlier_crashes()
-    if not crashes:
-        with tolerate("the search"):
-            done = attempt()
-            if done.is_slowed_by_forms:
-                done = again(replace(wanted, keeps_forms=True))
-    if done is not None and done.found is None:
-        # Its form was hopeless, and keeping the given form failed.
-        done = None
-    if done is None and len(crashes) < _MOST_CRASHES:
-        with tolerate("storing the weights of the prepared model"):
-            done = again(wanted.stored(_FAILED))
-    if done is not None and done.keeps_up:
-        return done
-    try:
-        last = again(wanted.stored(_FAILED if done is None else _SLOWER).as_given)
-    except Exception as error:
-        # A model that is slower than float is refused for that.
-        if (
-            done is None
-            or isinstance(error, MemoryError)
-            or not note_failure("storing the weights of the model as it was given", error)
-        ):
-            raise
-        return done
-    return last if done is None else last.with_search_of(done)
+    request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
+    method, collection = request.scheme.range_method, budget.collection or Collection()
+    methods = FIRST_RANGES if method is None else (method,)
+    graph = apply_own_passes(model, prepare)
+    with staging(None) as folder:
+        bench = open_prepared(graph, request, folder, measured=budget.measures and request.target == DEFAULT_TARGET)
+        samples = bench.samples(data.calibration, data, collection.notice)
+        return bench.calibrate(bench.plan({}), samples, budget.progress, collection, methods)
 
 
 def sensitivity(
@@ -333,7 +274,7 @@ def sensitivity(
     """
     from onnxq.search.sensitivity_report import measure_sensitivity
 
-    wanted, data, budget = Wanted.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
+    wanted, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     if budget.effort is None:
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
     deadline = Deadline.within(budget.seconds)
@@ -341,10 +282,10 @@ def sensitivity(
     if unmeasured:
         _LOG.warning("no node is timed: %s", unmeasured)
     with engine or nullcontext(), staging(None) as folder:
-        ready = prepared(model, wanted, folder, None, budget, engine)
-        seen = evidenced(ready, data, methods_tried(ready, budget), Goal(), budget)
-        chooser = chooser_of(ready, seen, Goal(), budget, deadline)
-        refined = chooser.refined(seen.plan, first_recipe(ready), tried(ready, budget).split[0])
+        ready = prepare_model(model, wanted, folder, None, budget, engine)
+        seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
+        chooser = open_search(ready, seen, Goal(), budget, deadline)
+        refined = chooser.refined(seen.plan, initial_recipe(ready), accuracy_tried(ready, budget).split[0])
         laboratory = chooser.with_evidence(refined.basis.evidence).profiler(refined.basis.recipe)
         try:
             timed = chooser.measurable and laboratory.timing.engine.profiles
@@ -371,7 +312,7 @@ def plan(
     Returns:
         The plan before any node is left in float for its noise.
     """
-    with _planned(model, Wanted.of(scheme, target, prepare)) as (bench, found):
+    with _planned(model, QuantizationRequest.of(scheme, target, prepare)) as (bench, found):
         return replace(found, emit=bench.emit, preparation=bench.preparation)
 
 
@@ -397,17 +338,17 @@ def explain(
     """
     from onnxq.report.explanation import explain_plan
 
-    with _planned(model, Wanted.of(scheme, target, prepare)) as (bench, found):
+    with _planned(model, QuantizationRequest.of(scheme, target, prepare)) as (bench, found):
         became = (name for name, origins in bench.making.origins.items() if node in dict(origins))
         return explain_plan(bench.graph, found, node if node in found.by_node else next(became, node))
 
 
 @contextmanager
-def _planned(model: Model, wanted: Wanted) -> Iterator[tuple[PreparedModel, Plan]]:
+def _planned(model: Model, wanted: QuantizationRequest) -> Iterator[tuple[PreparedModel, Plan]]:
     """Yield the workbench of a model and the plan that is tried first, which fits it."""
-    graph = rewritten(model, wanted.prepare)
+    graph = apply_own_passes(model, wanted.prepare)
     with staging(None) as folder:
-        bench = opened(graph, wanted, folder, measured=wanted.target == DEFAULT_TARGET)
+        bench = open_prepared(graph, wanted, folder, measured=wanted.target == DEFAULT_TARGET)
         found = bench.plan({})
         check_plan(found, bench.graph)
         yield bench, found

@@ -25,7 +25,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.targets import TARGETS
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)

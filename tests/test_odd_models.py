@@ -35,7 +35,7 @@ from onnxq.evaluation.agreement import compare
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.planning.plan import Plan
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 Case = Callable[[], ModelProto]
 

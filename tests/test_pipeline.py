@@ -23,8 +23,8 @@ from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan import METADATA_KEY
-from onnxq.steps.budget import Budget
-from onnxq.steps.steps import Settled, settled
+from onnxq.steps.request import Budget
+from onnxq.steps.search import SearchedModel, search_for_plan
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -226,17 +226,17 @@ def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp
 def test_operators_keep_their_form_where_another_made_the_model_slower_than_float(
     speed: float, searches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[Settled] = []
+    done: list[SearchedModel] = []
 
-    def settled_at_that_speed(*given: Any, **options: Any) -> Settled:
-        found = settled(*given, **options)
+    def settled_at_that_speed(*given: Any, **options: Any) -> SearchedModel:
+        found = search_for_plan(*given, **options)
         interval = (0.9 * speed, 1.1 * speed)
         latency = Latency(1.0, 1 / speed, 1, 9, interval=interval)
         verification = replace(found.chosen.verification, latency=latency)
         done.append(replace(found, chosen=replace(found.chosen, verification=verification)))
         return done[-1]
 
-    monkeypatch.setattr("onnxq.pipeline.settled", settled_at_that_speed)
+    monkeypatch.setattr("onnxq.steps.fallbacks.search_for_plan", settled_at_that_speed)
     # What is read but once is there for the second search as well.
     images = ({"image": image[None]} for image in np.load(CALIB)["image"][:12])
     budget = Budget("off", "off", latency=0, engine="onnxruntime")

@@ -14,11 +14,10 @@ from onnxq.calibration.accumulators import Range
 from onnxq.calibration.data import Data
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph
-from onnxq.pipeline import plan, quantize
+from onnxq.pipeline import calibrate, plan, quantize
 from onnxq.report import FidelityError
 from onnxq.rewrite import Changes, Pass
-from onnxq.steps.budget import Budget
-from onnxq.steps.calibrating import calibrate
+from onnxq.steps.request import Budget
 
 UNSEARCHED = Budget(search="off", latency=0)
 

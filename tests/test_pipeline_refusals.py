@@ -18,7 +18,7 @@ from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import plan, quantize
 from onnxq.report import FidelityError
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"

@@ -18,7 +18,7 @@ from onnxq.ir import load, read_model
 from onnxq.pipeline import plan, quantize
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 # --- models that are quantized already, options, files ---------------------------------------------------------------
 

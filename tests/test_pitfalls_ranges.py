@@ -19,7 +19,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
 from onnxq.pipeline import quantize
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 PADS = "<pads = [1,1,1,1]>"
 KERNEL = (8, 8, 3, 3)

@@ -17,18 +17,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import (
-    Budget,
-    Call,
-    Goal,
-    Graph,
-    Match,
-    New,
-    Operators,
-    RewriteRule,
-    pipeline,
-    quantize,
-)
+from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, quantize
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
 from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate
@@ -39,8 +28,10 @@ from onnxq.passes.shapes import FoldShapes
 from onnxq.report import FidelityError, Report
 from onnxq.search import attempts, refinement
 from onnxq.search.evaluator import PlanEvaluator
-from onnxq.steps.steps import Prepared, Settled
-from onnxq.steps.wanted import Wanted
+from onnxq.steps import fallbacks
+from onnxq.steps.prepare import PreparedRun
+from onnxq.steps.request import QuantizationRequest
+from onnxq.steps.search import SearchedModel
 
 Quick = Callable[..., Report]
 
@@ -76,8 +67,8 @@ def test_outside_of_a_run_errors_are_raised() -> None:
     ("place", "part"),
     [
         ("onnxq.search.frontier.find_fastest", "the search for the fastest plan"),
-        ("onnxq.steps.steps.units", "the look at unused units"),
-        ("onnxq.steps.reporting._ran", "the look at kernels"),
+        ("onnxq.steps.calibrate.warn_input_units", "the look at unused units"),
+        ("onnxq.steps.report._ran", "the look at kernels"),
         (
             "onnxq.search.context.SearchContext.drop_costly_scales",
             "the search for factors of channels that cost no time",
@@ -214,9 +205,9 @@ def test_a_model_that_misses_its_goal_is_refused_for_that_alone(
 def test_an_attempt_that_fails_leaves_the_one_before_alone(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, folders = pipeline.settled, []
+    known, folders = fallbacks.search_for_plan, []
 
-    def spoil_the_second(ready: Prepared, *given: Any, **options: Any) -> Settled:
+    def spoil_the_second(ready: PreparedRun, *given: Any, **options: Any) -> SearchedModel:
         folders.append(ready.bench.prepared.parent)
         found = known(ready, *given, **options)
         if len(folders) == 2:
@@ -224,8 +215,8 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
             raise RunError("verification fails")
         return found
 
-    monkeypatch.setattr(pipeline, "settled", spoil_the_second)
-    monkeypatch.setattr(pipeline, "slowed_by_forms", lambda *_: True)
+    monkeypatch.setattr(fallbacks, "search_for_plan", spoil_the_second)
+    monkeypatch.setattr(fallbacks, "are_variants_slower", lambda *_: True)
     report = quick(latency=0)
     assert len(set(folders)) == 2
     assert report.run.failures == ("the search failed and was left out: RunError: verification fails",)
@@ -236,14 +227,14 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
 def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
     quick: Quick, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    known = pipeline.prepared
+    known = fallbacks.prepare_model
 
-    def prepare(model: Any, wanted: Wanted, *given: Any) -> Prepared:
+    def prepare(model: Any, wanted: QuantizationRequest, *given: Any) -> PreparedRun:
         if wanted.without:
             raise error
         return known(model, wanted, *given)
 
-    monkeypatch.setattr(pipeline, "prepared", prepare)
+    monkeypatch.setattr(fallbacks, "prepare_model", prepare)
     monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 2.0, 1, 10, 6, (0.49, 0.51)))
     with pytest.raises(FidelityError, match=r"runs 0\.50x as fast"):
         quick()
@@ -252,16 +243,16 @@ def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
 def test_hopeless_forms_that_cannot_be_kept_end_in_stored_weights(
     quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = pipeline.prepared
+    known = fallbacks.prepare_model
 
-    def prepare(model: Any, wanted: Wanted, *given: Any) -> Prepared:
+    def prepare(model: Any, wanted: QuantizationRequest, *given: Any) -> PreparedRun:
         if wanted.keeps_forms and not wanted.stored_because:
             raise IndexError("a fault of ours")
         return known(model, wanted, *given)
 
     hopeless = [True, False]
-    monkeypatch.setattr(pipeline, "prepared", prepare)
-    monkeypatch.setattr(pipeline, "hopeless_forms", lambda *_: hopeless.pop(0))
+    monkeypatch.setattr(fallbacks, "prepare_model", prepare)
+    monkeypatch.setattr(fallbacks, "are_variants_hopeless", lambda *_: hopeless.pop(0))
     report = quick()
     assert report.plan.count(Mode.STORAGE) == 2
     assert report.run.failures == ("the search failed and was left out: IndexError: a fault of ours",)
@@ -290,8 +281,8 @@ def program():
     from onnxq import pipeline
     from onnxq.cli.main import main
     from onnxq.search import attempts
-    from onnxq.steps.preparation_check import PreparationCheck
-    choose, published = attempts.search_plan, pipeline.published
+    from onnxq.steps.prepare import PreparationCheck
+    choose, published = attempts.search_plan, pipeline.publish_model
     def search(*given, is_stored=False):
         return choose(*given, is_stored=True) if is_stored else os.abort()
     def publish(*given):
@@ -310,7 +301,7 @@ run_isolated(program)
     [
         ("attempts.search_plan = search", 0, 1),
         ("PreparationCheck.fault = lambda *_: os.abort()", 0, 2),
-        ("pipeline.published = publish", 2, 0),
+        ("pipeline.publish_model = publish", 2, 0),
     ],
     ids=["in the search", "of the prepared model", "after publishing"],
 )

@@ -76,7 +76,7 @@ def calibrate(
     from onnxq.calibration.statistics import save_statistics
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.steps import calibrating
-    from onnxq.steps.budget import Budget
+    from onnxq.steps.request import Budget
     from onnxq.system.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")

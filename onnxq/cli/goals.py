@@ -113,7 +113,7 @@ def speed_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_budget(*args: Any, **kwargs: Any) -> None:
-        from onnxq.steps.budget import Budget
+        from onnxq.steps.request import Budget
 
         latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
         measurements = kwargs.pop("measurements", None) or math.inf

@@ -27,7 +27,7 @@ from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
     from onnxq.evaluation.goal import Goal
-    from onnxq.steps.budget import Budget
+    from onnxq.steps.request import Budget
 
 
 @click.command(short_help="Show what is in a model and how it is quantized.", epilog=READING_EXIT_CODES)

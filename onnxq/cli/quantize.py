@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from onnxq.calibration.data import Data
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline import Quantized
-    from onnxq.steps.budget import Budget
+    from onnxq.steps.request import Budget
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline import Quantized
     from onnxq.planning.plan import Decision, Plan
-    from onnxq.steps.budget import Budget
+    from onnxq.steps.request import Budget
 
 
 def training_options(command: Command) -> Command:
@@ -192,7 +192,7 @@ def train(
 
     Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
-    from onnxq.steps.budget import Budget
+    from onnxq.steps.request import Budget
     from onnxq.training import require_torch
 
     require_torch()
@@ -212,11 +212,11 @@ def trained(
 ) -> Quantized:
     """Run train() with bars that tell of its progress."""
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.steps.wanted import Wanted
+    from onnxq.steps.request import QuantizationRequest
     from onnxq.training.pipeline import state_folder
     from onnxq.training.pipeline import train as train_model
 
-    wanted = Wanted.of(asked.scheme, asked.target, asked.prepare)
+    wanted = QuantizationRequest.of(asked.scheme, asked.target, asked.prepare)
     notes: dict[str, str] = {}
     with progress_bars(budget.seconds, notes, quiet=quiet) as told:
         budget = replace(budget, progress=told)
@@ -388,7 +388,7 @@ def with_training(
 ) -> Quantized:
     """Run quantize_and_train() with bars that tell of its progress."""
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.steps.wanted import Wanted
+    from onnxq.steps.request import QuantizationRequest
     from onnxq.training.pipeline import quantize_and_train
     from onnxq.training.settings import Training
 
@@ -398,7 +398,7 @@ def with_training(
             model,
             data,
             output,
-            scheme=Wanted.of(asked.scheme, asked.target, asked.prepare),
+            scheme=QuantizationRequest.of(asked.scheme, asked.target, asked.prepare),
             goal=goal,
             budget=replace(budget, progress=told),
             training=Training(blocks="no", minutes=minutes, on_progress=partial(note, notes)),

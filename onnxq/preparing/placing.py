@@ -32,7 +32,7 @@ _CODERS: Final = frozenset({"DequantizeLinear", "Mul", "QuantizeLinear", "Sum"})
 
 
 @dataclass(frozen=True)
-class Placing:
+class PlanApplier:
     """What decides, beside a plan and its codes, how these are written.
 
     Attributes:
@@ -94,7 +94,7 @@ def coded_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
     """Return what nodes around codes stand for, by their names and the names of the tensors that they make.
 
     Args:
-        built: with codes, as `Placing.quantized` makes it.
+        built: with codes, as `PlanApplier.quantized` makes it.
         prepared: without.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From the user's model to the form that plans are made for, and what is refused on the way."""
+"""What follows the canonical form for the integer kernels of a runtime."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.config.scheme import Scheme
-from onnxq.errors import ModelError
+from onnxq.config.scheme import Mode, Scheme
+from onnxq.errors import ModelError, SchemeError, did_you_mean
 from onnxq.ir import Graph, Origins, all_graphs, as_graph, constants, save
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
-from onnxq.passes.activations import UseHardSwish
+from onnxq.passes.activations import JoinHardSwishes, SplitHardSwishes, SplitPRelus, UseHardSwish
 from onnxq.passes.casts import WidenFloats
 from onnxq.passes.cleanup import (
     DropNoOps,
@@ -29,13 +29,71 @@ from onnxq.passes.cleanup import (
     UpgradeOpset,
 )
 from onnxq.passes.constants import FixInitializers, FlushDenormals, FoldConstants, LiftConstants
-from onnxq.passes.control_flow import DropInitialStates, InlineFunctions, InlineIfs, LiftInvariants
+from onnxq.passes.control_flow import DropInitialStates, InlineFunctions, InlineIfs, LiftInvariants, ScanCells
+from onnxq.passes.convolutions import ConvolvePooled, ConvolveTransposed
 from onnxq.passes.fold_affine import FoldScalesIntoProducts, FuseBatchNorm
+from onnxq.passes.linear import UnfuseProducts
 from onnxq.passes.shapes import FoldShapes
 from onnxq.passes.transposes import SinkTransposes
-from onnxq.planning.plan import EXCLUDED, METADATA_KEY, Plan
+from onnxq.planning.plan import DECODING, EXCLUDED, METADATA_KEY, Plan
 from onnxq.rewrite import Applied, Pass, Pipeline, RewriteChanges, RewriteRule, RewriteRules
 from onnxq.runtime.targets import Target
+
+_STEPS = (
+    UnfuseProducts(),
+    SplitHardSwishes(),
+    JoinHardSwishes(),
+    SplitPRelus(),
+    ConvolvePooled(),
+    ConvolveTransposed(),
+    ScanCells(),
+)
+
+_FORMS = (ConvolvePooled, ConvolveTransposed, ScanCells)
+
+
+def makes_variants(applied: Iterable[Applied]) -> bool:
+    """Whether passes gave operators a form that a target's integer kernels are faster with as a rule."""
+    return any(one.changes and isinstance(one.step, _FORMS) for one in applied)
+
+
+def makes_scans(applied: Iterable[Applied]) -> bool:
+    """Whether passes made recurrent cells a Scan."""
+    return any(one.changes and isinstance(one.step, ScanCells) for one in applied)
+
+
+def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
+    """Return the passes that follow the canonical form for the integer kernels of a target."""
+    kernels, static = target.kernels, any(rule.mode is Mode.STATIC for rule in scheme.rules)
+    decoding = any(rule.mode in DECODING for rule in scheme.rules)
+    wanted = {
+        UnfuseProducts(): decoding and target.workarounds,
+        SplitHardSwishes(): static and "HardSigmoid" in kernels.fused.ops,
+        JoinHardSwishes(): "HardSwish" in kernels.fused.whole,
+        SplitPRelus(): target.workarounds,
+        ConvolvePooled(): static and kernels.forms.convolves_pooled,
+        ConvolveTransposed(): static and kernels.forms.pads_channels,
+        ScanCells(): static and kernels.forms.scans,
+    }
+    return tuple(step for step, is_wanted in wanted.items() if is_wanted)
+
+
+def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
+    """Return the passes that `integer_steps` has found for an earlier plan.
+
+    Raises:
+        SchemeError: a name is none of these.
+    """
+    known: Mapping[str, Pass] = {type(step).__name__: step for step in _STEPS}
+    for name in names:
+        if name not in known:
+            raise SchemeError(
+                f"the plan has step {name!r}, expected any of {', '.join(known)}{did_you_mean(name, known)}"
+            )
+    return tuple(known[name] for name in names)
+
+
+# From the user's model to the form that plans are made for, and what is refused on the way.
 
 # The passes that are repeated, but for the last, which removes what they leave.
 _REPEATED = (
@@ -59,7 +117,7 @@ _MOST_ROUNDS = 16
 
 
 @dataclass(frozen=True)
-class Making:
+class PreparationRecord:
     """How a prepared model was made of the user's, as far as what is built of it depends on that.
 
     Attributes:

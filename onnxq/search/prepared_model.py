@@ -44,9 +44,8 @@ from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weights import needed_opset, weight_opset
-from onnxq.preparing.integer_steps import integer_steps, steps_named
-from onnxq.preparing.placing import Placing
-from onnxq.preparing.preparation import Making, prepare_for_integers, widens
+from onnxq.preparing.placing import PlanApplier
+from onnxq.preparing.preparation import PreparationRecord, integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.runtime.sessions import serialized
 from onnxq.runtime.targets import Target
 from onnxq.system.resources import Progress, cached_by_mtime
@@ -78,7 +77,7 @@ class PreparedModel:
     target: Target
     emit: AllowedOps = AllowedOps.QDQ
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
-    making: Making = field(default_factory=Making)
+    making: PreparationRecord = field(default_factory=PreparationRecord)
     codes: CodesCache = field(default_factory=CodesCache, compare=False)
     grouped: Grouped = field(default_factory=Grouped, compare=False)
 
@@ -90,9 +89,9 @@ class PreparedModel:
         return graph
 
     @property
-    def placing(self) -> Placing:
+    def placing(self) -> PlanApplier:
         """How codes are written."""
-        return Placing(self.target, self.emit, self.making.half)
+        return PlanApplier(self.target, self.emit, self.making.half)
 
     @cached_property
     def declared_types(self) -> frozenset[str]:
@@ -309,7 +308,7 @@ def open_prepared_model(
     with spilling(folder) if large else nullcontext():
         steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
         applied = prepare_for_integers(graph, steps, widen=half > 0, without=without)
-        making = Making(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
+        making = PreparationRecord(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
         bench = PreparedModel(folder / "prepared.onnx", scheme, target, emit, making=making)
         save(graph, bench.prepared, external_data=True)
     needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset

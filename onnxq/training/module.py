@@ -45,7 +45,7 @@ from onnxq.planning.planner import bias_of
 from onnxq.preparing.preparation import check_float_model, check_plan
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
-from onnxq.steps.wanted import Wanted
+from onnxq.steps.request import QuantizationRequest
 from onnxq.system.publish import staging
 from onnxq.training.program import InputHook, Program, Subgraph, cut_graph
 from onnxq.training.quantizers import (
@@ -462,7 +462,7 @@ def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan) -> QATModule:
         ModelError: the model cannot be read, or has floats of another type than float32.
     """
     check_type(plan, Plan, "the plan", "a Plan, such as quantize(...).report.plan")
-    wanted = Wanted.of(plan, plan.target, ())
+    wanted = QuantizationRequest.of(plan, plan.target, ())
     graph = as_graph(model)
     check_float_model(graph)
     with staging(None) as folder:

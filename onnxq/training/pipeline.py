@@ -18,15 +18,15 @@ from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import nsr_by_sample
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verifier
-from onnxq.pipeline import Quantized, carried_out
+from onnxq.pipeline import Quantized, run_steps
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.context import SearchResult
 from onnxq.search.refinement import MethodGain
-from onnxq.steps.budget import Budget
-from onnxq.steps.opening import Model, checked_output
-from onnxq.steps.steps import Evidenced, Prepared, Settled, judge_of, settled
-from onnxq.steps.wanted import Wanted
+from onnxq.steps.calibrate import CalibratedModel
+from onnxq.steps.prepare import Model, PreparedRun, check_output_path
+from onnxq.steps.request import Budget, QuantizationRequest
+from onnxq.steps.search import SearchedModel, judge_for, search_for_plan
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
 
@@ -36,7 +36,7 @@ def train(
     data: SamplesLike | Data,
     output: str | Path | None = None,
     *,
-    scheme: str | Scheme | Plan | Wanted = "int8",
+    scheme: str | Scheme | Plan | QuantizationRequest = "int8",
     goal: float | Goal = MINIMUM_SQNR,
     budget: Budget | None = None,
     training: Training | None = None,
@@ -50,7 +50,7 @@ def train(
         model: a file, a ModelProto or a GraphSurgeon graph.
         data: samples, as quantize() takes them.
         output: file to write; None writes nothing.
-        scheme: a preset's name, a Scheme, a Plan, or Wanted with one of these, the target and passes.
+        scheme: a preset's name, a Scheme, a Plan, or a QuantizationRequest with one of these, the target and passes.
         goal: the least SQNR of the worst output in dB, or a Goal.
         budget: only accuracy, latency, engine, collection and progress are used; None takes the defaults.
         training: the settings; None trains towards the outputs of the float model.
@@ -76,13 +76,13 @@ def train(
         npy_array(Path(training.labels))
     if training.loss:
         load_loss(training.loss)
-    output = checked_output(output, model, budget, data)
+    output = check_output_path(output, model, budget, data)
     state = None if output is None else state_folder(output)
 
-    def after_search(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
+    def after_search(ready: PreparedRun, seen: CalibratedModel, settled: SearchedModel) -> SearchedModel:
         return train_chosen(ready, seen, settled, goal, budget, training, state)
 
-    done = carried_out(model, data, output, _wanted(scheme), goal, budget, after_search)
+    done = run_steps(model, data, output, _wanted(scheme), goal, budget, after_search)
     if state is not None:
         shutil.rmtree(state, ignore_errors=True)
     return done
@@ -102,7 +102,7 @@ def quantize_and_train(
     data: SamplesLike | Data,
     output: str | Path | None = None,
     *,
-    scheme: str | Scheme | Wanted = "int8",
+    scheme: str | Scheme | QuantizationRequest = "int8",
     goal: float | Goal = MINIMUM_SQNR,
     budget: str | Budget = "fast",
     training: Training | None = None,
@@ -115,7 +115,7 @@ def quantize_and_train(
         model: a file, a ModelProto or a GraphSurgeon graph.
         data: samples, as quantize() takes them.
         output: file to write; None writes nothing.
-        scheme: a preset's name, a Scheme, or Wanted with one of these, the target and passes.
+        scheme: a preset's name, a Scheme, or a QuantizationRequest with one of these, the target and passes.
         goal: the least SQNR of the worst output in dB, or a Goal.
         budget: ``fast``, ``full`` or a Budget with a search that measures latency.
         training: the settings.
@@ -134,18 +134,18 @@ def quantize_and_train(
     _check_search(wanted, budget)
     goal, training = Goal.of(goal), training or Training()
 
-    def after_search(ready: Prepared, seen: Evidenced, settled: Settled) -> Settled:
+    def after_search(ready: PreparedRun, seen: CalibratedModel, settled: SearchedModel) -> SearchedModel:
         return search_and_train(ready, seen, settled, goal, budget, training)
 
-    output = checked_output(output, model, budget, data)
-    return carried_out(model, data, output, wanted, goal, budget, after_search)
+    output = check_output_path(output, model, budget, data)
+    return run_steps(model, data, output, wanted, goal, budget, after_search)
 
 
-def _wanted(scheme: str | Scheme | Plan | Wanted) -> Wanted:
-    return scheme if isinstance(scheme, Wanted) else Wanted.of(scheme, DEFAULT_TARGET, ())
+def _wanted(scheme: str | Scheme | Plan | QuantizationRequest) -> QuantizationRequest:
+    return scheme if isinstance(scheme, QuantizationRequest) else QuantizationRequest.of(scheme, DEFAULT_TARGET, ())
 
 
-def _check_search(wanted: Wanted, budget: Budget) -> None:
+def _check_search(wanted: QuantizationRequest, budget: Budget) -> None:
     """Refuse requests in which no faster plan can be found."""
     if wanted.replay is not None:
         raise SchemeError("a given plan is applied as it is, so none is faster; train it with onnxq train --plan")
@@ -163,14 +163,14 @@ _SECOND_LOOK = 2
 
 
 def train_chosen(
-    model: Prepared,
-    seen: Evidenced,
-    settled: Settled,
+    model: PreparedRun,
+    seen: CalibratedModel,
+    settled: SearchedModel,
     goal: Goal,
     budget: Budget,
     training: Training,
     state: Path | None,
-) -> Settled:
+) -> SearchedModel:
     """Train the encodings of the chosen plan, and take the trained model unless it is worse on the holdout.
 
     Args:
@@ -195,7 +195,7 @@ def train_chosen(
     )
     if done.codes is before:
         return _with_gain(settled, found, done.gain, done.doubts)
-    judge = judge_of(model, seen, goal, budget)
+    judge = judge_for(model, seen, goal, budget)
     noise = _noise(judge, files.staged)
     bench.write(plan, done.codes, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
@@ -212,7 +212,7 @@ def train_chosen(
     return _with_gain(settled, after, done.gain, done.doubts)
 
 
-def _with_gain(settled: Settled, taken: SearchResult, gain: MethodGain, doubts: tuple[str, ...]) -> Settled:
+def _with_gain(settled: SearchedModel, taken: SearchResult, gain: MethodGain, doubts: tuple[str, ...]) -> SearchedModel:
     chosen = replace(taken, gains=(*taken.gains, gain))
     return replace(settled, chosen=chosen, doubts=(*settled.doubts, *doubts))
 
@@ -242,8 +242,8 @@ _MIN_GAIN_DB = 0.5
 
 
 def search_and_train(
-    model: Prepared, seen: Evidenced, first: Settled, goal: Goal, budget: Budget, training: Training
-) -> Settled:
+    model: PreparedRun, seen: CalibratedModel, first: SearchedModel, goal: Goal, budget: Budget, training: Training
+) -> SearchedModel:
     """Search for a faster plan that misses the goal a little, train it, and keep it if it then meets the goal.
 
     The first plan may miss the goal by the usual gain, the next one by the gain that training had on the first. If a
@@ -264,7 +264,7 @@ def search_and_train(
     gained = 0.0
     doubt = "no faster plan is close enough to the goal for training"
     for _ in range(_ATTEMPTS):
-        staged = less = settled(model, seen, Goal(reached - below, force=True), budget)
+        staged = less = search_for_plan(model, seen, Goal(reached - below, force=True), budget)
         if not _is_other(less.chosen, best.chosen) or not _is_faster(less.chosen, best.chosen):
             if gained:
                 break
@@ -309,7 +309,7 @@ def _meets_goal(found: SearchResult, goal: Goal) -> bool:
     return found.scores is not None and found.scores.is_trusted(goal.max_drop)
 
 
-def _rebuild(model: Prepared, seen: Evidenced, before: Settled) -> None:
+def _rebuild(model: PreparedRun, seen: CalibratedModel, before: SearchedModel) -> None:
     """Build the model of an earlier result again."""
     bench, files, chosen = seen.runnable, model.files, before.chosen
     plan = chosen.outcome.plan

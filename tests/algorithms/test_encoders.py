@@ -44,7 +44,7 @@ from onnxq.numerics.spec import Granularity, Method, Spec
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Decision, Mean, Plan, Weight
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 NARROW = FORMATS["int8-narrow"]
 INT8 = FORMATS["int8"]

@@ -11,8 +11,7 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.statistics import save_statistics
 from onnxq.data.images import IMAGE_PRESETS
 from onnxq.errors import DataError, OnnxqError
-from onnxq.pipeline import quantize
-from onnxq.steps.calibrating import calibrate
+from onnxq.pipeline import calibrate, quantize
 
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = MODELS / "data" / "calib.npz"

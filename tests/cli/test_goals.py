@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from onnxq.cli.goals import accuracy_option, goal_options, measurements_option, speed_options
 from onnxq.evaluation.goal import Goal
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 
 def packed(*arguments: object) -> tuple[Goal, Budget]:

@@ -19,7 +19,7 @@ from onnxq.planning.plan import Decision
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import runtime_version
 from onnxq.search.refinement import MethodGain
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)

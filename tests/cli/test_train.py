@@ -14,7 +14,7 @@ from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.main import cli
 from onnxq.cli.quantize import note
 from onnxq.errors import ModelError, OnnxqError, SchemeError
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.training import pipeline
 from onnxq.training.settings import Training, TrainingProgress
 

@@ -25,7 +25,7 @@ from onnxq.planning.plan import DIVIDED_KEY
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.prepared_model import open_prepared_model
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
 
 

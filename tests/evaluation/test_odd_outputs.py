@@ -11,7 +11,7 @@ from conftest import Build
 
 from onnxq.errors import ModelError
 from onnxq.pipeline import quantize
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 GENERATOR = np.random.default_rng(0)
 ROWS = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(16)]

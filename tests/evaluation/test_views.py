@@ -24,7 +24,7 @@ from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = [{"image": GENERATOR.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(16)]

@@ -17,9 +17,8 @@ from onnxq.passes import PASSES
 from onnxq.passes.casts import half_type
 from onnxq.passes.cleanup import RemoveUnused
 from onnxq.passes.quantize.constants import ExpandConstants, StoreOnce
-from onnxq.preparing.integer_steps import integer_steps
 from onnxq.preparing.named_passes import passes_by_name
-from onnxq.preparing.preparation import prepare_in_place, widens
+from onnxq.preparing.preparation import integer_steps, prepare_in_place, widens
 from onnxq.rewrite import Applied, Pipeline, RewriteChanges
 from onnxq.runtime.targets import target_named
 

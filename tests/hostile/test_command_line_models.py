@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from hostile.command_line import Place, Run, edit, quantize_arguments, quantized_pair, refused, stored
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import quantize
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 
 def external(place: Place, location: str) -> None:

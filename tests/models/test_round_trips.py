@@ -14,7 +14,7 @@ from onnxq.config.scheme import Mode
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
 # Only where data stays float can a float model compute the same.

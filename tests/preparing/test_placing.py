@@ -15,7 +15,7 @@ from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
-from onnxq.preparing.placing import Placing, coded_tensors
+from onnxq.preparing.placing import PlanApplier, coded_tensors
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
@@ -23,12 +23,14 @@ from onnxq.system.resources import silent
 TARGET = target_named("onnxruntime-cpu")
 
 
-def names(placing: Placing, plan) -> list[str]:
+def names(placing: PlanApplier, plan) -> list[str]:
     return [type(step).__name__ for step in placing.passes(plan, Codes()).passes]
 
 
 def test_a_plan_gets_the_passes_of_its_modes_and_those_that_finish(perceptron: ModelProto, plan_of) -> None:
-    static, stored = (names(Placing(TARGET), plan_of(perceptron, scheme=scheme)) for scheme in ("int8", "int8-storage"))
+    static, stored = (
+        names(PlanApplier(TARGET), plan_of(perceptron, scheme=scheme)) for scheme in ("int8", "int8-storage")
+    )
     assert static[:2] == ["QuantizeWeights", "InsertQuantizeDequantize"]
     assert "StoreWeights" in stored
     assert "QuantizeWeights" not in stored
@@ -38,9 +40,9 @@ def test_a_plan_gets_the_passes_of_its_modes_and_those_that_finish(perceptron: M
 
 def test_operators_of_the_runtime_are_written_only_where_they_may_be(perceptron: ModelProto, plan_of) -> None:
     plan = plan_of(perceptron, scheme="int8-block32")
-    assert "ReplaceWithContrib" in names(Placing(TARGET, AllowedOps.ORT), plan)
-    assert "ReplaceWithContrib" not in names(Placing(TARGET), plan)
-    assert "NarrowConstants" in names(Placing(TARGET, half=10), plan)
+    assert "ReplaceWithContrib" in names(PlanApplier(TARGET, AllowedOps.ORT), plan)
+    assert "ReplaceWithContrib" not in names(PlanApplier(TARGET), plan)
+    assert "NarrowConstants" in names(PlanApplier(TARGET, half=10), plan)
 
 
 def test_nodes_around_codes_are_known_for_their_tensors(build: Build, tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+"""Which passes follow the canonical form is decided by the scheme and the runtime, and read back by their names."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,9 +8,11 @@ import pytest
 
 import onnxq
 from onnxq.calibration.data import Data
-from onnxq.errors import ModelError
+from onnxq.config.presets import PRESETS
+from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import load, to_model
-from onnxq.preparing.preparation import check_float_model, prepare
+from onnxq.preparing.preparation import check_float_model, integer_steps, prepare, steps_named
+from onnxq.runtime.targets import TARGETS, target_named
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -52,3 +56,32 @@ def test_a_model_with_recurrent_cells_of_integers_is_quantized_already() -> None
     graph.nodes[0].op, graph.nodes[0].domain = "DynamicQuantizeLSTM", "com.microsoft"
     with pytest.raises(ModelError, match=r"is quantized already: node .* is DynamicQuantizeLSTM"):
         check_float_model(graph)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("preset", ["int8", "int4-block32", "int8-storage"])
+def test_the_names_of_steps_tell_them(preset: str, target: str) -> None:
+    steps = integer_steps(PRESETS[preset], target_named(target))
+    assert [type(step) for step in steps_named([type(step).__name__ for step in steps])] == [type(one) for one in steps]
+
+
+def test_kernels_of_integers_want_forms_of_their_own() -> None:
+    def names(preset: str) -> set[str]:
+        return {type(step).__name__ for step in integer_steps(PRESETS[preset], target_named("openvino"))}
+
+    assert names("int8") - names("int8-storage") == {"ConvolvePooled", "ConvolveTransposed", "ScanCells"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_where_operators_keep_their_form_only_what_is_no_bet_follows(target: str) -> None:
+    row = target_named(target)
+    kept, all_of_them = (
+        [type(step).__name__ for step in integer_steps(PRESETS["int8"], one)] for one in (row.keeping_forms, row)
+    )
+    assert kept == [name for name in all_of_them if name not in ("ConvolvePooled", "ConvolveTransposed", "ScanCells")]
+    assert row.keeping_forms.name == target
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(SchemeError, match="the plan has step 'ScanCels', expected any of UnfuseProducts"):
+        steps_named(["ScanCels"])

@@ -18,7 +18,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.pipeline import explain as explain_float
 from onnxq.report import Report
 from onnxq.report.explanation import Explanation, explain
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.pipeline import Quantized, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 FORCED = Goal(force=True)
 ALL_SAMPLES = "all samples"

@@ -27,7 +27,7 @@ from onnxq.search.context import SearchContext, SearchResult
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.profiling import PlanProfiler
 from onnxq.search.search import PlanSearch
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"

@@ -36,7 +36,7 @@ from onnxq.search.cross_validation import AlgorithmResult
 from onnxq.search.evaluator import BuiltModel, PlanEvaluator
 from onnxq.search.profiling import PlanProfiler
 from onnxq.search.refinement import RefinedEncoding
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from search.timed_models import let_integers_be_fast
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -22,7 +22,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
 from onnxq.search.fallback import COARSER, choose_fewer_bits
 from onnxq.search.sensitivity import QuantizerId, Sensitivities
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from search.timed_models import planned
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -16,7 +16,7 @@ from onnxq.runtime.kernels import profile_kernels
 from onnxq.search import cost_cache
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.system.publish import locked
 
 MODELS = Path(__file__).parents[2] / "models"

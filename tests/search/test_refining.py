@@ -21,7 +21,7 @@ from onnxq.report import Report
 from onnxq.search import refinement
 from onnxq.search.cross_validation import AlgorithmResult
 from onnxq.search.refinement import CHOOSERS, MethodGain, RefinedEncoding, refine
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.system.resources import Deadline, silent
 
 SOME = Migration({"x": Factors(1, np.array([0.5, 1.0]))})

@@ -23,7 +23,7 @@ from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.search.refinement import refit
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"

@@ -16,7 +16,7 @@ from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"

@@ -37,7 +37,7 @@ from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.sensitivity import QuantizerToggleSession
 from onnxq.search.weight_methods import gram_bytes, with_gptq
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -17,7 +17,7 @@ from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.pipeline import sensitivity
 from onnxq.search.sensitivity_report import ORDERS, NodeCost, Sensitivity, TensorCost, WayCost
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 PLAIN = Budget(accuracy="off", latency=0.05)
 

@@ -13,7 +13,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Scheme
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import Quantized, quantize
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 
 TEXT = "(int64[4,8] i) => (float[4,8,16] y) {a = Gather(table, i) y = MatMul(a, w)}"
 TABLES = "tables"

@@ -111,7 +111,7 @@ def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_l
     def broken(*given: object) -> None:
         raise fault("node 'conv' reads the tensor 'lost', which nothing produces where it could see it")
 
-    for owner in ("Placing.quantized", "SwitchCodes.apply"):
+    for owner in ("PlanApplier.quantized", "SwitchCodes.apply"):
         monkeypatch.setattr(f"onnxq.search.prepared_model.{owner}", broken)
     given = plan, evidence, Recipe(), tmp_path / "q.onnx"
     with pytest.raises(CandidateError, match="which nothing produces"):

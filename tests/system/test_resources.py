@@ -13,7 +13,7 @@ import pytest
 
 from onnxq.calibration.data import Data
 from onnxq.pipeline import quantize
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.system import resources
 from onnxq.system.resources import (
     NEVER,

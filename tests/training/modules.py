@@ -16,7 +16,7 @@ from onnxq.evaluation.goal import Goal
 from onnxq.ir import as_graph, constants
 from onnxq.pipeline import quantize
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import QATModule, prepare
 from onnxq.training.program import Program

@@ -15,9 +15,10 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.pipeline import quantize
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.steps.budget import Budget
-from onnxq.steps.steps import Evidenced, Prepared, Settled, evidenced, methods_tried, prepared, settled
-from onnxq.steps.wanted import Wanted
+from onnxq.steps.calibrate import CalibratedModel, calibrate_model, range_methods
+from onnxq.steps.prepare import PreparedRun, prepare_model
+from onnxq.steps.request import Budget, QuantizationRequest
+from onnxq.steps.search import SearchedModel, search_for_plan
 from onnxq.training import pipeline as module
 from onnxq.training.pipeline import quantize_and_train, search_and_train
 from onnxq.training.settings import Training
@@ -34,32 +35,34 @@ SHORT = Training(blocks="no", epochs=2)
 class Steps:
     """A model on its way, and the plan of a preset that is as fast as is said."""
 
-    ready: Prepared
-    seen: Evidenced
-    first: Settled
+    ready: PreparedRun
+    seen: CalibratedModel
+    first: SearchedModel
 
     @classmethod
     def of(cls, build: Build, folder: Path, preset: str, speed: float) -> Steps:
         folder.mkdir()
-        ready = prepared(build(LAYERS, **WEIGHTS), Wanted.of(preset, DEFAULT_TARGET, ()), folder, None, QUICK)
-        seen = evidenced(ready, Data.of(SAMPLES), methods_tried(ready, QUICK), Goal(), QUICK)
-        return cls(ready, seen, as_fast(settled(ready, seen, Goal(), QUICK), speed))
+        ready = prepare_model(
+            build(LAYERS, **WEIGHTS), QuantizationRequest.of(preset, DEFAULT_TARGET, ()), folder, None, QUICK
+        )
+        seen = calibrate_model(ready, Data.of(SAMPLES), range_methods(ready, QUICK), Goal(), QUICK)
+        return cls(ready, seen, as_fast(search_for_plan(ready, seen, Goal(), QUICK), speed))
 
 
-def as_fast(found: Settled, speed: float) -> Settled:
+def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
     verification = replace(found.chosen.verification, latency=Latency(speed, 1.0, 1, 9))
     return replace(found, chosen=replace(found.chosen, verification=verification))
 
 
 def found_faster(
     build: Build, folder: Path, monkeypatch: pytest.MonkeyPatch, goal: Goal, speeds: tuple[float, float]
-) -> tuple[Steps, bytes, Settled]:
+) -> tuple[Steps, bytes, SearchedModel]:
     """Let a plan in bytes meet one in 2 bits that is as fast as is said before and after training."""
     other = Steps.of(build, folder / "other", "int2-block16", speeds[0])
     steps = Steps.of(build, folder / "own", "int8-storage", 1.0)
     trained = module.train_chosen
 
-    monkeypatch.setattr(module, "settled", lambda *arguments: other.first)
+    monkeypatch.setattr(module, "search_for_plan", lambda *arguments: other.first)
     monkeypatch.setattr(module, "train_chosen", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
     staged = steps.ready.files.staged.read_bytes()
     return steps, staged, search_and_train(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT)
@@ -132,20 +135,20 @@ def test_where_a_plan_is_no_faster_the_next_lacks_twice_as_much(
 
 def attempts(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: float, *, faithful: bool, speed: float = 2.0
-) -> tuple[Settled, Settled, list[float]]:
+) -> tuple[SearchedModel, SearchedModel, list[float]]:
     """Return what is taken where training gives back so much, what was there, and the decibels that were asked for."""
     steps = Steps.of(build, tmp_path / "own", "int8-storage", 1.0)
     other = Steps.of(build, tmp_path / "other", "int2-block16", speed)
     asked, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
 
-    def searched(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget) -> Settled:
+    def searched(model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget) -> SearchedModel:
         asked.append(goal.min_sqnr)
         return other.first
 
-    def learned(model: Prepared, seen: Evidenced, less: Settled, *others: object) -> Settled:
+    def learned(model: PreparedRun, seen: CalibratedModel, less: SearchedModel, *others: object) -> SearchedModel:
         return as_fast(less, 2.0)
 
-    monkeypatch.setattr(module, "settled", searched)
+    monkeypatch.setattr(module, "search_for_plan", searched)
     monkeypatch.setattr(module, "train_chosen", learned)
     monkeypatch.setattr(module, "_meets_goal", lambda *arguments: faithful)
     monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
@@ -181,4 +184,4 @@ def test_a_plan_is_carried_out_as_it_is(build: Build) -> None:
     model = build(LAYERS, **WEIGHTS)
     plan = quantize(model, SAMPLES, scheme="int8-storage", budget=QUICK).report.plan
     with pytest.raises(SchemeError, match="train it with onnxq train --plan"):
-        quantize_and_train(model, SAMPLES, scheme=Wanted.of(plan, DEFAULT_TARGET, ()))
+        quantize_and_train(model, SAMPLES, scheme=QuantizationRequest.of(plan, DEFAULT_TARGET, ()))

@@ -14,7 +14,7 @@ from onnxq.errors import DataError, OnnxqError
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.report import FidelityError
-from onnxq.steps.budget import Budget
+from onnxq.steps.request import Budget
 from onnxq.training.pipeline import train
 from onnxq.training.settings import Training
 from training.modules import images

@@ -19,8 +19,7 @@ from onnxq.evaluation.verification import Verification, Verifier
 from onnxq.pipeline import Quantized
 from onnxq.runtime.sessions import open_session, run
 from onnxq.search.context import SearchResult
-from onnxq.steps.budget import Budget
-from onnxq.steps.wanted import Wanted
+from onnxq.steps.request import Budget, QuantizationRequest
 from onnxq.training import pipeline as module
 from onnxq.training.pipeline import train
 from onnxq.training.settings import Training
@@ -83,7 +82,7 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
 
     verify = Verifier.verified
     monkeypatch.setattr(Verifier, "verified", verified)
-    plan = Wanted.of("int4-block32", "openvino", ())
+    plan = QuantizationRequest.of("int4-block32", "openvino", ())
     budget = replace(QUICK, latency=0.05, engine="elsewhere")
     train(
         build(LAYERS, **WEIGHTS),
@@ -97,7 +96,7 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
 
 
 def test_a_model_for_what_does_not_run_here_is_not_timed(build: Build) -> None:
-    wanted = Wanted.of("int2-block16", "onnxruntime-cpu-arm", ())
+    wanted = QuantizationRequest.of("int2-block16", "onnxruntime-cpu-arm", ())
     goal, budget = Goal(force=True), replace(QUICK, latency=0.05)
     done = train(
         build(LAYERS, **WEIGHTS), SAMPLES, scheme=wanted, goal=goal, budget=budget, training=Training(epochs=2)

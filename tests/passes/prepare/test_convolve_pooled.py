@@ -8,8 +8,7 @@ from model_texts import apply_once, difference, model, named_graph, ops, outputs
 
 from onnxq.config.presets import PRESETS
 from onnxq.passes import ConvolvePooled
-from onnxq.preparing.integer_steps import integer_steps
-from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.preparing.preparation import integer_steps, prepare_for_integers
 from onnxq.runtime.targets import target_named
 
 TEXT = """g (float[%s, 3, 4, 4] x) => (float[%s, 2] y)

@@ -7,8 +7,7 @@ from model_texts import apply_once, difference, model, named_graph, ops, outputs
 
 from onnxq.config.presets import PRESETS
 from onnxq.passes import JoinHardSwishes
-from onnxq.preparing.integer_steps import integer_steps
-from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.preparing.preparation import integer_steps, prepare_for_integers
 from onnxq.runtime.targets import target_named
 
 TEXT = "g (float[2, 3] x) => (float[2, 3] y) { s = Sin(x) g = HardSigmoid <alpha = %s, beta = 0.5> (s) y = Mul(%s, g) }"

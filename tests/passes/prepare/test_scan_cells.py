@@ -13,8 +13,7 @@ from onnxq.ir import Graph, as_graph
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import ScanCells
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.integer_steps import integer_steps, steps_named
-from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.preparing.preparation import integer_steps, prepare_for_integers, steps_named
 from onnxq.runtime.targets import target_named
 
 

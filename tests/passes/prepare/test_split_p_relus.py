@@ -9,8 +9,7 @@ from model_texts import apply_once, difference, model, named_graph, ops, outputs
 from onnxq.config.presets import preset_named
 from onnxq.ir import Graph
 from onnxq.passes import SplitPRelus
-from onnxq.preparing.integer_steps import integer_steps
-from onnxq.preparing.preparation import prepare_for_integers
+from onnxq.preparing.preparation import integer_steps, prepare_for_integers
 from onnxq.runtime.targets import target_named
 
 TEXT = "g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y) { [p] y = PRelu(x, slope) }"

@@ -13,13 +13,14 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.methods import FIRST_RANGES
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
+from onnxq.pipeline import calibrate
 from onnxq.search.context import SearchContext
 from onnxq.search.profiling import PlanProfiler
-from onnxq.steps.budget import Budget
-from onnxq.steps.calibrating import calibrate
-from onnxq.steps.forms import hopeless_forms, slowed_by_forms
-from onnxq.steps.steps import Evidenced, Prepared, evidenced, prepared, settled
-from onnxq.steps.wanted import Wanted
+from onnxq.steps import fallbacks
+from onnxq.steps.calibrate import CalibratedModel, calibrate_model
+from onnxq.steps.prepare import PreparedRun, prepare_model
+from onnxq.steps.request import Budget, QuantizationRequest
+from onnxq.steps.search import are_variants_hopeless, are_variants_slower, search_for_plan
 
 DATA = Data([sample(rows, LARGE) for rows in (1, 2)])
 UNTIMED = Budget("off", "off", latency=0)
@@ -34,10 +35,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return speeds
 
 
-def seen_with(folder: Path, *, keeps_forms: bool) -> tuple[Prepared, Evidenced]:
-    wanted = replace(Wanted.of("int8", "openvino", ()), keeps_forms=keeps_forms)
-    ready = prepared(cell(LARGE, linear_before_reset=1), wanted, folder, None, UNTIMED)
-    return ready, evidenced(ready, DATA, FIRST_RANGES, Goal(), UNTIMED)
+def seen_with(folder: Path, *, keeps_forms: bool) -> tuple[PreparedRun, CalibratedModel]:
+    wanted = replace(QuantizationRequest.of("int8", "openvino", ()), keeps_forms=keeps_forms)
+    ready = prepare_model(cell(LARGE, linear_before_reset=1), wanted, folder, None, UNTIMED)
+    return ready, calibrate_model(ready, DATA, FIRST_RANGES, Goal(), UNTIMED)
 
 
 @pytest.mark.parametrize(("speed", "hopeless"), [(0.5, True), (0.95, False), (1.3, False)])
@@ -45,12 +46,12 @@ def test_a_scan_is_hopeless_where_it_is_far_slower_in_integers(
     speed: float, hopeless: bool, measured: list[float], tmp_path: Path
 ) -> None:
     measured.append(speed)
-    assert hopeless_forms(*seen_with(tmp_path, keeps_forms=False), Goal(), Budget()) == hopeless
+    assert are_variants_hopeless(*seen_with(tmp_path, keeps_forms=False), Goal(), Budget()) == hopeless
     assert not measured
 
 
 def test_cells_that_stay_are_not_timed_for_that(measured: list[float], tmp_path: Path) -> None:
-    assert not hopeless_forms(*seen_with(tmp_path, keeps_forms=True), Goal(), Budget())
+    assert not are_variants_hopeless(*seen_with(tmp_path, keeps_forms=True), Goal(), Budget())
 
 
 @pytest.mark.parametrize(
@@ -60,11 +61,11 @@ def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
     keeps_forms: bool, seconds: float, slowed: bool, tmp_path: Path
 ) -> None:
     ready, seen = seen_with(tmp_path, keeps_forms=keeps_forms)
-    found = settled(ready, seen, Goal(), UNTIMED)
-    assert not slowed_by_forms(ready, found)
+    found = search_for_plan(ready, seen, Goal(), UNTIMED)
+    assert not are_variants_slower(ready, found)
     timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
     chosen = replace(found.chosen, verification=replace(found.chosen.verification, latency=timed))
-    assert slowed_by_forms(ready, replace(found, chosen=chosen)) == slowed
+    assert are_variants_slower(ready, replace(found, chosen=chosen)) == slowed
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -73,7 +74,7 @@ def test_a_model_has_its_cells_again_where_a_scan_is_hopeless(
     hopeless: bool, cells: int, calibrated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, model, data = [hopeless, False], cell(LARGE, linear_before_reset=1), DATA
-    monkeypatch.setattr(pipeline, "hopeless_forms", lambda *_: looks.pop(0))
+    monkeypatch.setattr(fallbacks, "are_variants_hopeless", lambda *_: looks.pop(0))
     if calibrated:
         data = replace(DATA, statistics=calibrate(model, DATA, target="openvino"))
     done = pipeline.quantize(model, data, target="openvino", budget=UNTIMED)

@@ -1,4 +1,4 @@
-"""The report of a quantization, put together from what its steps have found."""
+"""The last steps: the report is put together, and the verified model published."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+
+import onnx
 
 from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import noted
@@ -25,7 +27,7 @@ from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
 from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, loads_in_onnxruntime
 from onnxq.evaluation.warnings import warn_weak_slices
-from onnxq.ir import load, metadata_bytes
+from onnxq.ir import Graph, load, metadata_bytes, read_model
 from onnxq.lowering import AllowedOps
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
@@ -47,15 +49,17 @@ from onnxq.report.parts import (
 from onnxq.runtime.kernels import loaded_kernels
 from onnxq.search.context import SearchResult
 from onnxq.search.kernel_times import kernels_by_node
-from onnxq.steps.budget import Budget
-from onnxq.steps.steps import Evidenced, Prepared, Settled, tried
-from onnxq.system.publish import data_file, stored_bytes
+from onnxq.steps.calibrate import CalibratedModel, accuracy_tried
+from onnxq.steps.prepare import PreparedRun
+from onnxq.steps.request import Budget
+from onnxq.steps.search import SearchedModel
+from onnxq.system.publish import data_file, publish, stored_bytes
 
 
-def reported(
-    model: Prepared,
-    seen: Evidenced,
-    settled: Settled,
+def build_report(
+    model: PreparedRun,
+    seen: CalibratedModel,
+    settled: SearchedModel,
     goal: Goal,
     budget: Budget,
     watch: Stopwatch,
@@ -140,7 +144,7 @@ def reported(
     )
 
 
-def _layers(model: Prepared, seen: Evidenced, plan: Plan, samples: int) -> Layers | None:
+def _layers(model: PreparedRun, seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:
     """Return the layers of both models beside each other; None where they have no tensor in common."""
     places = even_places(len(seen.judged), samples)
     compared = list(picked(seen.judged, places))
@@ -161,7 +165,9 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found: SearchResult) -> EvaluationSplit:
+def _judged(
+    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, found: SearchResult
+) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
     count = len(seen.judged)
     places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)
@@ -175,30 +181,30 @@ def _judged(model: Prepared, seen: Evidenced, goal: Goal, budget: Budget, found:
     return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
 
 
-def _known(model: Prepared, seen: Evidenced) -> Iterable[str]:
+def _known(model: PreparedRun, seen: CalibratedModel) -> Iterable[str]:
     """Return the digests of samples that had set ranges before the model was judged."""
     # Those that judge now may have judged the plan before, and then set its ranges.
     again = seen.judged if model.replay is not None and model.replay.refitted else ()
     return (*seen.evidence.samples, *map(sample_digest, again))
 
 
-def _delivered(model: Prepared, plan: Plan) -> tuple[Delivery, ...]:
+def _delivered(model: PreparedRun, plan: Plan) -> tuple[Delivery, ...]:
     """Return how much of the scheme the plan is; nothing where there was only a plan."""
     bench = model.bench
     return deliveries(plan, bench.graph, bench.scheme, bench.target) if model.replay is None else ()
 
 
-def _left_by_standard(model: Prepared, plan: Plan) -> int:
+def _left_by_standard(model: PreparedRun, plan: Plan) -> int:
     """Return how many nodes stay float for want of operators that may not be written; 0 where there was only a plan."""
     bench = model.bench
     written = bench.emit.has_own or model.replay is not None
     return 0 if written else left_by_standard(plan, bench.graph, bench.scheme, bench.target)
 
 
-def _noted(model: Prepared, seen: Evidenced, settled: Settled, budget: Budget) -> Plan:
+def _noted(model: PreparedRun, seen: CalibratedModel, settled: SearchedModel, budget: Budget) -> Plan:
     """Return the plan with all that it takes to carry it out again."""
     replay, bench, found = model.replay, seen.bench, settled.chosen
-    thorough = tried(model, budget).thorough
+    thorough = accuracy_tried(model, budget).thorough
     plan = noted(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
     refitted = found.refitted > 0 if replay is None else replay.refitted
     return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough, refitted=refitted)
@@ -210,3 +216,11 @@ def _digest(path: Path) -> str:
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def publish_model(model: PreparedRun) -> Graph:
+    """Put the verified model in its place, and return it."""
+    if model.output is None:
+        return read_model(onnx.load(model.files.staged))
+    publish(model.files.staged, model.output)
+    return load(model.output)

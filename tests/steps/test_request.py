@@ -1,17 +1,64 @@
-"""Budget: what may be spent, checked when it is made."""
+"""What is asked of a quantization, and the budget."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from onnxq.calibration.calibrate import Collection
 from onnxq.config.effort import EFFORTS, FULL
+from onnxq.config.presets import PRESETS
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
-from onnxq.steps.budget import Budget
+from onnxq.lowering import AllowedOps
+from onnxq.pipeline import plan
+from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.steps.request import Budget, QuantizationRequest
+
+
+def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
+    made = replace(plan(residual, target="tensorrt"), emit=AllowedOps.ORT)
+    wanted = QuantizationRequest.of(made, DEFAULT_TARGET, ())
+    assert (wanted.target, wanted.replay, wanted.scheme.emit) == ("tensorrt", made, AllowedOps.ORT)
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "measured", "written"),
+    [
+        (AllowedOps.FASTEST, DEFAULT_TARGET, True, AllowedOps.FASTEST),
+        (AllowedOps.FASTEST, DEFAULT_TARGET, False, AllowedOps.QDQ),
+        (AllowedOps.FASTEST, "openvino", True, AllowedOps.QDQ),
+        (AllowedOps.QDQ, DEFAULT_TARGET, True, AllowedOps.QDQ),
+        (AllowedOps.STRICT, "tensorrt", True, AllowedOps.STRICT),
+        (AllowedOps.ORT, "onnxruntime-cpu-arm", False, AllowedOps.ORT),
+    ],
+)
+def test_operators_of_the_runtimes_own_are_written_where_they_are_measured_or_asked_for(
+    asked: AllowedOps, target: str, measured: bool, written: AllowedOps
+) -> None:
+    wanted = QuantizationRequest.of(replace(PRESETS["int8"], emit=asked), target, ())
+    assert wanted.emit(measured=measured) is written
+
+
+def test_a_plan_is_carried_out_with_the_operators_that_it_was_made_with(residual) -> None:
+    made = replace(plan(residual), emit=AllowedOps.FASTEST)
+    assert QuantizationRequest.of(made, DEFAULT_TARGET, ()).emit(measured=False) is AllowedOps.FASTEST
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "openvino", "qnn"])
+def test_no_other_target_is_given_operators_of_onnxruntimes_own(target: str) -> None:
+    wanted = QuantizationRequest.of(replace(PRESETS["int8"], emit=AllowedOps.ORT), target, ())
+    with pytest.raises(SchemeError, match=f"only onnxruntime has, and the target is {target}; leave it out"):
+        wanted.emit(measured=True)
+
+
+def test_names_are_looked_up_at_the_door() -> None:
+    assert QuantizationRequest.of("int8-storage", DEFAULT_TARGET, ()).scheme is PRESETS["int8-storage"]
+    with pytest.raises(SchemeError, match="did you mean 'tensorrt'"):
+        QuantizationRequest.of("int8", "tensort", ())
 
 
 @pytest.mark.parametrize("name", list(EFFORTS))

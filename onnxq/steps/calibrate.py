@@ -1,0 +1,189 @@
+"""The second step: samples run through the prepared model, and statistics of its activations are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from onnxq.algorithms.encoding_config import Recipe, recipe_of
+from onnxq.calibration.calibrate import Collection, Notice
+from onnxq.calibration.data import Data
+from onnxq.calibration.methods import FIRST_RANGES, Extremes, MinMax, RangeMethod
+from onnxq.calibration.statistics import Evidence
+from onnxq.config.effort import METHODS, OFF, Accuracy
+from onnxq.data.dataset import split
+from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.samples import evenly
+from onnxq.errors import tolerate
+from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.warnings import (
+    INSPECTED_SAMPLES,
+    RUN_SAMPLES,
+    drop_equal_samples,
+    find_sample_warnings,
+    reject_constant_samples,
+    warn_input_units,
+    warn_mask_values,
+    warn_unmeasured_nodes,
+)
+from onnxq.lowering import AllowedOps
+from onnxq.planning.obstacles import refuse_idle_bodies
+from onnxq.planning.plan import Plan
+from onnxq.preparing.preparation import check_plan
+from onnxq.search.cross_validation import observe_groups
+from onnxq.search.prepared_model import PreparedModel
+from onnxq.steps.prepare import PreparedRun
+from onnxq.steps.request import Budget
+
+OpenedSamples: TypeAlias = tuple[SampleSource, SampleSource | None]
+"""Samples to calibrate by, and to judge by where others were given for that."""
+
+
+def opened_samples(bench: PreparedModel, data: Data, goal: Goal, notice: Notice) -> OpenedSamples:
+    """Open the samples to calibrate by, and those to judge by where others were given.
+
+    Args:
+        bench: the prepared model.
+        data: the samples.
+        goal: a metric counts on the order of all samples, as do its labels.
+        notice: told what is worth knowing of how chained inputs start.
+    """
+    in_order = goal.metric is not None
+    whole = bench.samples(data.calibration, data, notice, in_order=in_order)
+    if data.validation is None:
+        return whole, None
+    return whole, bench.samples(data.validation, data, notice, in_order=in_order)
+
+
+def split_holdout(given: OpenedSamples, looked: Sequence[Sample], goal: Goal) -> tuple[SampleSource, SampleSource]:
+    """Return the samples by which ranges and plans are chosen, and those by which models are judged.
+
+    Args:
+        given: all to calibrate by, and those to judge by where others were given.
+        looked: some of the former.
+        goal: of a metric each sample counts, as it may have a label for each, equal ones too. Of a metric that knows
+            samples by themselves all that are kept apart judge, and of a function of the user's all there are.
+    """
+    whole, others = given
+    if (metric := goal.judged_by) is None:
+        whole = drop_equal_samples(whole, looked)
+        return (
+            split(whole)
+            if others is None
+            else (whole, drop_equal_samples(others, reject_constant_samples(list(evenly(others, INSPECTED_SAMPLES)))))
+        )
+    return split(whole, len(whole)) if others is None and metric.knows_samples else (whole, others or whole)
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedModel:
+    """What samples have shown of a prepared model.
+
+    Attributes:
+        bench: plans no integers where no sample came by.
+        plan: what the scheme asks for, or the plan to carry out.
+        evidence: of what the plan needs.
+        samples: those by which it is chosen.
+        judged: those by which the result is judged.
+        doubts: why they may not be representative, in sentences.
+        is_spared: whether those that judge were only kept from those to calibrate by, so that these may be all.
+        opened: the samples as they were given, which may be read but once, and those given to judge by.
+    """
+
+    bench: PreparedModel
+    plan: Plan
+    evidence: Evidence
+    samples: SampleSource
+    judged: SampleSource
+    doubts: tuple[str, ...] = ()
+    is_spared: bool = False
+    opened: OpenedSamples | None = None
+
+    @property
+    def runnable(self) -> PreparedModel:
+        """What builds models that onnxruntime loads, where those of strict types, which are written last, may not."""
+        return replace(self.bench, emit=AllowedOps.QDQ) if self.bench.emit is AllowedOps.STRICT else self.bench
+
+
+def open_samples_for(model: PreparedRun, data: Data, goal: Goal, budget: Budget) -> OpenedSamples:
+    """Open the samples to calibrate by, and those to judge by where others were given."""
+    return opened_samples(model.bench, data, goal, (budget.collection or Collection()).notice)
+
+
+def calibrate_model(
+    model: PreparedRun,
+    data: Data,
+    methods: Sequence[RangeMethod],
+    goal: Goal,
+    budget: Budget,
+    known: OpenedSamples | None = None,
+) -> CalibratedModel:
+    """Calibrate what the plan needs for any of these range methods, or take the statistics that were given.
+
+    Samples that are known were opened before.
+
+    Raises:
+        EngineError: the engine does not start, or does not load the float model, which others are timed beside.
+    """
+    bench = model.bench
+    plan = model.replay or bench.plan({})
+    check_plan(plan, bench.graph)
+    whole, _ = known = known or open_samples_for(model, data, goal, budget)
+    looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
+    samples, judged = split_holdout(known, looked, goal)
+    found = _doubts(model, looked, len(whole), goal)
+    if (given := data.evidence) is not None:
+        bench.check(given, plan, methods)
+    elif budget.collection is None:
+        observe_groups(bench, plan, samples, accuracy_tried(model, budget), methods, budget.progress)
+    evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
+    model.ahead.check(wait=False)
+    if model.replay is not None:
+        refuse_idle_bodies(bench.graph, model.replay, evidence)
+        return CalibratedModel(bench, plan, evidence, samples, judged, found, opened=known)
+    bench = bench.without_idle_bodies(plan, evidence)
+    if bench.scheme.range_method != Extremes():
+        with tolerate("the look at mask values"):
+            found += tuple(warn_mask_values(evidence, plan.calibrated))
+    is_spared = data.validation is None and data.statistics is None and samples is not judged
+    return CalibratedModel(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
+
+
+def _doubts(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
+    """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
+    reference, bench = model.files.reference, model.bench
+    found = find_sample_warnings(reference, looked, count)
+    if not bench.is_large:
+        with tolerate("the look at unused units"):
+            found += tuple(warn_input_units(bench.prepared, bench.graph, list(evenly(looked, RUN_SAMPLES))))
+    if goal.metric is None:
+        with tolerate("the look at what is not compared"):
+            found += tuple(warn_unmeasured_nodes(ComparisonSpec.of(reference, bench.prepared)))
+    return found
+
+
+def range_methods(model: PreparedRun, budget: Budget) -> tuple[RangeMethod, ...]:
+    """Return the range methods that may be used, for any of which evidence is kept."""
+    return FIRST_RANGES if "ranges" in accuracy_tried(model, budget).methods else initial_recipe(model).methods
+
+
+def initial_recipe(model: PreparedRun) -> Recipe:
+    """Return how codes are chosen to begin with."""
+    if model.replay is not None:
+        return recipe_of(model.replay, 1)
+    return Recipe(model.bench.scheme.range_method or MinMax())
+
+
+def accuracy_tried(model: PreparedRun, budget: Budget) -> Accuracy:
+    """Return what is tried for accuracy: no other ranges than given ones, and nothing of a plan to carry out."""
+    if model.replay is not None:
+        return replace(OFF, thorough=model.replay.thorough)
+    large, wanted = model.bench.is_large, budget.tried
+    # The others build a model of many bytes too often.
+    affordable = ("ranges",) if large else METHODS
+    given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
+    methods = tuple(name for name in wanted.methods if name in affordable and name not in given)
+    memory = budget.collection.most_bytes if budget.collection is not None else None
+    return replace(wanted, methods=methods, memory=wanted.memory if memory is None else memory)

@@ -1,0 +1,138 @@
+"""The third step: a plan is chosen by measuring, and its model built and verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onnxq.errors import tolerate
+from onnxq.evaluation.goal import Goal, plenty_of
+from onnxq.evaluation.verification import Verifier
+from onnxq.preparing.preparation import makes_scans, makes_variants
+from onnxq.runtime.engine import OnnxRuntime
+from onnxq.runtime.engines import measures_target
+from onnxq.search.attempts import apply_scheme
+from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
+from onnxq.search.cross_validation import CrossValidator
+from onnxq.search.evaluator import EvaluationSplit
+from onnxq.search.refinement import RefinedEncoding
+from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, initial_recipe
+from onnxq.steps.prepare import PreparedRun
+from onnxq.steps.request import Budget
+from onnxq.system.resources import NEVER, Deadline
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedModel:
+    """What is to be written, whose model stands where it is staged.
+
+    Attributes:
+        refined: what codes rest on.
+        chosen: the plan, and what its model does.
+        doubts: sentences about what could not be done.
+    """
+
+    refined: RefinedEncoding
+    chosen: SearchResult
+    doubts: tuple[str, ...] = ()
+
+
+def search_for_plan(
+    model: PreparedRun,
+    seen: CalibratedModel,
+    goal: Goal,
+    budget: Budget,
+    deadline: Deadline = NEVER,
+    *,
+    is_last: bool = True,
+) -> SearchedModel:
+    """Choose how codes are made and which plan is carried out, and build and verify its model.
+
+    Where nothing follows that the same samples judge, all effort includes ranges of these too.
+    """
+    chooser = open_search(model, seen, goal, budget, deadline)
+    if model.replay is not None:
+        from onnxq.search.weight_methods import replay
+
+        basis = replay(CrossValidator(chooser.evaluator, seen.samples), seen.plan, seen.evidence)
+        model.ahead.check()
+        chooser = chooser.with_evidence(basis.evidence)
+        return SearchedModel(RefinedEncoding(basis), chooser.follow(seen.plan, basis.recipe))
+    first, last = accuracy_tried(model, budget).split
+    refined = chooser.refined(seen.plan, initial_recipe(model), first, plenty_of(goal))
+    model.ahead.check()
+    chooser = chooser.with_evidence(refined.basis.evidence)
+    if budget.effort is None:
+        found = apply_scheme(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
+    else:
+        from onnxq.search.attempts import search_plan
+
+        with tolerate("the search for factors of channels that cost no time"):
+            refined = chooser.drop_costly_scales(seen.plan, refined, goal)
+        given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last
+        found = search_plan(*given, is_stored=model.is_stored)
+    if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
+        from onnxq.search.attempts import refit_on_all_samples
+
+        return SearchedModel(*refit_on_all_samples(chooser, seen.plan, refined, found))
+    return SearchedModel(refined, found)
+
+
+def open_search(
+    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
+) -> SearchContext:
+    """Return what chooses codes and plans by measuring; node times are added to those that are known."""
+    bench, samples, judge = seen.runnable, seen.samples, judge_for(model, seen, goal, budget, deadline)
+    panel = EvaluationSplit(
+        model.files.reference, bench.prepared, samples, accuracy_tried(model, budget).judges(len(samples))
+    )
+    return SearchContext(bench, model.files, samples, judge, seen.evidence, budget.progress, panel, model.costs)
+
+
+def judge_for(
+    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
+) -> Verifier:
+    """Return what judges the models that are built."""
+    # The time of another runtime tells nothing of the target's.
+    timed = budget.latency if measures_target(seen.bench.target, model.engine) else 0.0
+    judge = Verifier.of(model.files.reference, seen.judged, timed, goal.judged_by)
+    timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
+    return replace(judge, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)
+
+
+# What is not even so fast in integers throughout is not searched for what else it could be.
+_HOPELESS = 0.8
+
+
+def are_variants_hopeless(
+    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
+) -> bool:
+    """Whether a model with a Scan for each recurrent cell is far slower than float in integers, before any search.
+
+    A step of a Scan costs the same however little it computes, so that no choice among other nodes makes up for it.
+
+    Args:
+        model: the model as it was prepared.
+        seen: what samples have shown of it.
+        goal: how faithful the model has to be.
+        budget: what may be spent.
+        deadline: by when all has to end.
+    """
+    if model.replay is not None or not makes_scans(model.bench.making.applied):
+        return False
+    chooser = open_search(model, seen, goal, budget, deadline)
+    if not chooser.measurable or not chooser.has_time(SEARCH_RUNS):
+        return False
+    with tolerate("the look at forms for integer kernels"):
+        [speed] = chooser.profiler(initial_recipe(model)).speeds([seen.plan])
+        return speed < _HOPELESS
+    return False
+
+
+def are_variants_slower(model: PreparedRun, settled: SearchedModel) -> bool:
+    """Whether a model that was chosen is slower than float, perhaps by what operators became for integer kernels.
+
+    A plan to carry out has the forms that it was made for.
+    """
+    latency = settled.chosen.verification.latency
+    slower = latency is not None and latency.slower and latency.significant
+    return slower and model.replay is None and makes_variants(model.bench.making.applied)
