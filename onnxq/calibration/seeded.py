@@ -10,7 +10,7 @@ import onnx
 from onnx import GraphProto, NodeProto, defs
 
 from onnxq.ir.elements import canonical_domain
-from onnxq.onnx_api.inlining import all_nodes
+from onnxq.ir.protos import node_protos
 from onnxq.ops import OPERATORS
 from onnxq.runtime.sessions import Session
 
@@ -63,7 +63,7 @@ class SeededSession:
 
 
 def _drawing(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in all_nodes(graph.node):
+    for node in node_protos(graph.node):
         row = OPERATORS.get((canonical_domain(node.domain), node.op_type))
         if row is not None and row.random and _is_random(node):
             yield node

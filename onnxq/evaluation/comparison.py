@@ -29,8 +29,9 @@ from onnxq.evaluation.outputs import (
 from onnxq.ir import Graph, Variable, onnx_dtype, read_model
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
+from onnxq.ir.protos import node_protos
 from onnxq.onnx_api import infer_shapes
-from onnxq.onnx_api.inlining import all_nodes, check_functions
+from onnxq.onnx_api.inlining import check_functions
 from onnxq.ops import OPERATORS
 from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.sessions import Session, as_own, open_decoded, open_session, output_names, run, serialized
@@ -427,7 +428,7 @@ def _output_names(model: onnx.ModelProto) -> list[str]:
 
 def _may_decide(model: onnx.ModelProto) -> bool:
     """Return whether any operator of a model counts or orders its data, or gives labels of it."""
-    rows = (OPERATORS.get((canonical_domain(node.domain), node.op_type)) for node in all_nodes(model.graph.node))
+    rows = (OPERATORS.get((canonical_domain(node.domain), node.op_type)) for node in node_protos(model.graph.node))
     return any(row is not None and (row.data_dependent or row.labels) for row in rows)
 
 

@@ -23,7 +23,7 @@ from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
 from onnxq.evaluation.reference import ReferenceModel, run_beside
-from onnxq.ir.protos import is_large
+from onnxq.ir.protos import is_large, node_protos
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import open_session
 from onnxq.system.publish import staging
@@ -344,14 +344,8 @@ def _kernel_types(model: Path) -> Counter[str]:
 
 def _op_types(optimized: Path) -> Counter[str]:
     """Count the operators of a model's file, those in bodies included."""
-    found: Counter[str] = Counter()
-    pending = [onnx.load(optimized, load_external_data=False).graph]
-    while pending:
-        for node in pending.pop().node:
-            found[node.op_type] += 1
-            pending.extend(attribute.g for attribute in node.attribute if attribute.HasField("g"))
-            pending.extend(body for attribute in node.attribute for body in attribute.graphs)
-    return found
+    nodes = onnx.load(optimized, load_external_data=False).graph.node
+    return Counter(node.op_type for node in node_protos(nodes))
 
 
 # By what built models are judged: samples, a metric, and the time to spend on their speed.

@@ -1,4 +1,4 @@
-"""GraphProto to Graph: names become tensors that nodes share, and what cannot be executed is refused."""
+"""GraphProto to Graph: names become shared tensors, and graphs that cannot be executed are refused."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _describe(node: NodeProto) -> str:
     )
 
 
-# What ONNX says about operators: how many inputs and outputs a node may have, and the types of its attributes.
+# Checks against the schemas of ONNX: number of inputs and outputs, and types of attributes
 
 _Parameter = defs.OpSchema.FormalParameter
 _REQUIRED = defs.OpSchema.FormalParameterOption.Single
@@ -210,9 +210,9 @@ _UNBOUNDED = 2**31 - 1
 
 
 def check_node(node: NodeProto, opset: int) -> None:
-    """Check that a node of the default domain has the inputs, outputs and attributes that its operator can have.
+    """Check the inputs, outputs and attributes of a node of the default domain against its schema.
 
-    Whatever reads a graph can then count on those that are required, on no others, and on their types.
+    Code that reads a graph can then rely on what the schema requires, and on the types of attributes.
 
     Raises:
         ModelError: there are too few or too many, one that is required is missing, or an attribute has another type.

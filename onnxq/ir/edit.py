@@ -170,10 +170,10 @@ def _replace_outputs(old: Tensor, new: Tensor) -> None:
             old.name, new.name = new.name, old.name
 
 
-# What exporters write about nodes, tensors and graphs for people and tools, which no runtime reads.
+# Metadata that exporters write for people and tools, and no runtime reads
 
 _METADATA: Final = frozenset({"doc_string", "metadata_props"})
-# Of a graph's own fields documentation is kept, and what the Graph itself holds is read from nowhere else.
+# Documentation of a graph stays; nodes and initializers are written from the Graph, not from its source.
 _NOT_IN_GRAPHS: Final = frozenset({"metadata_props", "node", "initializer", "sparse_initializer"})
 _LARGE: Final = frozenset(
     {
@@ -188,15 +188,14 @@ _LARGE: Final = frozenset(
 
 
 def metadata_bytes(graph: Graph) -> int:
-    """Return how many bytes of a model's file are metadata of its nodes, tensors and graphs, as it was read."""
+    """Return how many bytes of a model's file are metadata of nodes, tensors and graphs."""
     return sum(_bytes(source) for scope in all_graphs(graph) for source in _sources(scope))
 
 
 def strip_metadata(graph: Graph) -> list[str]:
     """Let a graph and its bodies be written without the metadata of nodes, tensors and graphs.
 
-    The documentation of graphs is kept, and what belongs to the model as a whole. Protos that were read stay as they
-    are.
+    The documentation of graphs and the metadata of the model stay. Protos that were read are not changed.
 
     Returns:
         The names of the nodes and tensors that had any.
@@ -225,7 +224,7 @@ def _sources(scope: Graph) -> Iterator[Message]:
 
 
 def _bytes(source: Any) -> int:
-    """Return the bytes of what is stripped from a proto, with a byte or more of tag and one or more of length each."""
+    """Return the bytes that stripping a proto saves, tags and lengths included."""
     parts = [entry.ByteSize() for entry in source.metadata_props]
     if not isinstance(source, GraphProto) and source.doc_string:
         parts.append(len(source.doc_string.encode()))
@@ -233,7 +232,7 @@ def _bytes(source: Any) -> int:
 
 
 def _bare_node(source: NodeProto) -> NodeProto:
-    """Return what is told of a node besides its topology, without its metadata or a copy of its tensors."""
+    """Return a source for the attributes of a node, without its metadata or a copy of its tensors."""
     bare = NodeProto()
     copy_other_fields(source, bare, _METADATA | {"attribute"})
     for attribute in source.attribute:

@@ -14,7 +14,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
 from onnxq.ir.data_types import data_type_of
-from onnxq.ir.tensor_data import TensorData, as_payload
+from onnxq.ir.tensor_data import TensorData, as_tensor_data
 
 Tensor: TypeAlias = "Variable | Constant"
 Shape: TypeAlias = "list[int | str | None]"
@@ -33,7 +33,7 @@ class OpaqueAttribute:
 
 
 def canonical_domain(name: str | None) -> str:
-    """Return the one name that a domain has here; that of ONNX itself is written in three ways.
+    """Return the name of a domain as used here; models write the domain of ONNX in three ways.
 
     >>> canonical_domain(None), canonical_domain("ai.onnx"), canonical_domain("com.microsoft")
     ('', '', 'com.microsoft')
@@ -53,7 +53,7 @@ def subgraphs_of(values: Iterable[Any]) -> list[Any]:
 
 
 def _links(owner: Any, field: str) -> SynchronizedList:
-    """Return an empty list of what reads or makes something, which keeps that field of its entries up to date."""
+    """Return an empty list that keeps a field of its entries in step."""
     links = SynchronizedList.__new__(SynchronizedList)
     links.parent_obj, links.field_name = owner, field
     return links
@@ -71,8 +71,8 @@ class Node(Identity, gs.Node):
 
     Attributes:
         source: the NodeProto it was read from, or None; documentation and metadata are written back from it.
-        origins: names and operators of the model's own nodes that this one stands for, first the one whose work it does
-            or shares; empty for a node that stands for itself.
+        origins: names and operators of the given model's nodes that this one replaces, first the one whose work it
+            does; empty for a node of the given model.
     """
 
     op: str
@@ -162,7 +162,7 @@ class Variable(Identity, gs.Variable):
 
     def to_constant(self, values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> Constant:
         """Turn this tensor into a Constant in place, as GraphSurgeon does; its producer stays attached."""
-        tensor_data = as_payload(values, export_dtype)
+        tensor_data = as_tensor_data(values, export_dtype)
         for name in ("dtype", "shape", "type", "source"):
             self.__dict__.pop(name, None)
         self.__class__ = Constant
@@ -201,15 +201,15 @@ class Constant(Identity, gs.Constant):
     ) -> None:
         links = {"inputs": _links(self, "outputs"), "outputs": _links(self, "inputs")}
         self.__dict__.update(
-            links, name=name, _values=as_payload(values, export_dtype), data_location=None, _export_dtype=None
+            links, name=name, _values=as_tensor_data(values, export_dtype), data_location=None, _export_dtype=None
         )
 
     @property
     def tensor_data(self) -> TensorData:
-        """The values in the form in which they are kept and written."""
-        tensor_data = self._values
-        assert isinstance(tensor_data, TensorData), "restore_classes() converts what stock GraphSurgeon code assigns"
-        return tensor_data
+        """The values in the form in which they are stored and written."""
+        data = self._values
+        assert isinstance(data, TensorData), "restore_classes() converts what stock GraphSurgeon code assigns"
+        return data
 
     @property
     def values(self) -> npt.NDArray[Any]:
@@ -218,7 +218,7 @@ class Constant(Identity, gs.Constant):
 
     @values.setter
     def values(self, values: npt.NDArray[Any] | LazyValues) -> None:
-        self._values = as_payload(values)
+        self._values = as_tensor_data(values)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -245,7 +245,7 @@ class Constant(Identity, gs.Constant):
         return self
 
     def copy(self) -> Constant:
-        """Return a tensor of the same name that shares the tensor_data, without consumers."""
+        """Return a tensor of the same name that shares the data, without consumers."""
         return Constant(self.name, self.tensor_data)
 
     def __repr__(self) -> str:
@@ -264,7 +264,7 @@ def constant(name: str, array: npt.ArrayLike) -> Constant:
 
 
 def become_constant(variable: Variable, tensor_data: TensorData) -> Constant:
-    """Turn a variable into a constant in place, so that all its consumers read the tensor_data.
+    """Turn a variable into a constant in place, so that all its consumers read the data.
 
     A producer with other outputs keeps them at their positions, and makes this one under the name ``x.unused``.
     """

@@ -15,7 +15,7 @@ from onnxq.ir.elements import Constant, Identity, Node, Tensor, Variable, canoni
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.order import toposort
 from onnxq.ir.queries import all_graphs
-from onnxq.ir.tensor_data import as_payload
+from onnxq.ir.tensor_data import as_tensor_data
 
 
 class _Outputs(SynchronizedList):
@@ -43,8 +43,8 @@ class _Outputs(SynchronizedList):
         self.extend(tensors)
 
 
-# Operators, inputs and outputs that a graph is told by.
-_TOLD = 8
+# Operators, inputs and outputs in the short text of a graph.
+_SHOWN = 8
 
 
 class Graph(Identity, gs.Graph):
@@ -209,11 +209,11 @@ class Graph(Identity, gs.Graph):
 
 
 def _first(things: Sequence[object]) -> str:
-    left = len(things) - _TOLD
-    return ", ".join([*map(str, things[:_TOLD]), *([f"and {left} more"] if left > 0 else [])])
+    left = len(things) - _SHOWN
+    return ", ".join([*map(str, things[:_SHOWN]), *([f"and {left} more"] if left > 0 else [])])
 
 
-# Copies of graphs: new nodes and tensors that share the values of constants.
+# Copies: new nodes and tensors that share the values of constants
 
 AnyGraph = TypeVar("AnyGraph")
 
@@ -223,8 +223,8 @@ _SHARED = ("name", "doc_string", "ir_version", "producer_name", "producer_versio
 def copy_graph(graph: AnyGraph) -> AnyGraph:
     """Return a graph with nodes and tensors of its own, in bodies too.
 
-    Payloads of constants and the protos that nodes were read from are shared, since nobody changes them. What a body
-    reads from graphs around it, where those are not copied with it, is read by the copy as well.
+    The data of constants and the protos that nodes were read from are shared, because nobody changes them. The copy of
+    a body reads the same tensors of the graphs around it.
 
     Args:
         graph: a Graph in which `restore_classes` has nothing to do.
@@ -304,7 +304,7 @@ def without_graph(source: ModelProto) -> ModelProto:
     return twin
 
 
-# Where plain GraphSurgeon comes in: objects that code written against it puts into our graphs.
+# Objects of plain GraphSurgeon, which code written against it puts into our graphs
 
 # Attributes that are neither tensors nor bodies.
 _SIMPLE = (bool, int, float, str, bytes)
@@ -374,6 +374,6 @@ def _restore_tensor(tensor: Any, seen: set[int]) -> None:
     if kind is gs.Variable:
         tensor.__class__ = Variable
     elif kind is gs.Constant:
-        tensor_data = as_payload(tensor._values, tensor._export_dtype)
+        tensor_data = as_tensor_data(tensor._values, tensor._export_dtype)
         tensor.__class__ = Constant
         tensor._values = tensor_data

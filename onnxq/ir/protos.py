@@ -1,25 +1,17 @@
-"""Small translations between protos and values, used both to read and to tell on writing what was left as read."""
+"""Helpers for protobuf messages of onnx: attributes, subgraphs, stored tensors, and versions of the file format."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import onnx
-from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
-from onnx import AttributeProto, helper
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from onnx import AttributeProto, GraphProto, NodeProto, helper
 
 from onnxq.ir.elements import OpaqueAttribute
 from onnxq.system.resources import cached_by_mtime
-
-__all__ = [
-    "DecodeError",
-    "EncodeError",
-    "copy_other_fields",
-    "read_attribute",
-    "write_attribute",
-]
 
 _SCALARS: Final = {AttributeProto.FLOAT: "f", AttributeProto.INT: "i"}
 _LISTS: Final = {AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints"}
@@ -58,7 +50,7 @@ def read_attribute(proto: AttributeProto) -> Any:
 
 
 def write_attribute(target: AttributeProto, name: str, value: Any, source: AttributeProto | None) -> None:
-    """Write a plain attribute; one that still has the value it was read with is copied as it was.
+    """Write a plain attribute. If it still has the value that was read, the source is copied.
 
     Raises:
         TypeError, ValueError: ONNX has no attribute of that kind.
@@ -80,6 +72,32 @@ def write_attribute(target: AttributeProto, name: str, value: Any, source: Attri
         target.doc_string = source.doc_string
 
 
+def subgraph_protos(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield a graph and its bodies in the order of `onnxq.ir.all_graphs`."""
+    pending = [graph]
+    while pending:
+        scope = pending.pop()
+        yield scope
+        bodies: list[GraphProto] = []
+        for node in scope.node:
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    bodies.append(attribute.g)
+                elif attribute.type == AttributeProto.GRAPHS:
+                    bodies.extend(attribute.graphs)
+        pending.extend(reversed(bodies))
+
+
+def node_protos(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield nodes and the nodes of their bodies."""
+    pending = [nodes]
+    while pending:
+        for node in pending.pop():
+            yield node
+            for attribute in node.attribute:
+                pending.extend(body.node for body in (attribute.g, *attribute.graphs) if body.node)
+
+
 def _text(value: bytes) -> str | bytes:
     try:
         return value.decode()
@@ -96,14 +114,14 @@ def _same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-# The tensors that a model stores, wherever they stand in it, and the files of those that lie beside it.
+# Stored tensors
 
-# Of what declares types there may be one for each tensor, and none holds values.
+# These fields hold no values, and there may be one entry for each tensor.
 _VALUELESS = frozenset({"value_info", "input", "output", "quantization_annotation", "metadata_props", "external_data"})
 
 
 def stored_tensors(part: Message) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors in a model or in any part of one: initializers, attributes, those of bodies and functions.
+    """Yield the stored tensors of a model or a part of one: initializers and attributes, in bodies and functions too.
 
     >>> node = onnx.helper.make_node("Constant", [], ["c"], value=onnx.TensorProto(name="one"))
     >>> [tensor.name for tensor in stored_tensors(onnx.GraphProto(node=[node]))]
@@ -119,7 +137,7 @@ def stored_tensors(part: Message) -> Iterator[onnx.TensorProto]:
 
 
 def external_locations(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return where the tensors of a model lie that are not in it, those of bodies too: names of files, in order."""
+    """Return the sorted names of the files that hold external tensors of a model."""
     locations = {
         entry.value
         for tensor in stored_tensors(model)
@@ -131,19 +149,19 @@ def external_locations(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
-    """Return the files that hold the tensors of a model of this folder that are not in it."""
+    """Return the files that hold external tensors of a model in this folder."""
     return tuple(folder / location for location in external_locations(model))
 
 
-# Which models are so large that their weights had better stay in their files.
+# Large models, whose weights stay in their files
 
-_LARGE = 1 << 30
-# A model whose weights are external is no larger than this itself.
-_LARGEST_GRAPH = 1 << 28
+_LARGE_BYTES = 1 << 30
+# A model file with external weights is no larger than this itself.
+_LARGEST_GRAPH_BYTES = 1 << 28
 
 
 def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
-    """Return whether the external data of a model exceeds 1 GiB; False for what is no model."""
+    """Return whether the external data of a model exceeds 1 GiB; False for a damaged model."""
     return _is_large_file(model) if isinstance(model, Path) else _is_large(model)
 
 
@@ -154,27 +172,27 @@ def _is_large(model: onnx.ModelProto | bytes | Path) -> bool:
         for entry in tensor.external_data
         if entry.key == "length" and entry.value.isdecimal()
     )
-    return sum(lengths) > _LARGE
+    return sum(lengths) > _LARGE_BYTES
 
 
 _is_large_file = cached_by_mtime(_is_large)
 
 
 def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
-    """Return a model whose weights are external; an empty one for what is too large to be that, or is no model."""
+    """Return the model itself, or an empty one if the file holds its weights or is no model."""
     if isinstance(model, onnx.ModelProto):
         return model
     found = onnx.ModelProto()
     try:
         size = model.stat().st_size if isinstance(model, Path) else len(model)
-        data = b"" if size > _LARGEST_GRAPH else model.read_bytes() if isinstance(model, Path) else model
+        data = b"" if size > _LARGEST_GRAPH_BYTES else model.read_bytes() if isinstance(model, Path) else model
         found.ParseFromString(data)
     except (OSError, DecodeError):
         return onnx.ModelProto()
     return found
 
 
-# Which version of the file format an opset asks for.
+# Versions of the file format
 
 NEWEST_IR_VERSION: Final = 13
 """The newest file format that onnxruntime loads; a higher one is only ever kept, never set."""

@@ -1,4 +1,4 @@
-"""Walking a graph and the bodies inside it, and names that are new everywhere in it."""
+"""Questions to a graph: its subgraphs, nodes, producers and consumers, the names in it, and origins of nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def all_graphs(graph: AnyGraph) -> Iterator[AnyGraph]:
     while pending:
         scope = pending.pop()
         yield scope
-        # Not asked of each node: most hold numbers alone, and those of plain GraphSurgeon code have no such method yet.
+        # Faster than asking each node, and nodes of plain GraphSurgeon have another `subgraphs`.
         held = [value for node in scope.nodes for value in node.attrs.values() if isinstance(value, _HOLDERS)]
         pending.extend(reversed(subgraphs_of(held)))
 
@@ -45,7 +45,7 @@ def constants(graph: Any) -> list[Constant]:
 
 
 def inner_variables(graph: Any) -> Iterator[Variable]:
-    """Yield the tensors that nodes of a graph and its bodies compute, outputs of a graph aside."""
+    """Yield the tensors that nodes of a graph and its bodies compute, without the outputs of graphs."""
     for scope in all_graphs(graph):
         outputs = set(scope.outputs)
         for node in scope.nodes:
@@ -77,7 +77,7 @@ class Visible:
 class Names:
     """The names of tensors and nodes in a graph and its bodies, and a source of new ones.
 
-    They are collected when the first is asked for, which many passes never do. The graph around it counts too.
+    The names of all graphs around it count too. They are collected on first use, because many passes need none.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -121,10 +121,10 @@ class Names:
         return name
 
 
-# Words for reading a graph: who makes a tensor, who reads it, and which operator a node calls.
+# Producers, consumers and operators
 
 OperatorKey: TypeAlias = "tuple[str, str]"
-"""Domain and op type, which only together say what an operator does; ONNX's own domain is ``""``."""
+"""Domain and op type, which together name an operator; the domain of ONNX is ``""``."""
 
 
 def operator_key(node: Node) -> OperatorKey:
@@ -143,21 +143,21 @@ def all_nodes(graph: AnyGraph) -> Iterator[tuple[AnyGraph, Node]]:
 
 
 def producer(tensor: Tensor) -> Node | None:
-    """Return the node that makes a tensor, or None for what is fed or stored."""
+    """Return the node that makes a tensor, or None for an input or a constant."""
     return tensor.inputs[0] if tensor.inputs else None
 
 
 def sole_consumer(tensor: Tensor) -> Node | None:
-    """Return the node that alone reads a tensor, and once; None where others do, or a graph returns it."""
+    """Return the only consumer of a tensor; None if it is read more than once or is the output of a graph."""
     return tensor.outputs[0] if len(tensor.outputs) == 1 and not tensor.graph_output_of else None
 
 
 def optional_input(node: Node, index: int) -> Tensor | None:
-    """Return the input at an index, or None where it is left out.
+    """Return the input at an index, or None if it is omitted.
 
     >>> from onnxq.ir import Variable
     >>> clip = Node("Clip", "c", {}, [Variable("x"), Variable(""), Variable("most")])
-    >>> optional(clip, 1), optional(clip, 3), optional(clip, 2).name
+    >>> optional_input(clip, 1), optional_input(clip, 3), optional_input(clip, 2).name
     (None, None, 'most')
     """
     found = node.inputs[index] if index < len(node.inputs) else None
@@ -165,7 +165,7 @@ def optional_input(node: Node, index: int) -> Tensor | None:
 
 
 def is_constant(tensor: Any) -> TypeGuard[Constant]:
-    """Whether a tensor is a constant whose values no caller of the model can replace by others.
+    """Whether a tensor is a constant that no caller of the model can override.
 
     >>> import numpy as np
     >>> from onnxq.ir import Variable, constant
@@ -175,29 +175,29 @@ def is_constant(tensor: Any) -> TypeGuard[Constant]:
     return isinstance(tensor, Constant) and tensor.overridable_input is None
 
 
-# Which nodes of the model those stand for that took their place.
+# Origins: the nodes of the given model that a rewritten node stands for
 
 # A chain of any length may become one node.
-_MOST: Final = 32
+_MOST_ORIGINS: Final = 32
 
 
 def join_origins(nodes: Iterable[Node]) -> Origins:
-    """Return the origins of a node that takes the place of others, the first of which does its work.
+    """Return the origins of a node that replaces others; the first of them does its work.
 
     >>> join_origins([Node("MatMul", "product"), Node("Add", "sum")])
     (('product', 'MatMul'), ('sum', 'Add'))
     """
     origins = (origin for node in nodes for origin in node.origins or ((node.name, node.op),))
-    return tuple(dict.fromkeys(origins))[:_MOST]
+    return tuple(dict.fromkeys(origins))[:_MOST_ORIGINS]
 
 
 def origins_by_name(graph: Any) -> dict[str, Origins]:
-    """Return the origins of the nodes of a graph and its bodies that have some, by the names of the nodes."""
+    """Return the origins of nodes in a graph and its bodies by the names of the nodes, where there are any."""
     return {node.name: node.origins for scope in all_graphs(graph) for node in scope.nodes if node.origins}
 
 
 def restore_origins(graph: Any, origins: Mapping[str, Origins]) -> None:
-    """Give nodes that were read or made anew the origins of those that had their names."""
+    """Set the origins of nodes by their names, after a conversion that made all nodes anew."""
     for scope in all_graphs(graph):
         for node in scope.nodes:
             node.origins = origins.get(node.name, node.origins)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto, TensorProto
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
@@ -21,7 +22,6 @@ from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.graph import Graph, restore_classes, without_graph
 from onnxq.ir.order import toposort
-from onnxq.ir.protos import DecodeError
 from onnxq.ir.queries import constants
 from onnxq.ir.tensor_data import ProtoTensor, TensorData
 from onnxq.system.publish import check_output, data_file
@@ -78,7 +78,7 @@ def read_model(
     Args:
         model: the model.
         folder: where its external data lies; without one external constants cannot be loaded.
-        tensor_data: makes the tensor_data of each stored tensor; a ProtoTensor by default.
+        tensor_data: makes the data of each stored tensor; a ProtoTensor by default.
 
     Raises:
         ModelError: the model is incomplete, or holds a graph that cannot be executed.
@@ -112,13 +112,13 @@ def from_graphsurgeon(graph: gs.Graph) -> Graph:
 
 
 def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
-    """Return a Graph of whatever holds a model, for the caller to edit: what was given stays as it is.
+    """Return a Graph that the caller may edit; the given model stays as it is.
 
     Args:
         model: a path, a ModelProto or a GraphSurgeon graph. The values of its constants are shared, not copied.
 
     Raises:
-        ModelError: it cannot be read, or is nothing of these.
+        ModelError: it cannot be read, or is none of these.
     """
     if isinstance(model, ModelProto):
         graph = read_model(model)
@@ -156,14 +156,14 @@ def _check_model(model: ModelProto) -> None:
             )
 
 
-# A model comes in, and nothing that is to be written takes its place.
+# Open a model, and refuse an output that would overwrite it
 
 
 def open_model(model: str | Path | Any, output: str | Path | None) -> tuple[Graph, Path | None, Path | None]:
-    """Return the graph of a model, the file that holds it, and the file to write, which takes the place of neither.
+    """Return the graph of a model, its file if it is in one, and the file to write.
 
     Args:
-        model: a file, a ModelProto or a GraphSurgeon graph, of which no file is known.
+        model: a file, a ModelProto or a GraphSurgeon graph.
         output: file to write; None writes nothing.
 
     Raises:
@@ -181,7 +181,7 @@ def open_model(model: str | Path | Any, output: str | Path | None) -> tuple[Grap
 
 
 def refuse_overwriting(graph: Graph, data: Path) -> None:
-    """Refuse an output whose external data would take the place of the model's own.
+    """Refuse an output whose external data would overwrite the model's own.
 
     Raises:
         OutputError: the model reads the file ``data``.
@@ -192,7 +192,7 @@ def refuse_overwriting(graph: Graph, data: Path) -> None:
         raise OutputError(f"output data {data} is the external data of the model itself; give another name")
 
 
-# Whole graphs of plain GraphSurgeon, exported where that loses nothing.
+# Graphs of plain GraphSurgeon, exported where that loses nothing
 
 _ADVICE = "read the model with onnxq.load instead of GraphSurgeon's import"
 

@@ -1,4 +1,4 @@
-"""Graph to ModelProto: what was left as read is written as it was, and everything else from the graph."""
+"""Graph to ModelProto: unchanged parts are written as they were read, everything else from the graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxq.ir.order import sorted_nodes
 from onnxq.ir.protos import copy_other_fields, minimum_ir_version, write_attribute
 from onnxq.ir.queries import Visible, all_graphs
 from onnxq.ir.tensor_data import TensorData
-from onnxq.ir.types import is_told, serialize_declaration
+from onnxq.ir.types import is_declarable, serialize_declaration
 
 Store = Callable[[TensorProto, TensorData, str], None]
 """Writes the values of a tensor_data, under a name, into an empty TensorProto."""
@@ -213,13 +213,13 @@ class _Emission:
             tensor = visible.tensors.get(info.name)
             if tensor is not None:
                 listed.add(info.name)
-                if is_told(tensor):
+                if is_declarable(tensor):
                     serialize_declaration(target.value_info.add(), tensor, info, complete=False)
             elif info.name in graph.unattached:
                 target.value_info.add().CopyFrom(info)
         for node in nodes:
             for tensor in node.outputs:
-                if tensor.name and tensor.name not in listed and is_told(tensor):
+                if tensor.name and tensor.name not in listed and is_declarable(tensor):
                     serialize_declaration(target.value_info.add(), tensor, None, complete=False)
 
 
@@ -245,15 +245,14 @@ def _describe(node: Node) -> str:
     return f"{node.op} node {node.name!r}" if node.name else f"the {node.op} node that makes {made}"
 
 
-# Where constants are declared: each once, in a graph from which all its users can see it.
+# Placement of constants: each is declared once, in a graph where all its users can see it
 
 
 def place_constants(graph: Graph) -> dict[Graph, list[Constant]]:
     """Return for every graph the constants that it must declare.
 
-    A constant stays in the graph that declares it unless a user outside of that graph reads it too; a new one goes
-    into the innermost graph around all its users. What nothing uses any longer is left out, unless
-    a caller may feed it.
+    A constant stays in the graph that declares it unless it is also read outside that graph. A new one goes into the
+    innermost graph around all its users. Unused constants are left out unless a caller may feed them.
     """
     placed: dict[Graph, list[Constant]] = {}
     depth: dict[Graph, int] = {}

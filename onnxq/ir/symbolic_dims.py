@@ -1,4 +1,4 @@
-"""Arithmetic on single numbers of shapes, some of which are known by name alone."""
+"""Arithmetic on dimensions, some of which are known only by a name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 SymbolicDim: TypeAlias = "int | bool | str | None"
-"""A number, a name (of a dimension, or of a sum or product of some, so never negative), or None while unknown."""
+"""A number; a name of a dimension, or of a sum or product of them, never negative; or None while unknown."""
 
-# Such as "?", "-1", "None" and the unk__12 of tools: each stands for some number, and two of them for two.
+# Such as "?", "-1", "None" and the unk__12 of tools: each occurrence may be another number.
 _PLACEHOLDER = re.compile(r"(any|dyn(amic)?|nan|none|null|undefined|unk(nown)?)?[\W_]*\d*", re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""Payloads: the values of a constant, kept in the form they came in until somebody asks for an array."""
+"""The values of constants in the form in which they came: arrays, packed bytes, protos, or external data."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange, locate
 CHUNK_BYTES = 1 << 24
 """Pieces of at most this size are streamed from arrays."""
 
-# What numpy 1 can hold, and far more than any operator takes.
+# The limit of numpy 1, and far more than any operator takes.
 _MOST_DIMENSIONS = 32
 
 Keep: TypeAlias = "Callable[[npt.NDArray[np.generic]], npt.NDArray[np.generic]]"
 KEEP: ContextVar[Keep] = ContextVar("keep", default=lambda array: array)
-"""Where the arrays of new constants are kept: in memory, unless somebody puts equal ones elsewhere."""
+"""Keeps the array of a new constant: as it is, or moved to a file by `spilling`."""
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
@@ -62,7 +62,7 @@ class TensorData(LazyValues):
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy dtype of the loaded array."""
         dtype = numpy_dtype(self.onnx_dtype)
-        assert dtype is not None, "every tensor_data checks its type when it is made"
+        assert dtype is not None, "the type is checked when the tensor is made"
         return dtype
 
     @property
@@ -82,10 +82,9 @@ class TensorData(LazyValues):
 
     @property
     def fingerprint(self) -> str:
-        """The first and the last element, which tell most constants apart without all being read.
+        """The first and the last element, which distinguish most constants without reading all values.
 
-        They stay where they are when the values are reshaped or transposed. Empty where they are not told: of strings,
-        of packed types, and where there is no element.
+        Reshaping and transposing keep both in their places. Empty for strings, packed types and no elements.
         """
         if is_packed(self.onnx_dtype) or not self.nbytes:
             return ""
@@ -93,7 +92,7 @@ class TensorData(LazyValues):
         return f"{values[(0,) * values.ndim].item()!r} {values[(-1,) * values.ndim].item()!r}"
 
     def load(self) -> npt.NDArray[np.generic]:
-        """Return the values; the array is read-only unless the tensor_data was made from an array."""
+        """Return the values; the array is read-only unless it is an `ArrayData`."""
         array = np.asarray(numpy_helper.to_array(self.to_proto("")))
         array.flags.writeable = False
         return array
@@ -206,7 +205,7 @@ class PackedTensor(TensorData):
                 f"packed data of {data_type_name(self.onnx_dtype)} with shape {list(self.shape)} "
                 f"takes {self.nbytes} bytes, found {found}"
             )
-        # Arrays stay what they are, so that one that is kept somewhere already is not kept twice.
+        # The array itself stays, so that one in a file already is not written again.
         stored = _as_bytes(self.data)
         if (kept := KEEP.get()(stored)) is not stored:
             object.__setattr__(self, "data", kept)
@@ -249,9 +248,9 @@ def _bytes(data: Bytes) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
-# Payloads of what was read: tensors of a model, inline or in a file beside it.
+# Tensors as read from a model, inline or in a file beside it
 
-# Where each type lies when it is not raw, and how many entries one element takes there.
+# The field of each type without raw data, and the number of entries for an element.
 _TYPED_FIELDS: Final[dict[int, tuple[str, int]]] = {
     TensorProto.FLOAT: ("float_data", 1),
     TensorProto.COMPLEX64: ("float_data", 2),
@@ -262,7 +261,7 @@ _TYPED_FIELDS: Final[dict[int, tuple[str, int]]] = {
     TensorProto.UINT64: ("uint64_data", 1),
     TensorProto.STRING: ("string_data", 1),
 }
-# What says neither values nor where they lie; protobuf copies whatever field it is asked for, such as all values.
+# Fields are copied one by one: CopyFrom would copy all values.
 _VALUES = {"raw_data", "int32_data", "external_data", "data_location", "segment"} | {
     x for x, _ in _TYPED_FIELDS.values()
 }
@@ -339,7 +338,7 @@ class ProtoTensor(TensorData):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The first and the last element; what was read never changes."""
+        """As `TensorData.fingerprint`, computed once because tensors that were read never change."""
         return super().fingerprint
 
     def load(self) -> npt.NDArray[np.generic]:
@@ -365,7 +364,6 @@ class ProtoTensor(TensorData):
         """Write everything but the values and where they lie into an empty TensorProto."""
         for field in _DESCRIBING:
             if isinstance(value := getattr(self.proto, field), str | int):
-                # What was not said is not said of the other either.
                 if self.proto.HasField(field):
                     setattr(proto, field, value)
             else:
@@ -391,8 +389,8 @@ class ProtoTensor(TensorData):
             yield from ArrayData(np.asarray(numpy_helper.to_array(self.proto))).chunks()
 
 
-def as_payload(values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> TensorData:
-    """Return a tensor_data of an array or of GraphSurgeon's lazy values.
+def as_tensor_data(values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> TensorData:
+    """Return the data of an array or of GraphSurgeon's lazy values.
 
     Raises:
         ModelError: the values are sparse, or of a type that ONNX does not have.
@@ -417,7 +415,7 @@ def as_payload(values: npt.NDArray[Any] | LazyValues, export_dtype: object = Non
 
 
 def _shares_entries(data_type: int) -> bool:
-    """Return whether several elements lie in one entry of ``int32_data``, as those do that fill a byte together."""
+    """Return whether several elements share an entry of ``int32_data``, because they share a byte."""
     return is_packed(data_type) and 8 % bits_per_element(data_type) == 0
 
 
@@ -438,18 +436,18 @@ def _rename(proto: TensorProto, name: str) -> None:
         proto.name = name
 
 
-# Arrays that wait to be written lie in a file meanwhile, so that memory does not grow with the model.
+# Spilling: arrays that wait to be written are moved to a file, so that memory does not grow with the model
 
-SMALLEST = 1 << 20
-"""Arrays of fewer bytes stay in memory."""
+SMALLEST_SPILLED_BYTES = 1 << 20
+"""Smaller arrays stay in memory."""
 
 
 @contextmanager
 def spilling(folder: Path, name: str = "") -> Iterator[None]:
-    """Inside this context, arrays of 1 MiB and more that become constants are moved to a file and mapped.
+    """Move arrays of 1 MiB and more that become constants to a file, and map them from there.
 
-    The file has no name, and is gone when the context has ended and the last of its arrays is. One that is given a name
-    stays, and later contexts add to it, so that models beside it can refer to what it holds, see `place_of`.
+    A file without a name disappears with the context and the last of its arrays. A file with a name stays, and later
+    contexts append to it, so that models beside it can refer to its contents (`place_of`).
 
     Args:
         folder: a folder on a disk with room for all of them.
@@ -464,7 +462,7 @@ def spilling(folder: Path, name: str = "") -> Iterator[None]:
 
 
 def place_of(array: npt.NDArray[np.generic]) -> tuple[Path, int] | None:
-    """Return the file in which an array lies all in order, and its first byte there; None where there is none."""
+    """Return the file that an array is mapped from and its offset; None if it is not a contiguous part of a file."""
     whole = _whole(array)
     if not isinstance(whole, np.memmap) or whole.filename is None or not array.flags.c_contiguous:
         return None
@@ -472,7 +470,7 @@ def place_of(array: npt.NDArray[np.generic]) -> tuple[Path, int] | None:
 
 
 def _whole(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the array that an array is a part of, or looks at otherwise."""
+    """Return the array that an array is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -484,8 +482,8 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _spilled(file: IO[bytes], array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return a small array, or a read-only equal of it in the file."""
-    if array.nbytes < SMALLEST or array.dtype.hasobject or _is_mapped(array):
+    """Return a small array itself, and of a large one a read-only copy in the file."""
+    if array.nbytes < SMALLEST_SPILLED_BYTES or array.dtype.hasobject or _is_mapped(array):
         return array
     offset = file.seek(-(-file.seek(0, 2) // ALIGNMENT) * ALIGNMENT)
     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -495,5 +493,5 @@ def _spilled(file: IO[bytes], array: npt.NDArray[np.generic]) -> npt.NDArray[np.
 
 
 def _is_mapped(array: npt.NDArray[np.generic]) -> bool:
-    """Whether an array lies in a file, or is all in order a part of one that does."""
+    """Whether an array is mapped from a file, or is a contiguous part of one that is."""
     return isinstance(array, np.memmap) or (array.flags.c_contiguous and isinstance(_whole(array), np.memmap))

@@ -1,4 +1,4 @@
-"""Declarations: what a model says about the type and shape of a tensor, read and written."""
+"""Types and shapes of tensors: declarations of a model, and inference for single nodes."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[
 
 
 def forget_claims(graph: Graph) -> None:
-    """Make dimensions unknown whose names are claims of an exporter.
+    """Forget names of dimensions that only an exporter claims.
 
-    Equal names of the model's inputs stand for equal numbers, except placeholders and a name that one input has twice.
-    Names of outputs, of tensors inside and in bodies are forgotten, unless they were inferred.
+    Equal names in the model's inputs mean equal numbers, except placeholders and a name that one input has twice.
+    Names of outputs and inner tensors, and all names in bodies, are forgotten unless they were inferred.
 
     Args:
         graph: the main graph.
@@ -93,14 +93,14 @@ def serialize_declaration(
     complete: bool = True,
     names: bool = False,
 ) -> None:
-    """Write the declaration of a tensor, as it was declared before unless the graph says something else.
+    """Write the declaration of a tensor: the earlier one, unless the graph has another type or shape.
 
     Args:
-        target: is written.
-        tensor: what is declared.
-        declared: how it was declared before, or None.
-        complete: whether a type or shape that the graph leaves unknown is taken from the declaration.
-        names: whether names of dimensions that the graph leaves unknown are taken as well, placeholders aside.
+        target: the empty declaration.
+        tensor: the tensor.
+        declared: its earlier declaration, or None.
+        complete: whether the earlier declaration completes an unknown type or shape.
+        names: whether it also names dimensions of unknown extent; placeholders are left out.
     """
     if declared is None and isinstance(tensor, Variable):
         declared = tensor.source
@@ -141,8 +141,8 @@ def _is_as_read(tensor: Variable) -> bool:
     return tensor.source is not None and _told(tensor) == _known(tensor.source)
 
 
-def is_told(tensor: Tensor) -> bool:
-    """Return whether there is anything to declare about a tensor inside a graph."""
+def is_declarable(tensor: Tensor) -> bool:
+    """Return whether the type of a tensor inside a graph is known, so that it can be declared."""
     return isinstance(tensor, Constant) or tensor.dtype is not None or _is_as_read(tensor)
 
 
@@ -161,18 +161,18 @@ def _fits(tensor: Constant, declared: ValueInfoProto) -> bool:
     )
 
 
-# Types of what a new node makes, from onnx's own inference for one node.
+# Inference for single nodes, by onnx
 
-# Shapes, axes and repeats are short; inference reads nothing else.
-_MOST_READ: Final = 1024
-# At these opsets onnx infers wrong shapes, of what later versions of the operator take as well and infer rightly.
+# Inference reads only shapes, axes and repeats, which are short.
+_MOST_READ_BYTES: Final = 1024
+# At these opsets onnx infers wrong shapes; a later version of the operator takes the same inputs and infers right ones.
 _LATER: Final = {"Slice": (range(10, 11), 11), "Squeeze": (range(11), 11), "Unsqueeze": (range(11), 11)}
-# Before these opsets onnx infers wrong shapes of the outputs from this index on.
+# Before these opsets onnx infers wrong shapes for outputs from this index on.
 _WRONG: Final = {"If": (11, 0), "DFT": (20, 0), "Attention": (10**6, 3)}
 
 
 def inferred_at(op: str, opset: int) -> int:
-    """Return the opset at which onnx infers rightly what an operator of ONNX makes at a given one.
+    """Return the opset at which onnx infers the right shapes for an operator of a given opset.
 
     >>> inferred_at("Slice", 10), inferred_at("Slice", 17)
     (11, 17)
@@ -182,7 +182,7 @@ def inferred_at(op: str, opset: int) -> int:
 
 
 def believed_outputs(op: str, opset: int) -> int | None:
-    """Return how many outputs of an operator of ONNX have the shapes that onnx infers; None for all.
+    """Return how many outputs of an operator onnx infers right shapes for; None for all.
 
     >>> believed_outputs("If", 10), believed_outputs("If", 11)
     (0, None)
@@ -203,16 +203,16 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
 
 
 def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
-    """Write dtype and shape of a node's outputs into them, as far as the types of its inputs tell.
+    """Set dtype and shape of a node's outputs from the types of its inputs.
 
-    Operators that onnx does not know, and those with bodies, leave their outputs as they are.
+    Outputs of unknown operators and of operators with bodies stay as they are.
 
     Args:
         node: a node whose inputs have types where they are known.
         opset_imports: version by domain.
 
     Raises:
-        ValueError: the node is ill-typed: onnx says that its inputs or attributes are not what the operator takes.
+        ValueError: onnx refuses the inputs or attributes of the node.
     """
     domain, version = node.domain or "", opset_imports.get(node.domain or "", 1)
     believed = None if domain else believed_outputs(node.op, version)
@@ -275,7 +275,7 @@ def _type_proto(tensor: Tensor) -> TypeProto:
 
 
 def shape_of(tensor: Tensor) -> Shape | None:
-    """Return the shape that a tensor has in every run: a caller may override an initializer by one of another shape."""
+    """Return the shape of a tensor in every run. A caller may override an initializer by one of another shape."""
     if not isinstance(tensor, Constant) or tensor.overridable_input is None:
         return None if tensor.shape is None else list(tensor.shape)
     declared = tensor.overridable_input.type.tensor_type
@@ -285,7 +285,7 @@ def shape_of(tensor: Tensor) -> Shape | None:
 
 
 def _data(tensor: Tensor) -> TensorProto | None:
-    small = is_constant(tensor) and tensor.dtype.kind in "iu" and tensor.nbytes <= _MOST_READ
+    small = is_constant(tensor) and tensor.dtype.kind in "iu" and tensor.nbytes <= _MOST_READ_BYTES
     return tensor.tensor_data.to_proto(tensor.name) if small else None
 
 
@@ -303,10 +303,10 @@ def _read(made: TypeProto) -> tuple[Any, Shape | None]:
 
 
 def types_to_declare(graph: Any) -> frozenset[str]:
-    """Return the names of tensors inside a graph and its bodies whose types a runtime does not find out by itself.
+    """Return the names of inner tensors whose types a runtime cannot infer.
 
-    Inference loses the names of dimensions behind a Reshape that copies some and infers another; what loses them is to
-    be declared, so that the runtime sees which dimensions are equal, and everything behind follows.
+    A Reshape that copies some dimensions and infers another loses their names. Its output must be declared, so that the
+    runtime sees which dimensions are equal there and in everything behind.
 
     Args:
         graph: a Graph with inferred types.
@@ -315,14 +315,14 @@ def types_to_declare(graph: Any) -> frozenset[str]:
 
 
 def forget_types(graph: Any, kept: Collection[str]) -> None:
-    """Forget what is known of the tensors inside a graph and its bodies, but for those of these names."""
+    """Forget the types of tensors inside a graph and its bodies, except those of the given names."""
     for tensor in inner_variables(graph):
         if tensor.name not in kept:
             tensor.dtype = tensor.shape = tensor.source = None
 
 
 def _lost_names(node: Node, opset_imports: dict[str, int]) -> list[Variable]:
-    """Return the outputs that have names of dimensions which do not follow from the types of the inputs."""
+    """Return the outputs whose named dimensions do not follow from the types of the inputs."""
     named = [one for one in node.outputs if any(isinstance(extent, str) for extent in one.shape or ())]
     if not named:
         return []

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError, OutputError
 from onnxq.ir.elements import Constant
 from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange
 from onnxq.ir.graph import Graph, restore_classes
-from onnxq.ir.protos import EncodeError
 from onnxq.ir.serialize import attribute_constants, place_constants, serialize_model
 from onnxq.ir.tensor_data import CHUNK_BYTES, ProtoTensor, TensorData, place_of
 from onnxq.system.publish import NO_ROOM, data_file, publish, staging
@@ -131,12 +131,12 @@ def _serialize(model: ModelProto) -> bytes:
     return data
 
 
-# The data file beside a model: tensors streamed into it one after the other.
+# External data: tensors are streamed into a file beside the model
 
-THRESHOLD = 1024
-"""Tensors of fewer bytes stay in the model."""
+SMALLEST_EXTERNAL_BYTES = 1024
+"""Smaller tensors stay in the model."""
 
-# The kernel answers so when it cannot copy between these two files by itself.
+# Errors of a kernel that cannot copy between these two files.
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
@@ -159,7 +159,7 @@ class SidecarWriter:
     def store(self, proto: TensorProto, tensor_data: TensorData, name: str) -> None:
         """Write a tensor into the file, and the reference to it into ``proto``; small ones and strings go inline."""
         source = tensor_data.data_range() if isinstance(tensor_data, ProtoTensor) and tensor_data.external else None
-        if tensor_data.nbytes < THRESHOLD:
+        if tensor_data.nbytes < SMALLEST_EXTERNAL_BYTES:
             tensor_data.fill(proto, name)
         else:
             if tensor_data not in self._written:

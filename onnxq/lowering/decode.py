@@ -1,4 +1,4 @@
-"""Codes stored in the ONNX type of their format, or where onnxruntime has no kernel for it, in one that it has."""
+"""Nodes that dequantize a stored weight: from native types or packed words, as a whole or by rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxq.numerics.packing import pack_rows, pack_words
 from onnxq.numerics.spec import Spec, Storage
 
 # onnxruntime has no kernel that reads these: a 4-bit pattern is looked up, and each 6-bit float is an 8-bit one.
-_INSTEAD: Final = {
+_STORED_AS: Final = {
     "float4e2m1": FORMATS["uint4"],
     "float6e2m3": FORMATS["float8e4m3fn"],
     "float6e3m2": FORMATS["float8e4m3fn"],
@@ -28,21 +28,21 @@ def stored_format(format: Format) -> Format:
     """Return the format that onnxruntime can read in which codes of another are stored without loss."""
     if format.codebook is not None:
         return FORMATS[f"uint{format.bits}"]
-    return _INSTEAD.get(format.name, format)
+    return _STORED_AS.get(format.name, format)
 
 
-def native_codes(chain: NodeBuilder, codes: Array, format: Format) -> Constant:
+def native_codes(build: NodeBuilder, codes: Array, format: Format) -> Constant:
     """Return the codes as a constant of the format's own ONNX type."""
-    return chain.store_codes("codes", codes, format)
+    return build.store_codes("codes", codes, format)
 
 
 def native_numbers(
-    chain: NodeBuilder, codes: Array, format: Format, *, strict: bool = False, widened: bool = False
+    build: NodeBuilder, codes: Array, format: Format, *, strict: bool = False, widened: bool = False
 ) -> Variable:
     """Return the codes as float32 numbers.
 
     Args:
-        chain: receives the nodes.
+        build: receives the nodes.
         codes: the codes.
         format: theirs.
         strict: whether they are stored in the type of their format even where onnxruntime cannot read it.
@@ -50,90 +50,90 @@ def native_numbers(
     """
     stored = format if strict and format.codebook is None else stored_format(format)
     if format.is_float and not stored.is_float:
-        return look_up(chain, chain.store_codes("codes", codes.view(stored.dtype), stored), format)
-    typed: Tensor = native_codes(chain, codes.astype(stored.dtype, copy=False), stored)
+        return look_up(build, build.store_codes("codes", codes.view(stored.dtype), stored), format)
+    typed: Tensor = native_codes(build, codes.astype(stored.dtype, copy=False), stored)
     if widened:
-        typed = chain.cast("widened", typed, TensorProto.FLOAT16 if stored.is_float else TensorProto.INT32)
-    return chain.cast("numbers", typed)
+        typed = build.cast("widened", typed, TensorProto.FLOAT16 if stored.is_float else TensorProto.INT32)
+    return build.cast("numbers", typed)
 
 
-def look_up(chain: NodeBuilder, patterns: Tensor, format: Format) -> Variable:
+def look_up(build: NodeBuilder, patterns: Tensor, format: Format) -> Variable:
     """Return the float32 numbers that unsigned bit patterns stand for."""
-    indices = chain.cast("patterns", patterns, TensorProto.INT32)
-    return chain.then("Gather", "numbers", [chain.store("table", format.values), indices], axis=0)
+    indices = build.cast("patterns", patterns, TensorProto.INT32)
+    return build.then("Gather", "numbers", [build.store("table", format.values), indices], axis=0)
 
 
-# Codes stored in words or bytes along the last axis, several in each; nodes take them out with shifts and masks.
+# Values packed into words or bytes along the last axis, which nodes unpack with shifts and masks
 
 _WORD = np.dtype(np.uint32)
 _BYTE = np.dtype(np.uint8)
 
 
-def codes_from_words(chain: NodeBuilder, codes: Array, format: Format) -> Variable:
+def codes_from_words(build: NodeBuilder, codes: Array, format: Format) -> Variable:
     """Return integer codes in the format's own ONNX type, taken out of words."""
     assert not format.is_float, "a DequantizeLinear multiplies integers"
     # Casting a number that the type has is exact; what becomes of others is open.
-    return chain.cast("typed", numbers_from_words(chain, codes, format), format.onnx_type)
+    return build.cast("typed", numbers_from_words(build, codes, format), format.onnx_type)
 
 
-def numbers_from_words(chain: NodeBuilder, codes: Array, format: Format) -> Variable:
+def numbers_from_words(build: NodeBuilder, codes: Array, format: Format) -> Variable:
     """Return the codes as float32 numbers, taken out of words."""
-    return numbers_in(chain, store_words(chain, codes, format), codes.shape, format)
+    return numbers_in(build, store_words(build, codes, format), codes.shape, format)
 
 
-def numbers_in_words(chain: NodeBuilder, words: Constant, format: Format) -> Variable:
+def numbers_in_words(build: NodeBuilder, words: Constant, format: Format) -> Variable:
     """Return the float32 numbers that fill all words or bytes of a constant, row by row."""
     return numbers_in(
-        chain, words, (*words.shape[:-1], words.shape[-1] * _held(words.dtype, format)), format, words.dtype
+        build, words, (*words.shape[:-1], words.shape[-1] * _held(words.dtype, format)), format, words.dtype
     )
 
 
-def store_words(chain: NodeBuilder, codes: Array, format: Format) -> Constant:
+def store_words(build: NodeBuilder, codes: Array, format: Format) -> Constant:
     """Return a constant of words; where codes do not fill the last word of a row, zeros do."""
-    return chain.store("codes", pack_words(codes, format))
+    return build.store("codes", pack_words(codes, format))
 
 
-def store_bytes(chain: NodeBuilder, codes: Array, format: Format) -> Constant:
+def store_bytes(build: NodeBuilder, codes: Array, format: Format) -> Constant:
     """Return a constant of bytes that hold codes of 4 or 2 bits; zeros fill the last byte of a row."""
-    return chain.store("codes", pack_rows(codes.view(_BYTE), format.bits))
+    return build.store("codes", pack_rows(codes.view(_BYTE), format.bits))
 
 
-def numbers_in_bytes(chain: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: Format) -> Variable:
+def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: Format) -> Variable:
     """Return the float32 numbers in bytes; see `numbers_in`."""
-    return numbers_in(chain, packed, shape, format, _BYTE)
+    return numbers_in(build, packed, shape, format, _BYTE)
 
 
 def numbers_in(
-    chain: NodeBuilder, words: Tensor, shape: tuple[int, ...], format: Format, word: np.dtype[Any] = _WORD
+    build: NodeBuilder, words: Tensor, shape: tuple[int, ...], format: Format, word: np.dtype[Any] = _WORD
 ) -> Variable:
     """Return the float32 numbers in words.
 
     Args:
-        chain: receives the nodes.
+        build: receives the nodes.
         words: the words.
         shape: the extents of the numbers; 0 copies that of the words.
         format: of 8, 4 or 2 bits.
         word: type of the words.
     """
     extent, held = shape[-1], _held(word, format)
-    spread = chain.then("Unsqueeze", "spread", [words, chain.store("spread.axis", np.array([-1]))])
+    spread = build.then("Unsqueeze", "spread", [words, build.store("spread.axis", np.array([-1]))])
     shifts = np.arange(0, held * format.bits, format.bits, dtype=word)
     # OpenVINO shifts by dividing and rounds to the nearest: where the bits below are zero already, nothing is rounded.
-    masks = chain.store("masks", (2**format.bits - 1 << shifts).astype(word))
-    masked = chain.then("BitwiseAnd", "masked", [spread, masks])
-    shifted = chain.then("BitShift", "shifted", [masked, chain.store("shifts", shifts)], direction="RIGHT")
-    fields = chain.reshape("fields", shifted, (*shape[:-1], -(-extent // held) * held))
+    masks = build.store("masks", (2**format.bits - 1 << shifts).astype(word))
+    masked = build.then("BitwiseAnd", "masked", [spread, masks])
+    shifted = build.then("BitShift", "shifted", [masked, build.store("shifts", shifts)], direction="RIGHT")
+    fields = build.reshape("fields", shifted, (*shape[:-1], -(-extent // held) * held))
     if extent % held:
-        fields = chain.cut("fields", fields, len(shape) - 1, extent)
+        fields = build.cut("fields", fields, len(shape) - 1, extent)
     if format.is_float:
-        return look_up(chain, fields, format)
+        return look_up(build, fields, format)
     if not format.signed:
-        return chain.cast("numbers", fields)
+        return build.cast("numbers", fields)
     # Turning over the sign bit of a two's complement adds half of the range to the number.
     half = 2 ** (format.bits - 1)
-    turned = chain.then("BitwiseXor", "turned", [fields, chain.store("sign", np.array(half, word))])
-    raised = chain.cast("raised", turned)
-    return chain.then("Sub", "numbers", [raised, chain.store("half", np.array(half, np.float32))])
+    turned = build.then("BitwiseXor", "turned", [fields, build.store("sign", np.array(half, word))])
+    raised = build.cast("raised", turned)
+    return build.then("Sub", "numbers", [raised, build.store("half", np.array(half, np.float32))])
 
 
 def _held(word: np.dtype[Any], format: Format) -> int:
@@ -141,14 +141,14 @@ def _held(word: np.dtype[Any], format: Format) -> int:
     return 8 * word.itemsize // format.bits
 
 
-# Scales and zero points as tensors, stored in the formats that a spec names.
+# Scales and zero points as tensors
 
 
-def scale_tensor(chain: NodeBuilder, quantized: QTensor, spec: Spec, shape: Sequence[int], dtype: int) -> Tensor:
+def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: Spec, shape: Sequence[int], dtype: int) -> Tensor:
     """Return the scale in a shape and type: a constant, behind nodes that fold where it is stored in another.
 
     Args:
-        chain: receives the nodes.
+        build: receives the nodes.
         quantized: the weight.
         spec: names the format that scales are stored in.
         shape: of as many elements as there are scales.
@@ -156,70 +156,70 @@ def scale_tensor(chain: NodeBuilder, quantized: QTensor, spec: Spec, shape: Sequ
     """
     scale = np.reshape(quantized.parameters.scale, tuple(shape))
     if quantized.parameters.tensor_scale is None:
-        return stored_scale(chain, scale, spec.scale, dtype)
-    number = stored_scale(chain, scale, spec.scale, TensorProto.FLOAT)
-    product = chain.then("Mul", "scale.product", [number, _level(chain, quantized)])
-    return product if dtype == TensorProto.FLOAT else chain.cast("scale.rounded", product, dtype)
+        return stored_scale(build, scale, spec.scale, dtype)
+    number = stored_scale(build, scale, spec.scale, TensorProto.FLOAT)
+    product = build.then("Mul", "scale.product", [number, _level(build, quantized)])
+    return product if dtype == TensorProto.FLOAT else build.cast("scale.rounded", product, dtype)
 
 
-def stored_scale(chain: NodeBuilder, scale: Array, name: str, dtype: int) -> Tensor:
+def stored_scale(build: NodeBuilder, scale: Array, name: str, dtype: int) -> Tensor:
     """Return scales of a float type that are stored in the scale format called ``name``.
 
     Powers of two are stored as bytes and looked up: their own type is younger than anything else that decodes a weight.
     """
     stored = scale.astype(scale_format_named(name).dtype)
     if name != "e8m0":
-        held = chain.store("scale", stored)
-        return held if onnx_dtype(held) == dtype else chain.cast("scale.number", held, dtype)
-    table = chain.store("scale.table", np.arange(256, dtype=np.uint8).view(stored.dtype).astype(np.float32))
-    exponents = chain.cast("scale.exponents", chain.store("scale", stored.view(np.uint8)), TensorProto.INT32)
-    powers = chain.then("Gather", "scale.number", [table, exponents], axis=0)
-    return powers if dtype == TensorProto.FLOAT else chain.cast("scale.rounded", powers, dtype)
+        held = build.store("scale", stored)
+        return held if onnx_dtype(held) == dtype else build.cast("scale.number", held, dtype)
+    table = build.store("scale.table", np.arange(256, dtype=np.uint8).view(stored.dtype).astype(np.float32))
+    exponents = build.cast("scale.exponents", build.store("scale", stored.view(np.uint8)), TensorProto.INT32)
+    powers = build.then("Gather", "scale.number", [table, exponents], axis=0)
+    return powers if dtype == TensorProto.FLOAT else build.cast("scale.rounded", powers, dtype)
 
 
-def strict_scale(chain: NodeBuilder, quantized: QTensor, spec: Spec, shape: Sequence[int]) -> Tensor:
+def strict_scale(build: NodeBuilder, quantized: QTensor, spec: Spec, shape: Sequence[int]) -> Tensor:
     """Return the scale in the type that it is stored in where DequantizeLinear takes that, else as float32."""
     scale = np.reshape(quantized.parameters.scale, tuple(shape))
-    stored = chain.store("scale", scale.astype(scale_format_named(spec.scale).dtype))
+    stored = build.store("scale", scale.astype(scale_format_named(spec.scale).dtype))
     if spec.scale != "ue4m3" and quantized.parameters.tensor_scale is None:
         return stored
     if spec.scale == "ue4m3":
         # Numbers of 8 bits are codes to DequantizeLinear, which multiplies them by the second level.
-        return chain.then("DequantizeLinear", "scale.product", [stored, _level(chain, quantized)])
-    return chain.then("Mul", "scale.product", [chain.cast("scale.number", stored), _level(chain, quantized)])
+        return build.then("DequantizeLinear", "scale.product", [stored, _level(build, quantized)])
+    return build.then("Mul", "scale.product", [build.cast("scale.number", stored), _level(build, quantized)])
 
 
-def zero_point_codes(chain: NodeBuilder, quantized: QTensor, shape: Sequence[int]) -> Tensor | None:
+def zero_point_codes(build: NodeBuilder, quantized: QTensor, shape: Sequence[int]) -> Tensor | None:
     """Return the zero point in a shape and in the ONNX type of the codes; None where zero is code zero."""
     zero_point = quantized.parameters.zero_point
     if zero_point is None:
         return None
-    return chain.store_codes("zero_point", np.reshape(zero_point, tuple(shape)), quantized.format)
+    return build.store_codes("zero_point", np.reshape(zero_point, tuple(shape)), quantized.format)
 
 
 def zero_point_numbers(
-    chain: NodeBuilder, quantized: QTensor, shape: Sequence[int], *, in_bytes: bool
+    build: NodeBuilder, quantized: QTensor, shape: Sequence[int], *, in_bytes: bool
 ) -> Tensor | None:
     """Return the zero point as float32 in a shape, stored in bytes where the type of the codes asks for more opset."""
     zero_point = quantized.parameters.zero_point
     if zero_point is None:
         return None
     codes = np.reshape(zero_point, tuple(shape))
-    stored = chain.store("zero_point", codes) if in_bytes else chain.store_codes("zero_point", codes, quantized.format)
-    return chain.cast("zero_point.number", stored)
+    stored = build.store("zero_point", codes) if in_bytes else build.store_codes("zero_point", codes, quantized.format)
+    return build.cast("zero_point.number", stored)
 
 
-def _level(chain: NodeBuilder, quantized: QTensor) -> Tensor:
+def _level(build: NodeBuilder, quantized: QTensor) -> Tensor:
     """Return the second level of scales, which is 1 where there is none."""
     level = quantized.parameters.tensor_scale
-    return chain.store("tensor_scale", np.asarray(1.0 if level is None else level, np.float32))
+    return build.store("tensor_scale", np.asarray(1.0 if level is None else level, np.float32))
 
 
-# Decoding a whole weight: by nodes that a runtime folds when it loads the model, or by DequantizeLinear.
+# Whole weights: by nodes that a runtime folds at load, or by DequantizeLinear
 
 
 def decode_folded(
-    chain: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False, widened: bool = False
+    build: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False, widened: bool = False
 ) -> Variable:
     """Append ``Cast -> [Pad] -> [Reshape] -> [Sub] -> Mul -> [Reshape] -> [Slice] -> [Cast]`` and return the weight.
 
@@ -227,7 +227,7 @@ def decode_folded(
     weight of another type is rounded last. A runtime folds these nodes of constants when it loads the model.
 
     Args:
-        chain: receives the nodes.
+        build: receives the nodes.
         quantized: the weight.
         spec: its spec.
         dtype: ``TensorProto.DataType`` of the weight.
@@ -236,25 +236,25 @@ def decode_folded(
     """
     layout = Layout.of(quantized)
     if spec.storage is Storage.WORDS:
-        numbers = numbers_from_words(chain, quantized.codes, quantized.format)
+        numbers = numbers_from_words(build, quantized.codes, quantized.format)
     else:
-        numbers = native_numbers(chain, quantized.codes, quantized.format, strict=strict, widened=widened)
+        numbers = native_numbers(build, quantized.codes, quantized.format, strict=strict, widened=widened)
     if layout.padded != layout.shape:
         missing = [whole - extent for whole, extent in zip(layout.padded, layout.shape, strict=True)]
-        numbers = chain.pad("padded", numbers, missing)
+        numbers = build.pad("padded", numbers, missing)
     if layout.blocked:
-        numbers = chain.reshape("split", numbers, layout.split)
-    shift = zero_point_numbers(chain, quantized, layout.split_scale, in_bytes=spec.storage is Storage.WORDS)
+        numbers = build.reshape("split", numbers, layout.split)
+    shift = zero_point_numbers(build, quantized, layout.split_scale, in_bytes=spec.storage is Storage.WORDS)
     if shift is not None:
-        numbers = chain.then("Sub", "shifted", [numbers, shift])
-    scale = scale_tensor(chain, quantized, spec, layout.split_scale, TensorProto.FLOAT)
-    values = chain.then("Mul", "decoded", [numbers, scale])
+        numbers = build.then("Sub", "shifted", [numbers, shift])
+    scale = scale_tensor(build, quantized, spec, layout.split_scale, TensorProto.FLOAT)
+    values = build.then("Mul", "decoded", [numbers, scale])
     if layout.blocked:
-        values = chain.reshape("whole", values, layout.padded)
+        values = build.reshape("whole", values, layout.padded)
     for axis in layout.blocked:
         if layout.padded[axis] != layout.shape[axis]:
-            values = chain.cut("cut", values, axis, layout.shape[axis])
-    return values if dtype == TensorProto.FLOAT else chain.cast("rounded", values, dtype)
+            values = build.cut("cut", values, axis, layout.shape[axis])
+    return values if dtype == TensorProto.FLOAT else build.cast("rounded", values, dtype)
 
 
 def is_linear(quantized: QTensor, spec: Spec) -> bool:
@@ -264,11 +264,11 @@ def is_linear(quantized: QTensor, spec: Spec) -> bool:
     return Layout.of(quantized).linear is not None and not looked_up
 
 
-def decode_linear(chain: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False) -> Variable:
+def decode_linear(build: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False) -> Variable:
     """Append a DequantizeLinear and return the weight.
 
     Args:
-        chain: receives the nodes.
+        build: receives the nodes.
         quantized: the weight, which ``is_linear``.
         spec: its spec.
         dtype: ``TensorProto.DataType`` of the weight, which the scale is cast to.
@@ -277,34 +277,34 @@ def decode_linear(chain: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int
     linear = Layout.of(quantized).linear
     assert linear is not None, "the layout is looked at first"
     typed_codes = codes_from_words if spec.storage is Storage.WORDS else native_codes
-    inputs: list[Tensor] = [typed_codes(chain, quantized.codes, quantized.format)]
+    inputs: list[Tensor] = [typed_codes(build, quantized.codes, quantized.format)]
     attributes = {"axis": linear.axis, "block_size": linear.block_size}
     if strict:
-        scale = strict_scale(chain, quantized, spec, linear.shape)
+        scale = strict_scale(build, quantized, spec, linear.shape)
         # Scales that nodes compute are float32, which they do not say.
         made = onnx_dtype(scale) or TensorProto.FLOAT
     else:
-        scale, made = scale_tensor(chain, quantized, spec, linear.shape, dtype), dtype
+        scale, made = scale_tensor(build, quantized, spec, linear.shape, dtype), dtype
     if made not in (dtype, TensorProto.FLOAT):
         attributes["output_dtype"] = made = dtype
-    zero_point = zero_point_codes(chain, quantized, linear.shape)
+    zero_point = zero_point_codes(build, quantized, linear.shape)
     inputs += [scale] if zero_point is None else [scale, zero_point]
     given: dict[str, Any] = {name: value for name, value in attributes.items() if value is not None}
-    values = chain.then("DequantizeLinear", "decoded", inputs, **given)
-    return values if made == dtype else chain.cast("rounded", values, dtype)
+    values = build.then("DequantizeLinear", "decoded", inputs, **given)
+    return values if made == dtype else build.cast("rounded", values, dtype)
 
 
-# Looking up rows of a weight by index and decoding only those.
+# Rows of an embedding: look up, then dequantize only these rows
 
 
-def decode_rows(chain: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, rank: int, dtype: int) -> Variable:
+def decode_rows(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, rank: int, dtype: int) -> Variable:
     """Append a Gather of codes and the nodes that decode the rows it takes, and return them.
 
     onnxruntime gathers no elements smaller than a byte, nor 8-bit floats, so the former are gathered as bytes that hold
     several, of which all runtimes shift and mask the same, and the latter as bit patterns.
 
     Args:
-        chain: receives the nodes.
+        build: receives the nodes.
         quantized: a weight of rank 2, whose scales do not span rows unless they span all.
         spec: its spec.
         indices: of the rows.
@@ -318,38 +318,38 @@ def decode_rows(chain: NodeBuilder, quantized: QTensor, spec: Spec, indices: Ten
     blocked = 1 in layout.blocked
 
     def parameter_of(table: Tensor) -> Tensor:
-        return chain.then("Gather", "rows.parameter", [table, indices], axis=0) if per_row else table
+        return build.then("Gather", "rows.parameter", [table, indices], axis=0) if per_row else table
 
-    numbers = _numbers(chain, quantized, spec, indices, (*leading, extent))
+    numbers = _numbers(build, quantized, spec, indices, (*leading, extent))
     if layout.padded[1] != extent:
-        numbers = chain.pad("padded", numbers, (*leading, layout.padded[1] - extent))
+        numbers = build.pad("padded", numbers, (*leading, layout.padded[1] - extent))
     if blocked:
-        numbers = chain.reshape("split", numbers, (*leading, layout.grid[1], layout.block[1]))
+        numbers = build.reshape("split", numbers, (*leading, layout.grid[1], layout.block[1]))
     shape = (*layout.grid[0 if per_row else 1 :], *((1,) if blocked else ()))
-    shift = zero_point_numbers(chain, quantized, shape, in_bytes=is_packed(spec, quantized.format))
+    shift = zero_point_numbers(build, quantized, shape, in_bytes=is_packed(spec, quantized.format))
     if shift is not None:
-        numbers = chain.then("Sub", "shifted", [numbers, parameter_of(shift)])
-    scale = parameter_of(scale_tensor(chain, quantized, spec, shape, TensorProto.FLOAT))
-    values = chain.then("Mul", "decoded", [numbers, scale])
+        numbers = build.then("Sub", "shifted", [numbers, parameter_of(shift)])
+    scale = parameter_of(scale_tensor(build, quantized, spec, shape, TensorProto.FLOAT))
+    values = build.then("Mul", "decoded", [numbers, scale])
     if blocked:
-        values = chain.reshape("whole", values, (*leading, layout.padded[1]))
+        values = build.reshape("whole", values, (*leading, layout.padded[1]))
     if layout.padded[1] != extent:
-        values = chain.cut("cut", values, rank, extent)
-    return values if dtype == TensorProto.FLOAT else chain.cast("rounded", values, dtype)
+        values = build.cut("cut", values, rank, extent)
+    return values if dtype == TensorProto.FLOAT else build.cast("rounded", values, dtype)
 
 
-def _numbers(chain: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, shape: tuple[int, ...]) -> Variable:
+def _numbers(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, shape: tuple[int, ...]) -> Variable:
     """Return the float32 numbers of the rows."""
     codes, format = quantized.codes, quantized.format
     if spec.storage is Storage.WORDS:
-        words_of_rows = chain.then("Gather", "rows", [store_words(chain, codes, format), indices], axis=0)
-        return numbers_in(chain, words_of_rows, shape, format)
+        words_of_rows = build.then("Gather", "rows", [store_words(build, codes, format), indices], axis=0)
+        return numbers_in(build, words_of_rows, shape, format)
     if is_packed(spec, format):
-        bytes_of_rows = chain.then("Gather", "rows", [store_bytes(chain, codes, format), indices], axis=0)
-        return numbers_in_bytes(chain, bytes_of_rows, shape, format)
-    stored = chain.store("codes", codes.view(np.uint8)) if format.is_float else native_codes(chain, codes, format)
-    found = chain.then("Gather", "rows", [stored, indices], axis=0)
-    return look_up(chain, found, format) if format.is_float else chain.cast("numbers", found)
+        bytes_of_rows = build.then("Gather", "rows", [store_bytes(build, codes, format), indices], axis=0)
+        return numbers_in_bytes(build, bytes_of_rows, shape, format)
+    stored = build.store("codes", codes.view(np.uint8)) if format.is_float else native_codes(build, codes, format)
+    found = build.then("Gather", "rows", [stored, indices], axis=0)
+    return look_up(build, found, format) if format.is_float else build.cast("numbers", found)
 
 
 def is_packed(spec: Spec, format: Format) -> bool:

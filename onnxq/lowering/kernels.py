@@ -1,4 +1,4 @@
-"""Which operators a written model may hold."""
+"""Operators that a written model may contain, the kernels of onnxruntime among them, and the opset they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AllowedOps(StrEnum):
     """What a written model may hold."""
 
     FASTEST = "fastest"
-    """As QDQ, and where time is measured, onnxruntime's own operators where these are faster."""
+    """As QDQ, and if latency is measured, onnxruntime's own operators where they are faster."""
     QDQ = "qdq"
     """Standard ONNX that onnxruntime executes: a type without kernels is stored in another, value for value."""
     ORT = "ort"
@@ -29,7 +29,7 @@ class AllowedOps(StrEnum):
 
     @property
     def has_own(self) -> bool:
-        """Whether operators of the runtime's own may be written."""
+        """Whether operators of onnxruntime may be written."""
         return self in (AllowedOps.FASTEST, AllowedOps.ORT)
 
 
@@ -43,14 +43,14 @@ def allowed_ops_named(name: str) -> AllowedOps:
     return AllowedOps(name)
 
 
-# onnxruntime's own operators that multiply and look up packed codes: MatMulNBits and GatherBlockQuantized.
+# MatMulNBits and GatherBlockQuantized, which multiply and look up packed weights
 
 DOMAIN: Final = "com.microsoft"
 
 _BITS: Final = frozenset({2, 4, 8})
 _BYTE: Final = 8
 _SMALLEST_BLOCK = 16
-# Data is brought to 8 bits for each block, as onnxruntime does where it makes the operator from a DequantizeLinear.
+# Activations are quantized to 8 bits by block, as in the operator that onnxruntime makes from a DequantizeLinear.
 _ACCURACY_LEVEL = 4
 
 
@@ -87,12 +87,12 @@ def should_use_kernel(spec: Spec, op_type: str, emit: AllowedOps, *, in_body: bo
 
 
 def matmul_nbits(
-    chain: NodeBuilder, quantized: QTensor, spec: Spec, data: Tensor, bias: Tensor | None, dtype: int
+    build: NodeBuilder, quantized: QTensor, spec: Spec, data: Tensor, bias: Tensor | None, dtype: int
 ) -> Variable:
     """Append a MatMulNBits and return the product.
 
     Args:
-        chain: receives the node.
+        build: receives the node.
         quantized: the weight of shape ``[K, N]``, in blocks along its first axis.
         spec: its spec, which ``kernel_supports``.
         data: what it multiplies.
@@ -101,11 +101,11 @@ def matmul_nbits(
     """
     rows, columns = quantized.codes.shape
     block_size = _block_size(spec)
-    inputs = [data, *_stored(chain, pack_matmul_nbits(quantized, block_size), quantized, spec, dtype)]
+    inputs = [data, *_stored(build, pack_matmul_nbits(quantized, block_size), quantized, spec, dtype)]
     if bias is not None:
         # In front of the bias stand the zero points and an index of groups, both optional.
         inputs += [Variable("")] * (5 - len(inputs)) + [bias]
-    return chain.then(
+    return build.then(
         "MatMulNBits",
         "product",
         inputs,
@@ -118,19 +118,19 @@ def matmul_nbits(
     )
 
 
-def gather_block_quantized(chain: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, dtype: int) -> Variable:
+def gather_block_quantized(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, dtype: int) -> Variable:
     """Append a GatherBlockQuantized and return the rows.
 
     Args:
-        chain: receives the node.
+        build: receives the node.
         quantized: the table of rank 2, in blocks along its last axis.
         spec: its spec, which ``kernel_supports``.
         indices: of the rows.
         dtype: ``TensorProto.DataType`` of the rows and scales.
     """
     block_size = _block_size(spec)
-    codes, *parameters = _stored(chain, pack_gather_blocks(quantized, block_size), quantized, spec, dtype)
-    return chain.then(
+    codes, *parameters = _stored(build, pack_gather_blocks(quantized, block_size), quantized, spec, dtype)
+    return build.then(
         "GatherBlockQuantized",
         "rows",
         [codes, indices, *parameters],
@@ -147,18 +147,18 @@ def _block_size(spec: Spec) -> int:
     return spec.per[0]
 
 
-def _stored(chain: NodeBuilder, blobs: Blobs, quantized: QTensor, spec: Spec, dtype: int) -> list[Tensor]:
+def _stored(build: NodeBuilder, blobs: Blobs, quantized: QTensor, spec: Spec, dtype: int) -> list[Tensor]:
     """Return codes, scales and, where there are any, zero points as tensors."""
     # Two levels are multiplied here: the operators know one.
     name = spec.scale if quantized.parameters.tensor_scale is None else "float32"
-    scale = stored_scale(chain, blobs.scales, name, dtype)
-    found: list[Tensor] = [chain.store("codes", blobs.codes), scale]
+    scale = stored_scale(build, blobs.scales, name, dtype)
+    found: list[Tensor] = [build.store("codes", blobs.codes), scale]
     if blobs.zero_points is not None:
-        found.append(chain.store("zero_point", blobs.zero_points))
+        found.append(build.store("zero_point", blobs.zero_points))
     return found
 
 
-# The lowest opset that can express a decoder.
+# The lowest opset with the operators of a decoder
 
 # Mul broadcasts by itself since the first; Pad takes its extents as an input; words need BitwiseAnd.
 _MUL, _PAD, _WORDS = 7, 11, 18

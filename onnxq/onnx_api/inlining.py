@@ -1,12 +1,13 @@
-"""Model-local functions that cannot be inlined: those that call themselves, and those that grow without bounds."""
+"""Refuse model-local functions that cannot be inlined: recursive ones, and ones that multiply without bound."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, ModelProto, NodeProto
 
 from onnxq.errors import ModelError
+from onnxq.ir.protos import node_protos
 
 _MOST_NODES = 1_000_000
 
@@ -14,20 +15,20 @@ _Key = tuple[str, str, str]
 
 
 def check_functions(model: ModelProto) -> None:
-    """Check that inlining the functions of a model ends, and in a model of a size that anyone can have meant.
+    """Check that inlining the functions of a model ends in a model of reasonable size.
 
     Raises:
-        ModelError: two functions are one, a function calls itself, or the model would have above a million nodes.
+        ModelError: two functions share a name, a function calls itself, or the model would exceed a million nodes.
     """
     functions: dict[_Key, FunctionProto] = {}
     for function in model.functions:
         if functions.setdefault(_name(function), function) is not function:
             raise ModelError(f"the model has two functions named {function.name!r}; the model is damaged")
-    calls = {key: [_callee(node) for node in all_nodes(function.node)] for key, function in functions.items()}
+    calls = {key: [_callee(node) for node in node_protos(function.node)] for key, function in functions.items()}
     sizes: dict[_Key, int] = {}
     for key in functions:
         _measure(key, calls, sizes)
-    total = sum(sizes.get(_callee(node), 1) for node in all_nodes(model.graph.node))
+    total = sum(sizes.get(_callee(node), 1) for node in node_protos(model.graph.node))
     if total > _MOST_NODES:
         raise ModelError(
             f"the model has {total:.3g} nodes once its functions are inlined, expected at most {_MOST_NODES}; "
@@ -53,17 +54,6 @@ def _measure(start: _Key, calls: dict[_Key, list[_Key]], sizes: dict[_Key, int])
             raise ModelError(f"function {waiting[1]!r} of the model calls itself; the model is damaged")
         else:
             pending.append(waiting)
-
-
-def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield nodes, and those of the bodies that they hold."""
-    pending = [nodes]
-    while pending:
-        for node in pending.pop():
-            yield node
-            for attribute in node.attribute:
-                bodies: Iterable[GraphProto] = (attribute.g, *attribute.graphs)
-                pending.extend(body.node for body in bodies if body.node)
 
 
 def _name(function: FunctionProto) -> _Key:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from onnx import (
-    AttributeProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -22,6 +21,7 @@ from onnxq.ir.data_types import data_type_name, data_type_of
 from onnxq.ir.elements import Shape, Variable, canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.order import toposort
+from onnxq.ir.protos import subgraph_protos
 from onnxq.ir.queries import all_graphs
 from onnxq.ir.symbolic_dims import is_symbol
 from onnxq.ir.types import believed_outputs, einsum_terms, forget_claims, inferred_at, read_tensor_type
@@ -50,7 +50,7 @@ def infer_shapes(graph: Graph) -> None:
     inferred = _infer(model)
     if inferred is None:
         return
-    for scope, proto in zip(all_graphs(graph), _graphs(inferred.graph), strict=True):
+    for scope, proto in zip(all_graphs(graph), subgraph_protos(inferred.graph), strict=True):
         _write_back(scope, proto)
 
 
@@ -97,7 +97,7 @@ def _propagated(graph: GraphProto) -> int:
     """
     sizes: dict[str, int] = {}
     total = 0
-    for scope in _graphs(graph):
+    for scope in subgraph_protos(graph):
         for info in (*scope.input, *scope.value_info, *scope.output):
             dims = info.type.tensor_type.shape.dim
             if len(dims) == 1:
@@ -125,7 +125,7 @@ def _sanitise(model: ModelProto, graph: Graph) -> None:
         del model.graph.initializer[:]
         model.graph.initializer.extend(fixed)
     # Bodies first: stand-ins replace the nodes that hold them by copies.
-    for scope in reversed(list(_graphs(model.graph))):
+    for scope in reversed(list(subgraph_protos(model.graph))):
         foreign = substitute_unknown_operators(scope, model, graph.opset)
         kept = [info for info in scope.value_info if info.name in foreign]
         del scope.value_info[:]
@@ -139,22 +139,6 @@ def _sanitise(model: ModelProto, graph: Graph) -> None:
                     dimension.ClearField("dim_value")
                 if dimension.WhichOneof("value") == "dim_param" and dimension.dim_param not in names:
                     dimension.ClearField("dim_param")
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield a graph and its bodies in the order of `all_graphs`."""
-    pending = [graph]
-    while pending:
-        scope = pending.pop()
-        yield scope
-        bodies: list[GraphProto] = []
-        for node in scope.node:
-            for proto in node.attribute:
-                if proto.type == AttributeProto.GRAPH:
-                    bodies.append(proto.g)
-                elif proto.type == AttributeProto.GRAPHS:
-                    bodies.extend(proto.graphs)
-        pending.extend(reversed(bodies))
 
 
 def _write_back(scope: Graph, inferred: GraphProto) -> None:
@@ -209,7 +193,8 @@ def _complete(declared: Shape | None, inferred: Shape | None) -> Shape | None:
     return [new if old is None else old for old, new in zip(declared, inferred, strict=True)]
 
 
-# Stand-ins: operators of ONNX that have the types and shapes of those that onnx does not know.
+# Unknown operators: functions and operators of ONNX with the same types and shapes take their place. onnx infers
+# nothing behind an operator that it does not know; with substitutes, one run of inference is enough.
 
 _UNKNOWN = "onnxq.unknown.shape"
 _DOMAIN = "onnxq.inference"

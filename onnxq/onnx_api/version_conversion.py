@@ -22,7 +22,7 @@ from onnx import (
 from onnxq.errors import ModelError
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.graph import Graph
-from onnxq.ir.protos import NEWEST_IR_VERSION, NEWEST_OPSET, copy_other_fields, minimum_ir_version
+from onnxq.ir.protos import NEWEST_IR_VERSION, NEWEST_OPSET, copy_other_fields, minimum_ir_version, subgraph_protos
 from onnxq.ir.queries import all_nodes
 from onnxq.onnx_api.inlining import check_functions
 from onnxq.onnx_api.weightless import WeightlessModel
@@ -128,7 +128,7 @@ def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
         ModelError: a node has another attribute that its operator does not have at the version.
     """
     types = _element_types(source)
-    for graph in _graphs(converted.graph):
+    for graph in subgraph_protos(converted.graph):
         made = {node.output[0]: node for node in graph.node if node.op_type == "Constant" and len(node.attribute) == 1}
         invented = {name: node for name, node in made.items() if name not in types}
         for node in graph.node:
@@ -170,7 +170,7 @@ def _element_types(model: ModelProto) -> dict[str, int]:
     with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
         model = shape_inference.infer_shapes(model)
     types: dict[str, int] = {}
-    for graph in _graphs(model.graph):
+    for graph in subgraph_protos(model.graph):
         types.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
         for info in (*graph.input, *graph.value_info, *graph.output):
             types.setdefault(info.name, info.type.tensor_type.elem_type)
@@ -178,14 +178,6 @@ def _element_types(model: ModelProto) -> dict[str, int]:
             for name in node.output:
                 types.setdefault(name, 0)
     return types
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    pending = [graph]
-    while pending:
-        scope = pending.pop()
-        yield scope
-        pending.extend(body for node in scope.node for body in _bodies(node).values())
 
 
 def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:

@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.graph import Graph, restore_classes
+from onnxq.ir.protos import node_protos
 from onnxq.ir.reader import read_model
 from onnxq.ir.serialize import place_constants, serialize_model
 from onnxq.ir.tensor_data import ProtoTensor, TensorData
@@ -62,24 +63,18 @@ class WeightlessModel:
 
 
 def _name_domains(model: ModelProto) -> None:
-    """Write ONNX's own domain in the one way that onnx's converters and inference know."""
+    """Write the domain of ONNX in the way that onnx's converters and inference know."""
     for entry in model.opset_import:
         entry.domain = canonical_domain(entry.domain)
-    pending = [model.graph]
-    while pending:
-        for node in pending.pop().node:
-            if node.domain and not canonical_domain(node.domain):
-                node.ClearField("domain")
-            for proto in node.attribute:
-                if proto.HasField("g"):
-                    pending.append(proto.g)
-                pending.extend(proto.graphs)
+    for node in node_protos(model.graph.node):
+        if node.domain and not canonical_domain(node.domain):
+            node.ClearField("domain")
 
 
 def weightless_model(graph: Graph, threshold: int = 1024) -> ModelProto:
-    """Return the model with references in place of the weights of ``threshold`` bytes and more.
+    """Return the model with references in place of weights of ``threshold`` bytes and more.
 
-    The references lead nowhere: the model is for onnx's converters and inference, which never read large weights.
+    The references lead nowhere. The model is for onnx's converters and inference, which never read large weights.
 
     Raises:
         ModelError: the graph is not whole.

@@ -1,7 +1,7 @@
-"""Channels that pass through an operator: which channel of an output is which channel of an input.
+"""Channel maps: which channel of an output is which channel of an input.
 
-A rule holds for operators that give each channel from that channel alone, and twice as much for twice as much of it, so
-that codes may stand for other numbers in each channel.
+A rule is for operators whose output channels are each proportional to one input channel, so that a factor on an input
+channel becomes the same factor on its output channels.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ChannelMap(NamedTuple):
     Attributes:
         output: index of the output.
         axis: of its channels.
-        of: the channel of the input that lies at each of the places from ``first`` on, int64.
-        first: the first of the output's channels that this input gives.
+        of: the input channel of each output channel from ``first`` on, int64.
+        first: the first output channel that this input gives.
     """
 
     output: int
@@ -34,7 +34,7 @@ class ChannelMap(NamedTuple):
 
 
 ChannelMapRule: TypeAlias = "Callable[[Node, int, int], tuple[ChannelMap, ...] | str]"
-"""From a node, the index of a data input, and the axis of its channels to their passages, or why there are none."""
+"""From a node, the index of a data input and its channel axis to the channel maps, or the reason why there are none."""
 
 
 def alike(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:

@@ -1,4 +1,4 @@
-"""Intervals: which values an operator can give, from the values that it is given."""
+"""Interval arithmetic: the range of an operator's output from the ranges of its inputs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class Interval(NamedTuple):
-    """The values that a tensor can have, both ends included."""
+    """The range of a tensor's values, both ends included."""
 
     low: float = -math.inf
     high: float = math.inf
 
 
 IntervalRule: TypeAlias = "Callable[[Node, Sequence[Interval]], Interval]"
-"""From a node and the intervals of all its inputs to that of its first output."""
+"""From a node and the intervals of its inputs to the interval of its first output."""
 
 
 def always(low: float = -math.inf, high: float = math.inf) -> IntervalRule:
-    """Return the rule of an operator whose values lie between these ends, whatever it is given."""
+    """Return the rule of an operator whose output always lies between two ends."""
     return lambda node, given: Interval(low, high)
 
 

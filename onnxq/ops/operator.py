@@ -1,4 +1,4 @@
-"""What a row of the table of operators can say."""
+"""The facts in a row of the operator table: roles, weight axes and integer twins."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from onnxq.errors import ModelError
 from onnxq.ops.channel_maps import ChannelMapRule
 from onnxq.ops.intervals import IntervalRule
 
-if TYPE_CHECKING:
-    from onnxq.ir import Node
-if TYPE_CHECKING:
-    from onnxq.ir import Node
 if TYPE_CHECKING:
     from onnxq.ir import Node
 
@@ -31,7 +27,7 @@ class Role(StrEnum):
     CLAMP = "clamp"
     """Limits values; a quantizer behind it does the same when its range starts at the limit."""
     WEIGHTED = "weighted"
-    """Has weights but no integer form of its own; its weights can be stored as codes."""
+    """Has weights but no integer form; its weights can be compressed."""
     FLOAT = "float"
     """Computes in float, and has no weights."""
 
@@ -45,24 +41,24 @@ class Operator:
         data: indices of the activation inputs; None stands for all inputs.
         weights: input index of each weight to where its axes lie.
         bias: input index of a bias added in the accumulator.
-        channels: axis of the data's channels where the mean of each is what the mean of the output follows from.
+        channels: axis of the data's channels, if the mean of the output follows from the mean of each channel.
         channel_map: where the outputs have the channels of its data, if each output channel is proportional to one
             input channel.
         multiplies: whether it multiplies data with data.
         fixed_range: range the output can never leave, whatever the input.
-        product: whether it multiplies matrices, data with a weight.
-        transposed: attribute that says that the weight lies transposed.
-        recurrent: whether it computes step by step from states of its own.
+        product: whether it is a matrix multiplication of data and a weight.
+        transposed: attribute that transposes the weight.
+        recurrent: whether it computes step by step from a state.
         precision_sensitive: whether its float inputs besides data and weights are parameters that must not be rounded.
-        data_dependent: whether the values of its data say how many elements it gives, or in which order.
-        labels: whether it gives the places of the largest or least of its data, such as the label of scores.
-        random: whether it draws random numbers, from its attribute ``seed`` where that is given.
-        interval: which values the first output has, from those of the inputs.
-        integer: its integer twins.
-        standard: an operator of ONNX with the indices of the inputs from which that makes a first output of the same
-            type and shape, unless an attribute transposes them.
-        types: for each output the input whose type it has.
-        shapes: for each output the input whose shape it has as well.
+        data_dependent: whether the number or order of output elements depends on the values of the data.
+        labels: whether it gives the index of the largest or least value, such as the label of scores.
+        random: whether it draws random numbers, seeded by its attribute ``seed`` if there is one.
+        interval: the rule for the range of the first output.
+        integer: the operators that compute the same on quantized values.
+        standard: an operator of ONNX and the indices of the inputs that give it a first output of the same type and
+            shape, unless an attribute transposes them.
+        types: for each output, the input of the same type.
+        shapes: for each output, the input of the same shape.
     """
 
     role: Role
@@ -101,7 +97,7 @@ class Operator:
         return bool(self.transposed and node.attrs.get(self.transposed, 0))
 
 
-# Axes of weights, which the attributes of a node may say.
+# Axes of weights, which may depend on the attributes of a node
 
 AxisOf: TypeAlias = "Callable[[Node], int]"
 """From a node to an axis of its weight."""
@@ -112,8 +108,8 @@ class WeightAxes:
     """Where a weight's axes lie, given the node.
 
     Attributes:
-        channels: the one that indexes output channels, or the rows of a table.
-        reduction: the one that is summed over, or that a looked-up row lies along.
+        channels: axis of output channels, or of the rows of an embedding.
+        reduction: axis that is summed over, or along the row of an embedding.
     """
 
     channels: AxisOf
@@ -126,7 +122,7 @@ def axes(channels: int, reduction: int) -> WeightAxes:
 
 
 def turned(attribute: str, channels: int, reduction: int) -> WeightAxes:
-    """Return two axes that change places where an attribute says that the weight lies transposed."""
+    """Return two axes that change places if an attribute transposes the weight."""
     return WeightAxes(
         lambda node: reduction if node.attrs.get(attribute, 0) else channels,
         lambda node: channels if node.attrs.get(attribute, 0) else reduction,
@@ -137,7 +133,7 @@ def turned(attribute: str, channels: int, reduction: int) -> WeightAxes:
 gathered = WeightAxes(lambda node: int(node.attrs.get("axis", 0)), lambda node: 0 if node.attrs.get("axis", 0) else -1)
 
 
-# Operators that compute with codes: which inputs say what the codes mean, and what they have in common with floats.
+# Operators that compute on quantized values
 
 
 @dataclass(frozen=True)
@@ -146,16 +142,15 @@ class IntegerOperator:
 
     Attributes:
         op: op type.
-        operands: for each operand that is codes the input indices of codes, scale and zero point, in the order in
-            which the float operator reads them.
-        result: input indices of scale and zero point of the codes that come out; None where floats do, or where the
-            scale may be left out and is.
-        bias: input index of a bias: int32 codes with the product of all operands' scales, or floats.
+        operands: for each quantized operand, the input indices of values, scale and zero point, in the order of the
+            float operator's inputs.
+        result: input indices of the output's scale and zero point; None if the output is float.
+        bias: input index of a bias: int32 with the product of all operands' scales, or float.
         first: indices of inputs that the float operator reads unchanged before the operands.
         last: indices of inputs that it reads unchanged behind them.
         repeats: whether the operands go on in threes until the inputs end.
         dropped: attributes that the float operator does not have.
-        float_op: the operator that computes the same with floats; the table of operators fills it in.
+        float_op: the float operator; the operator table fills it in.
         domain: of the float operator.
     """
 
@@ -172,10 +167,10 @@ class IntegerOperator:
 
 
 def check_inputs(node: Node, needed: Iterable[int]) -> None:
-    """Check that a node has the inputs of these indices, for operators that onnx itself does not know.
+    """Check that a node has certain inputs, for operators whose schema onnx does not know.
 
     Raises:
-        ModelError: it does not.
+        ModelError: an input is missing.
     """
     missing = [index for index in needed if index >= len(node.inputs) or not node.inputs[index].name]
     if missing:

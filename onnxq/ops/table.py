@@ -147,7 +147,7 @@ CONTRIB: Mapping[OperatorKey, Operator] = {
 """The rows of these operators, by domain and op type."""
 
 
-# Operators: every fact about an operator, in one row each.
+# Operators of ONNX
 
 
 def operator_of(node: Node) -> Operator | None:

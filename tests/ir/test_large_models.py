@@ -21,7 +21,7 @@ def test_a_model_is_large_by_its_external_data(large: Path, perceptron: ModelPro
 
 
 def test_weights_of_bodies_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.ir.protos._LARGE", 2000)
+    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 2000)
     helper = onnx.helper
 
     def weight(name: str) -> onnx.TensorProto:

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.ir import ArrayData, PackedTensor, constant, spilling
-from onnxq.ir.tensor_data import KEEP, SMALLEST, place_of
+from onnxq.ir.tensor_data import KEEP, SMALLEST_SPILLED_BYTES, place_of
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float16, ml_dtypes.bfloat16, ml_dtypes.int4, np.bool_])
@@ -30,7 +30,11 @@ def test_a_spilled_array_is_the_same(dtype: type, order: str, tmp_path: Path) ->
 
 
 def test_small_arrays_text_and_whatever_is_outside_the_context_stay(tmp_path: Path) -> None:
-    small, large, text = np.zeros(SMALLEST - 1, np.uint8), np.zeros(SMALLEST, np.uint8), np.full(SMALLEST, "a", object)
+    small, large, text = (
+        np.zeros(SMALLEST_SPILLED_BYTES - 1, np.uint8),
+        np.zeros(SMALLEST_SPILLED_BYTES, np.uint8),
+        np.full(SMALLEST_SPILLED_BYTES, "a", object),
+    )
     with spilling(tmp_path):
         assert KEEP.get()(small) is small
         assert KEEP.get()(text) is text
@@ -40,10 +44,10 @@ def test_small_arrays_text_and_whatever_is_outside_the_context_stay(tmp_path: Pa
 
 
 def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None:
-    codes = np.random.default_rng(0).integers(0, 256, SMALLEST, np.uint8)
+    codes = np.random.default_rng(0).integers(0, 256, SMALLEST_SPILLED_BYTES, np.uint8)
     with spilling(tmp_path):
         plain = constant("w", codes)
-        packed = PackedTensor(TensorProto.INT4, (2 * SMALLEST,), codes.tobytes())
+        packed = PackedTensor(TensorProto.INT4, (2 * SMALLEST_SPILLED_BYTES,), codes.tobytes())
         again = ArrayData(plain.values)
     assert not np.shares_memory(plain.values, codes)
     assert again.array is plain.values
@@ -52,17 +56,17 @@ def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None
 
 
 def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
-    codes = np.arange(2 * SMALLEST, dtype=np.uint32).view(np.uint8)
+    codes = np.arange(2 * SMALLEST_SPILLED_BYTES, dtype=np.uint32).view(np.uint8)
     with spilling(tmp_path, "codes.data"):
         kept = KEEP.get()(codes).reshape(8, -1)
         again = PackedTensor(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1))
         assert place_of(kept) == (tmp_path / "codes.data", 0)
-        assert place_of(kept[1]) == (tmp_path / "codes.data", SMALLEST)
+        assert place_of(kept[1]) == (tmp_path / "codes.data", SMALLEST_SPILLED_BYTES)
         assert place_of(kept[:, ::2]) is None
         assert again.stored is not None
         assert place_of(again.stored) == place_of(kept)
     with spilling(tmp_path, "codes.data"):
-        other = KEEP.get()(np.ones(SMALLEST, np.uint8))
+        other = KEEP.get()(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
     assert place_of(other) == (tmp_path / "codes.data", codes.nbytes)
     assert (tmp_path / "codes.data").read_bytes() == codes.tobytes() + other.tobytes()
     assert place_of(codes) is None
@@ -70,7 +74,7 @@ def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
 
 def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
     with spilling(tmp_path):
-        kept = KEEP.get()(np.ones(SMALLEST, np.uint8))
+        kept = KEEP.get()(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
     assert list(tmp_path.iterdir()) == []
     assert kept.all()
     del kept

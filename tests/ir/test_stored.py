@@ -19,7 +19,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import ArrayData, Constant, ProtoTensor
 from onnxq.ir.data_types import numpy_dtype, stored_bytes
 from onnxq.ir.external_data import DataFolder
-from onnxq.ir.tensor_data import as_payload
+from onnxq.ir.tensor_data import as_tensor_data
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -233,12 +233,12 @@ def test_an_export_dtype_converts_the_values_at_once() -> None:
 
 def test_what_is_stored_already_stays_as_it_is() -> None:
     tensor_data, proto = ArrayData(VALUES), numpy_helper.from_array(VALUES, "w")
-    lazy = as_payload(LazyValues(proto))
+    lazy = as_tensor_data(LazyValues(proto))
 
-    assert as_payload(tensor_data) is tensor_data
+    assert as_tensor_data(tensor_data) is tensor_data
     assert isinstance(lazy, ProtoTensor)
     assert lazy.proto is proto
-    assert as_payload(VALUES, np.float32).load() is VALUES
+    assert as_tensor_data(VALUES, np.float32).load() is VALUES
 
 
 def test_sparse_values_are_refused() -> None:
@@ -246,10 +246,10 @@ def test_sparse_values_are_refused() -> None:
     sparse = SparseTensorProto(values=numpy_helper.from_array(VALUES[0, :1], "w"), indices=indices, dims=[6])
 
     with pytest.raises(ModelError, match="sparse values cannot become a Constant; give a dense array"):
-        as_payload(SparseValues(sparse))
+        as_tensor_data(SparseValues(sparse))
 
 
 def test_values_that_graphsurgeon_read_are_stored_without_being_loaded() -> None:
     lazy = gs.Constant("w", LazyValues(numpy_helper.from_array(VALUES, "w")))
 
-    assert same_bits(as_payload(lazy._values).load(), VALUES)
+    assert same_bits(as_tensor_data(lazy._values).load(), VALUES)

@@ -78,7 +78,7 @@ def test_the_noise_of_a_node_is_that_of_its_codes(build: Callable[..., ModelProt
 def test_of_a_model_above_a_gibibyte_the_layers_that_hurt_most_are_left(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("onnxq.ir.protos._LARGE", 1 << 10)
+    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << 10)
     random = np.random.default_rng(0)
     samples = [{"x": random.standard_normal((4, 16)).astype(np.float32)} for _ in range(12)]
     model = blocks(build)
@@ -105,7 +105,7 @@ def test_the_sensitivity_of_a_model_above_a_gibibyte_is_that_of_a_smaller_one(
     samples = [{"x": random.standard_normal((4, 16)).astype(np.float32)} for _ in range(4)]
     model, budget = blocks(build), Budget(accuracy="off", latency=0)
     small = sensitivity(model, samples, budget=budget)
-    monkeypatch.setattr("onnxq.ir.protos._LARGE", 1 << 10)
+    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << 10)
     large = sensitivity(model, samples, budget=budget)
     assert large.sqnr == pytest.approx(small.sqnr, abs=0.01)
     for one, other in zip(large.tensors, small.tensors, strict=True):
