@@ -7,19 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from conftest import Build, QuantizeTo
 
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.data import Data
 from onnxq.config.effort import OFF, Effort
-from onnxq.config.scheme import Mode
-from onnxq.evaluation.agreement import Agreement, OutputAgreement
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode, Scheme
+from onnxq.data.dataset import Selection, split
+from onnxq.evaluation.agreement import Agreement, OutputAgreement, compare
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.evaluation.verification import EngineVerification, Kernels, Verification
-from onnxq.pipeline import quantize
+from onnxq.pipeline import Quantized, quantize
+from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import open_session
 from onnxq.search.attempts import search_plan
@@ -261,3 +267,163 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
 def test_more_is_aimed_at_where_the_samples_that_judge_have_chosen_as_well(context: SearchContext) -> None:
     apart = replace(context, judge=replace(context.judge, samples=list(context.samples)))
     assert (apart.aim(Goal(20.0)), context.aim(Goal(20.0))) == (20.5, 24.5)
+
+
+# Without a search the scheme is taken as it is, but for tables that the goal takes more bits for.
+
+TEXT = "(int64[4,8] i) => (float[4,8,16] y) {a = Gather(table, i) y = MatMul(a, w)}"
+TABLES = "tables"
+
+
+@pytest.fixture
+def model(build: Build) -> onnx.ModelProto:
+    return build(TEXT, table=(64, 64), w=(64, 16))
+
+
+@pytest.fixture
+def samples() -> list[dict[str, np.ndarray]]:
+    return [{"i": one} for one in np.random.default_rng(0).integers(0, 64, (12, 4, 8))]
+
+
+def quantized(
+    model: object, samples: object, *, least: float, accuracy: str = "fast", scheme: str | Scheme = "int4-block32"
+) -> Quantized:
+    goal, budget = Goal(least, force=True), Budget("off", accuracy, latency=0)
+    return quantize(model, samples, scheme=scheme, goal=goal, budget=budget)
+
+
+def formats(found: Quantized) -> dict[str, str]:
+    return {one.op_type: one.weights[0].spec.format for one in found.report.plan.decisions if one.weights}
+
+
+@pytest.mark.parametrize("accuracy", ["fast", "full", TABLES])
+def test_a_table_gets_8_bits_where_the_goal_takes_them(accuracy: str, model, samples) -> None:
+    found = quantized(model, samples, least=30.0, accuracy=accuracy)
+    assert formats(found) == {"Gather": "int8-narrow", "MatMul": "int4"}
+    gain = next(one for one in found.report.encoding.gains if one.method == TABLES)
+    assert gain.after > gain.before + 1
+    assert gain.kept == "1 of 8 bits, 0.00 MB more"
+    # The bits that the preset asks for are what the table tells first.
+    assert "1 of 2 weights has 4 bits, the others not" in str(found.report.encoding.delivered[0])
+
+
+@pytest.mark.parametrize(("least", "accuracy"), [(5.0, "fast"), (30.0, "compensation"), (30.0, "off")])
+def test_it_keeps_its_bits_where_the_goal_is_reached_or_it_is_not_tried(
+    least: float, accuracy: str, model, samples
+) -> None:
+    found = quantized(model, samples, least=least, accuracy=accuracy)
+    assert formats(found) == {"Gather": "int4", "MatMul": "int4"}
+    assert TABLES not in [one.method for one in found.report.encoding.gains]
+
+
+def test_the_table_of_most_noise_for_its_bytes_comes_first(build: Build, samples) -> None:
+    text = """(int64[4,8] i) => (float[4,8,16] y)
+        {a = Gather(small, i) b = Gather(large, i) c = Add(a, b) y = MatMul(c, w)}"""
+    model = build(text, small=(64, 64), large=(512, 64), w=(64, 16))
+    least = quantized(model, samples, least=90.0, accuracy=TABLES).report.encoding.gains[0].before + 0.5
+    found = quantized(model, samples, least=least - 0.5, accuracy=TABLES).report.plan
+    tables = [one.weights[0] for one in found.decisions if one.op_type == "Gather"]
+    assert {one.elements: one.spec.format for one in tables} == {64 * 64: "int8-narrow", 512 * 64: "int4"}
+
+
+def test_codes_of_another_toolkit_stay_as_they_are(model, samples) -> None:
+    assert formats(quantized(model, samples, least=90.0, scheme="burn-q4s"))["Gather"] == "int4-narrow"
+
+
+def test_the_plan_is_carried_out_to_the_same_bytes(model, samples) -> None:
+    first = quantized(model, samples, least=30.0, scheme=replace(PRESETS["int4-block32"], name="mine"))
+    again = quantized(model, samples, least=30.0, scheme=first.report.plan)
+    assert first.report.files.output_digest == again.report.files.output_digest
+
+
+# Ranges of all samples, once a model has been judged by those that were kept for that.
+
+FORCED = Goal(force=True)
+ALL_SAMPLES = "all samples"
+
+
+@pytest.fixture
+def all_samples(perceptron, samples_for) -> list[dict[str, np.ndarray]]:
+    """Samples of which those that judge are twice as large as all others."""
+    plain = samples_for(perceptron, 16)
+    judging = split(range(16))[1]
+    assert isinstance(judging, Selection)
+    loud = set(judging.places)
+    return [{"x": one["x"] * (2 if place in loud else 1)} for place, one in enumerate(plain)]
+
+
+def quantize_with_all(model: object, data: object, folder: Path, accuracy: str) -> Quantized:
+    budget = Budget("off", accuracy, latency=0)
+    return quantize(model, data, folder / "model.onnx", goal=FORCED, budget=budget)
+
+
+def judged_again(model: Path, folder: Path, all_samples: list[dict[str, np.ndarray]]) -> float:
+    """Return the SQNR of the file that was written on the samples that judge."""
+    views = ComparisonSpec.of(model, folder / "model.onnx")
+    return compare(ReferenceModel(model, views), views.open(folder / "model.onnx"), split(all_samples)[1]).worst_sqnr
+
+
+@pytest.mark.parametrize("methods", ["ranges", "migration", "ranges,migration,bias"])
+def test_what_only_judging_samples_show_is_in_the_ranges_that_are_written(
+    methods: str, perceptron, all_samples, tmp_path: Path
+) -> None:
+    report = quantize_with_all(perceptron, all_samples, tmp_path, methods).report
+    gain = report.encoding.gains[-1]
+    assert (gain.method, report.samples.refitted, report.plan.refitted) == (ALL_SAMPLES, 16, True)
+    assert gain.after > gain.before + 3
+    # The verdict is of the model that had not seen them.
+    assert report.fidelity.agreement.worst_sqnr == pytest.approx(gain.before)
+    assert "before its ranges became those of all 16" in report.judges
+
+
+def test_its_figure_is_that_of_the_file(perceptron, all_samples, tmp_path: Path) -> None:
+    path = tmp_path / "float.onnx"
+    path.write_bytes(perceptron.SerializeToString())
+    gain = quantize_with_all(perceptron, all_samples, tmp_path, "ranges").report.encoding.gains[-1]
+    assert judged_again(path, tmp_path, all_samples) == pytest.approx(gain.after)
+
+
+def test_a_plan_with_such_ranges_is_carried_out_to_the_same_bytes(perceptron, all_samples, tmp_path: Path) -> None:
+    plan = quantize_with_all(perceptron, all_samples, tmp_path, "ranges,migration,bias").report.plan
+    first = (tmp_path / "model.onnx").read_bytes()
+    save_plan(plan, tmp_path / "plan.toml")
+    replay = load_plan(tmp_path / "plan.toml")
+    untimed = Budget("off", latency=0)
+    again = quantize(
+        perceptron, all_samples, tmp_path / "model.onnx", scheme=replay, goal=FORCED, budget=untimed
+    ).report
+    assert (tmp_path / "model.onnx").read_bytes() == first
+    assert again.plan == plan
+    # They are no longer samples that it has not seen.
+    assert again.samples.split is not None
+    assert again.samples.split.seen == again.samples.split.samples
+
+
+@pytest.mark.parametrize("accuracy", ["off", "fast"])
+def test_less_effort_leaves_the_judged_model(accuracy: str, perceptron, all_samples, tmp_path: Path) -> None:
+    report = quantize_with_all(perceptron, all_samples, tmp_path, accuracy).report
+    assert (report.samples.refitted, report.plan.refitted) == (0, False)
+
+
+def test_samples_that_were_given_for_judging_set_no_ranges(perceptron, all_samples, tmp_path: Path) -> None:
+    report = quantize_with_all(perceptron, Data(all_samples[:8], all_samples[8:]), tmp_path, "ranges").report
+    assert ALL_SAMPLES not in [gain.method for gain in report.encoding.gains]
+
+
+def test_where_more_noise_is_seen_the_judged_model_is_written(
+    perceptron, all_samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxq.calibration.methods import parse_range
+    from onnxq.search import attempts
+    from onnxq.search.cross_validation import AlgorithmResult
+
+    def worse(validator, full, plan, basis: AlgorithmResult, more) -> AlgorithmResult:
+        return replace(basis, recipe=replace(basis.recipe, ranges=parse_range("fixed:-0.01,0.01")))
+
+    monkeypatch.setattr(attempts, "refit", worse)
+    path = tmp_path / "float.onnx"
+    path.write_bytes(perceptron.SerializeToString())
+    report = quantize_with_all(perceptron, all_samples, tmp_path, "ranges").report
+    assert report.encoding.gains[-1].left == "no less noise"
+    assert report.samples.refitted == 0
+    assert judged_again(path, tmp_path, all_samples) == pytest.approx(report.fidelity.agreement.worst_sqnr)

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from onnx import ModelProto
 
+from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, read_model
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import Decision, Demotion, Plan
+from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import target_named
 from onnxq.search import frontier, tradeoff
 from onnxq.search.assignment import Problem, cheapest
+from onnxq.search.cost_model import CostModel
+from onnxq.search.frontier import (
+    WeighedPlan,
+    distinct,
+    expectation,
+    fastest,
+    fastest_uniform_plan,
+    halfway,
+    is_worth_trying,
+    points,
+    summarize_search,
+)
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.search import FINEST
+from onnxq.search.sensitivity import QuantizerId, Sensitivities
+from onnxq.search.tradeoff import UNMEASURED, Assignment, CostTradeoff, OptionSensitivities
 from search.table_laboratory import NODES, Table, by_kind, products_of, search, static
+from search.timed_models import TARGET
 
 
 @pytest.fixture
@@ -283,3 +305,306 @@ def test_what_was_expected_of_a_plan_is_told_beside_what_was_measured(products: 
     assert expected[6][0] is None
     assert len(expected) > 1
     assert all(found == pytest.approx(known, abs=0.01) for found, known in expected.values() if found is not None)
+
+
+# The search where the profile of single nodes says little of whole models.
+
+
+@dataclass
+class Misprofiled(Table):
+    """Where models are the faster the more of their nodes are integers, whatever the profile says of single nodes."""
+
+    timed: list[int] = field(default_factory=list)
+
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        self.timed += [plan.count(Mode.STATIC) for plan in plans]
+        return [1.0 + plan.count(Mode.STATIC) for plan in plans]
+
+
+def test_all_but_the_noisiest_is_tried_whatever_the_profile_says(build: Callable[..., ModelProto]) -> None:
+    slow_to_integers = {**dict.fromkeys(NODES, 3e5), "c4": 2e6}
+    table = Misprofiled(
+        products_of(build), dict.fromkeys(NODES, 9e5), slow_to_integers, {**dict.fromkeys(NODES, 1e-4), "c1": 0.5}
+    )
+    assert static(search(table)) == ["c0", "c2", "c3", "c4", "c5"]
+
+
+def test_of_the_noisiest_those_are_integers_after_all_that_may_be(build: Callable[..., ModelProto]) -> None:
+    slow_to_integers = {**dict.fromkeys(NODES, 3e5), "c4": 2e6, "c5": 2e6}
+    noisy = {name: 0.006 - number * 1e-5 for number, name in enumerate(NODES[:4])}
+    table = Misprofiled(
+        products_of(build), dict.fromkeys(NODES, 9e5), slow_to_integers, {**noisy, "c4": 1e-4, "c5": 1e-4}
+    )
+    # Two of the four are too noisy together, so that four are left out first, and the quietest comes back.
+    assert static(search(table)) == ["c3", "c4", "c5"]
+
+
+@pytest.mark.parametrize(("time", "tried"), [(16e5, True), (25e5, False)])
+def test_integers_that_take_much_longer_than_floats_throughout_are_not_tried(
+    build: Callable[..., ModelProto], time: float, tried: bool
+) -> None:
+    table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, time), "c0": 3e5}, {})
+    assert static(search(table)) == list(NODES if tried else NODES[:1])
+
+
+@pytest.mark.parametrize(("longest", "timed"), [(1e6, [6]), (2e6, [5, 6])])
+def test_a_plan_with_all_stands_in_for_one_that_is_expected_to_take_hardly_less(
+    build: Callable[..., ModelProto], longest: float, timed: list[int]
+) -> None:
+    times = {**dict.fromkeys(NODES, 3e5), "c4": longest}
+    table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), times, {})
+    assert static(search(table)) == list(NODES)
+    assert table.timed == timed
+
+
+@dataclass
+class Asked(Table):
+    """Remembers how many nodes were integers in each plan that it was asked the fidelity of."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def sqnr(self, plan: Plan) -> float:
+        self.asked.append(plan.count(Mode.STATIC))
+        return super().sqnr(plan)
+
+
+@dataclass
+class Observed(Misprofiled):
+    """Remembers which tensors were codes in any plan that it was asked the fidelity of."""
+
+    coded_tensors: set[str] = field(default_factory=set)
+
+    def sqnr(self, plan: Plan) -> float:
+        self.coded_tensors |= {one.tensor for one in plan.activations}
+        return super().sqnr(plan)
+
+
+def test_a_convolution_is_left_out_together_with_its_clamp(
+    build: Callable[..., ModelProto],
+) -> None:
+    layers = " ".join(
+        f"[c{n}] c{n}_y = Conv <pads = [1,1,1,1]> ({read}, w{n}) [r{n}] r{n}_y = Relu(c{n}_y)"
+        for n, read in enumerate(("x", "r0_y", "r1_y"))
+    )
+    weights = {f"w{n}": (8, 8, 3, 3) for n in range(3)}
+    made = build(f"(float[1,8,8,8] x) => (float[1,8,8,8] r2_y) {{ {layers} }}", **weights)
+    names = ("c0", "r0", "c1", "r1", "c2", "r2")
+    # What c1 reads is noisy, which r0 makes.
+    table = Observed(
+        prepare(read_model(made)), dict.fromkeys(names, 9e5), {**dict.fromkeys(names, 3e5), "c2": 2e6}, {"c1": 0.5}
+    )
+    outcome = search(table)
+    assert table.coded_tensors == {one.tensor for one in table.plan({}).activations}
+    assert static(outcome) == ["c2", "r2"]
+
+
+def test_weights_of_noise_that_mean_a_plan_that_is_known_are_soon_halved(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontier, "expectation", lambda measured, goal: lambda predicted: -math.inf)
+    noise = dict.fromkeys(NODES, 0.5)
+    table = Asked(products_of(build), dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+    assert static(search(table)) == []
+    assert len(table.asked) < 15
+
+
+@pytest.mark.parametrize(("integers", "taken"), [(8e5, 0), (3e5, len(NODES))])
+def test_integers_that_gain_little_are_timed_beside_what_only_stores_weights(
+    build: Callable[..., ModelProto], integers: float, taken: int
+) -> None:
+    class Simpler(Table):
+        """What is made of the float model is 1.4 times as fast as that, as nobody knows before it is timed."""
+
+        def speeds(self, plans: Sequence[Plan]) -> list[float]:
+            return [
+                1.4 if not plan.count(Mode.STATIC) else speed
+                for plan, speed in zip(plans, super().speeds(plans), strict=True)
+            ]
+
+    floats, times = dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, integers)
+    table = Simpler(products_of(build), floats, times, {})
+    assert len(static(search(table))) == taken
+    assert len(table.compared) == (1 if taken else 2)
+    # Where the float model itself is as fast as what stores weights, integers are taken that gain a little.
+    assert len(static(search(Table(products_of(build), floats, times, {})))) == len(NODES)
+
+
+# Who makes a noisy tensor codes is left in float, or keeps float weights.
+
+RESIDUAL = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
+    [c0] a = Conv <pads = [1,1,1,1]> (x, w0) [c1] b = Conv <pads = [1,1,1,1]> (a, w1)
+    [mixed] s = Add(b, a) [c2] y = Conv <pads = [1,1,1,1]> (s, w2) }"""
+SILU = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
+    [c0] a = Conv <pads = [1,1,1,1]> (x, w0) [gate] g = Sigmoid(a)
+    [mixed] s = Mul(a, g) [c1] y = Conv <pads = [1,1,1,1]> (s, w1) }"""
+SQUEEZE = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
+    [c0] a = Conv <pads = [1,1,1,1]> (x, w0) [pool] p = GlobalAveragePool(a) [c1] e = Conv(p, w1)
+    [gate] g = Sigmoid(e) [mixed] s = Mul(a, g) [c2] y = Conv <pads = [1,1,1,1]> (s, w2) }"""
+
+
+class Blocks(Table):
+    """Noise by tensor, and none of weights."""
+
+    @property
+    def read(self) -> Mapping[str, float]:
+        return self.noise
+
+
+@pytest.mark.parametrize(
+    ("text", "loud", "floats"),
+    [
+        (RESIDUAL, "s", {"mixed", "c2"}),
+        (SILU, "g", {"gate", "mixed"}),
+        (SILU, "s", {"gate", "mixed", "c1"}),
+        (SQUEEZE, "g", {"gate", "mixed"}),
+        (SQUEEZE, "s", {"gate", "mixed", "c2"}),
+        (SQUEEZE, "p", {"pool", "c1", "gate", "mixed"}),
+    ],
+)
+def test_who_would_make_a_noisy_tensor_codes_is_left_in_float_weights_or_none(
+    build: Callable[..., ModelProto], text: str, loud: str, floats: set[str]
+) -> None:
+    shapes = {f"w{i}": (8, 8, 1, 1) if "Conv(p, w1)" in text and i == 1 else (8, 8, 3, 3) for i in range(3)}
+    graph = prepare(read_model(build(text, **{name: shape for name, shape in shapes.items() if f"{name})" in text})))
+    names = [node.name for node in graph.nodes]
+    quiet = {tensor.name: 1e-4 for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
+    table = Blocks(graph, dict.fromkeys(names, 9e5), dict.fromkeys(names, 3e5), {**quiet, loud: 0.5})
+    outcome = search(table)
+    assert {one.node for one in outcome.plan.decisions if one.mode is not Mode.STATIC} == floats
+    assert table.sqnr(outcome.plan) >= 20
+    # No other choice that is faithful is as fast.
+    every = (
+        table.plan({name: Demotion(Mode.STORAGE, "why") for name, left in zip(names, kept, strict=True) if left})
+        for kept in itertools.product((False, True), repeat=len(names))
+    )
+    assert table.times(outcome.plan).total == min(table.times(one).total for one in every if table.sqnr(one) >= 20)
+
+
+# What is expected of plans, and which of those that were measured are told.
+
+
+def candidate(
+    noise: float, sqnr: float | None = None, speed: float | None = None, mode: Mode = Mode.STATIC
+) -> WeighedPlan:
+    plan = Plan((Decision("a", "Conv", mode, "why"),), (), "int8", "onnxruntime-cpu")
+    return WeighedPlan(Assignment(frozenset(), {}, 1e6, noise), plan, 0.0, frozenset(), sqnr=sqnr, speed=speed)
+
+
+def test_one_plan_says_how_far_predictions_are_off() -> None:
+    trusted = expectation([candidate(0.01, 15.0), candidate(0.0, math.inf), candidate(0.001)], 16.0)
+    assert [trusted(predicted) for predicted in (20.0, 23.0)] == pytest.approx([15.0, 18.0])
+    assert expectation([candidate(0.001)], 25.0)(17.0) == 17.0
+    assert expectation([candidate(0.01, -math.inf)], 20.0)(20.0) == -100.0
+
+
+@pytest.mark.parametrize("steepness", [0.5, 1.0, 2.0])
+def test_plans_that_differ_say_how_much_more_is_trusted_for_each_decibel(steepness: float) -> None:
+    measured = [candidate(10 ** (-alone / 10), 20 + steepness * (alone - 30)) for alone in (25.0, 30.0, 35.0)]
+    trusted = expectation(measured, 20.0)
+    assert trusted(30.0) == pytest.approx(20.0, abs=0.2)
+    assert trusted(33.0) - trusted(30.0) == pytest.approx(3 * steepness, rel=0.2)
+
+
+def test_luck_turns_no_line_around_and_far_plans_say_little() -> None:
+    misled = expectation([candidate(0.01, 25.0), candidate(0.001, 15.0)], 20.0)
+    assert misled(30.0) > misled(20.0)
+    near, far = candidate(0.01, 18.0), candidate(0.1, -60.0)
+    assert expectation([near, far], 20.0)(20.0) == pytest.approx(18.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("nanoseconds", "is_tried"), [(0.9e6, True), (0.995e6, False), (1.1e6, False)])
+def test_a_plan_that_hardly_gains_time_is_not_worth_trying(nanoseconds: float, is_tried: bool) -> None:
+    faithful = candidate(0.1, 20.0)
+    one = replace(faithful.assignment, nanoseconds=nanoseconds)
+    assert is_worth_trying(one, faithful.assignment) is is_tried
+
+
+def test_of_plans_as_fast_the_most_faithful_is_taken() -> None:
+    quick, quiet = candidate(0.1, 20.0, 2.0), candidate(0.1, 30.0, 1.97)
+    assert fastest([quick, quiet, candidate(0.1, 40.0, 1.5)]) is quiet
+
+
+def test_plans_of_one_effect_are_told_once_as_they_were_measured_last() -> None:
+    first, again, other = candidate(0.1, 20.0), candidate(0.1, 20.0, 2.0), candidate(0.1, 30.0, mode=Mode.FLOAT)
+    assert list(distinct([first, again, other])) == [first, other]
+    found = points([first, again, other], other)
+    assert {(point.static, point.speed, point.chosen) for point in found} == {(1, 2.0, False), (0, None, True)}
+
+
+@pytest.mark.parametrize(("low", "high", "found"), [(0, 5, 3), (0, 3, 2), (3, 5, 4), (1, 2, 1)])
+def test_halfway_is_told_by_time_and_not_by_how_many_there_are(low: int, high: int, found: int) -> None:
+    times = [10.0, 11.0, 12.0, 19.0, 20.0, 21.0]
+    assert halfway(lambda index: Assignment(frozenset(), {}, times[index], 0.0), low, high) == found
+
+
+# What is told of a search is what was measured in it.
+
+
+class Untimed(Table):
+    """A laboratory whose times nobody took."""
+
+    is_timed = False
+
+
+def test_times_are_told_where_they_were_taken(build: Callable[..., ModelProto]) -> None:
+    table = Table(products_of(build), dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), {})
+    full = table.plan({})
+    costs = CostModel(table.graph, target_named("onnxruntime-cpu"), full, table.times(None), table.times(full))
+    prices = CostTradeoff(costs)
+    best = WeighedPlan(prices.planned(full, UNMEASURED), full, 0.0, frozenset(), sqnr=30.0, speed=2.0)
+    noise = OptionSensitivities(
+        Sensitivities(
+            {QuantizerId("c0", is_node=True): np.array([0.01]), QuantizerId("c1", is_node=True): np.array([0.1])}
+        )
+    )
+    told = summarize_search(best, [best], prices, noise, table)
+    assert [(point.sqnr, point.is_float) for point in told.frontier] == [(30.0, False), (math.inf, True)]
+    assert [one.node for one in told.sensitivities[:2]] == ["c1", "c0"]
+    assert len(told.regions) == 1
+    assert len(told.times) == len(NODES)
+    estimated = summarize_search(best, [best], prices, noise, Untimed(**vars(table)))
+    assert (estimated.frontier, estimated.regions, estimated.times) == ((), (), ())
+    assert (estimated.plan, estimated.sensitivities) == (told.plan, told.sensitivities)
+
+
+# Where a runtime does not tell of nodes, the fastest of whole models is taken.
+
+
+@dataclass
+class Clocked:
+    """A laboratory in which dynamic plans have a known speed and fidelity."""
+
+    graph: Graph
+    speed: float
+    fidelity: float
+
+    def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
+        return make_plan(self.graph, preset_named("int8"), TARGET, demotions)
+
+    def expresses(self, plan: Plan) -> bool:
+        return True
+
+    def sqnr(self, plan: Plan) -> float:
+        return self.fidelity
+
+    def speeds(self, plans: Sequence[Plan]) -> list[float]:
+        return [self.speed if _modes(plan) == {Mode.DYNAMIC} else 1.0 for plan in plans]
+
+
+def _modes(plan: Plan) -> set[Mode]:
+    return {one.mode for one in plan.decisions if one.weights}
+
+
+@pytest.mark.parametrize(
+    ("speed", "fidelity", "taken"),
+    [
+        (2.0, 30.0, Mode.DYNAMIC),
+        (2.0, 10.0, Mode.STATIC),
+        (0.5, 30.0, Mode.STATIC),
+        (math.nan, 30.0, Mode.STATIC),
+    ],
+)
+def test_the_fastest_faithful_one_is_taken(perceptron: ModelProto, speed: float, fidelity: float, taken: Mode) -> None:
+    profiler = Clocked(prepare(read_model(perceptron)), speed, fidelity)
+    found = fastest_uniform_plan(profiler, TARGET, profiler.plan({}), goal=20.0)  # type: ignore[arg-type]
+    assert _modes(found) == {taken}

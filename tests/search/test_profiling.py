@@ -1,24 +1,214 @@
-"""What is profiled before a search."""
+"""A laboratory measures real models: how faithful, how long each node takes, how fast."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import ModelProto
 
-from onnxq.config.presets import preset_named
+from onnxq import Budget, Data, Goal, quantize
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.calibration.provenance import file_digest
+from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode
-from onnxq.ir import Graph
+from onnxq.errors import EngineError, collect_failures
+from onnxq.evaluation.latency import Latency
+from onnxq.ir import Graph, read_model, save
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.engine import OnnxRuntime
+from onnxq.runtime.targets import TARGETS, target_named
 from onnxq.search.cost_model import CostModel, KernelOption
+from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.profiling import profile_costs
-from onnxq.system.resources import silent
+from onnxq.search.prepared_model import PreparedModel, open_prepared_model
+from onnxq.search.profiling import (
+    AnalyticProfiler,
+    PlanProfiler,
+    PlanTester,
+    Profiler,
+    Timing,
+    _of_other_shapes,
+    profile_costs,
+)
+from onnxq.search.sensitivity import QuantizerId, likely_shares
+from onnxq.system.resources import available_cores, silent
+from search.table_laboratory import Table
 from search.timed_models import TARGET, planned
+
+
+@pytest.fixture
+def profiler(residual: ModelProto, samples_for: Callable[..., list], tmp_path: Path) -> PlanProfiler:
+    path = tmp_path / "prepared.onnx"
+    save(prepare(read_model(residual)), path)
+    bench = PreparedModel(path, preset_named("int8"), target_named("onnxruntime-cpu"))
+    samples = samples_for(residual, 4)
+    statistics = bench.calibrate(bench.plan({}), samples, silent)
+    return PlanProfiler(PlanEvaluator.of(bench, path, samples, statistics), Recipe(), path, Timing(samples, 0.05))
+
+
+def test_storing_all_weights_is_more_faithful_than_integers(profiler: PlanProfiler) -> None:
+    stored = profiler.plan({name: Demotion(Mode.STORAGE, "why") for name in ("stem", "left", "right", "last")})
+    assert 20 < profiler.sqnr(profiler.plan({})) < profiler.sqnr(stored)
+
+
+def test_every_convolution_has_a_time_in_both_models(profiler: PlanProfiler) -> None:
+    plan = profiler.plan({})
+    floats, integers = profiler.times(None), profiler.times(plan)
+    for times in (floats, integers):
+        assert all(times.nodes[name] > 0 for name in ("stem", "left", "right", "last"))
+        assert times.rest == 0
+    assert {"x", "y"} <= integers.borders.keys()
+
+
+def test_speed_is_a_ratio_beside_the_float_model(profiler: PlanProfiler) -> None:
+    assert all(0.01 < speed < 100 for speed in profiler.speeds([profiler.plan({}), profiler.plan({})]))
+    assert profiler.timed.keys() == {file_digest(profiler.evaluator.candidate(profiler.plan({}), profiler.recipe).path)}
+
+
+def test_a_model_that_could_not_be_timed_has_no_speed_and_is_timed_the_next_time(
+    profiler: PlanProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [profiler.plan({}), profiler.plan({"stem": Demotion(Mode.STORAGE, "why")})]
+    failing = profiler.evaluator.candidate(plans[0], profiler.recipe).path
+
+    def measured(models: tuple[Path, ...], *given: object, **options: object) -> list[Latency]:
+        if failing in models:
+            raise EngineError("the engine took longer than 1 s")
+        return [Latency(2.0, 1.0, 1, 6) for _ in models[1:]]
+
+    monkeypatch.setattr("onnxq.search.profiling.measure_latencies", measured)
+    with collect_failures() as failures:
+        speeds = profiler.speeds(plans)
+    assert math.isnan(speeds[0])
+    assert (speeds[1], len(failures)) == (2.0, 1)
+    failing = Path()
+    assert profiler.speeds(plans) == [2.0, 2.0]
+
+
+def test_a_verdict_on_the_speed_of_a_model_stays(profiler: PlanProfiler) -> None:
+    model = profiler.evaluator.candidate(profiler.plan({}), profiler.recipe).path
+    assert [profiler.found_speed(model, now) for now in (0.9, 1.2)] == [0.9, 0.9]
+
+
+def test_times_of_other_threads_are_not_taken_for_these(profiler: PlanProfiler) -> None:
+    profiler.times(None)
+    for threads, known in ((1, 2), (1, 2), (available_cores(), 2)):
+        engine = OnnxRuntime(threads=threads)
+        replace(profiler, timing=replace(profiler.timing, engine=engine)).times(None)
+        assert len(profiler.costs.known) == (known if available_cores() > 1 else 1)
+
+
+def test_of_samples_of_one_shape_one_is_profiled() -> None:
+    small, large = ({"x": np.zeros(shape)} for shape in ((1, 4), (1, 8)))
+    assert list(_of_other_shapes([small, large, small, large])) == [small, large]
+
+
+def test_noise_is_told_of_every_tensor_and_weight(profiler: PlanProfiler) -> None:
+    plan = profiler.plan({})
+    found = profiler.noises(plan, None, runs=500)
+    assert found.tensors.keys() >= {"x", "y"}
+    assert found.nodes.keys() == {"stem", "left", "right", "last"}
+    assert 0 < max(found.nodes.values()) < found.joint.max() < 1
+    assert profiler.noises(plan, {"stem"}, runs=0).ratios.keys() == {QuantizerId("stem", is_node=True)}
+    assert 0.4 < profiler.process < 60
+
+
+def test_noise_of_groups_is_likely_shared_as_histograms_tell(profiler: PlanProfiler) -> None:
+    plan, evidence = profiler.plan({}), profiler.evaluator.evidence
+    shares = likely_shares(plan, evidence)
+    assert shares.keys() == {QuantizerId(tensor) for tensor in plan.calibrated}
+    assert all(0 < share < 0.01 for share in shares.values())
+    # A range has no histogram.
+    ranges = {one: found for one, found in evidence.statistics.items() if one.kind == "range"}
+    assert likely_shares(plan, replace(evidence, statistics=ranges)) == {}
+
+
+# Where nothing can be timed, plans are weighed by what is to be computed, the same everywhere.
+
+MODELS = Path(__file__).parents[2] / "models"
+CALIB = MODELS / "data" / "calib.npz"
+
+
+@pytest.fixture
+def untimed(build: Callable[..., ModelProto], tmp_path: Path) -> AnalyticProfiler:
+    model = build(
+        "(float[1,8,16,16] x) => (float[1,8] y) {"
+        "[wide] a = Conv <pads = [1,1,1,1]> (x, w0) [relu] b = Relu(a) [pool] c = GlobalAveragePool(b)"
+        "[flat] d = Flatten(c) [narrow] y = MatMul(d, w1) }",
+        w0=(8, 8, 3, 3),
+        w1=(8, 8),
+    )
+    path = tmp_path / "model.onnx"
+    save(read_model(model), path)
+    bench = open_prepared_model(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
+    samples = [{"x": np.random.default_rng(seed).normal(size=(1, 8, 16, 16)).astype(np.float32)} for seed in range(3)]
+    evaluator = PlanEvaluator.of(bench, path, samples, bench.calibrate(bench.plan({}), samples, silent))
+    return AnalyticProfiler(evaluator, Recipe(), path, Timing(samples, 0.1))
+
+
+def test_a_node_takes_what_it_computes_and_a_quarter_as_the_integers_that_are_wanted(untimed: AnalyticProfiler) -> None:
+    full = untimed.plan({})
+    floats, integers = untimed.times(None), untimed.times(full)
+    assert floats.nodes["wide"] > 4 * floats.nodes["narrow"]
+    static = {one.node for one in full.decisions if one.mode is Mode.STATIC}
+    assert "wide" in static
+    for node, time in floats.nodes.items():
+        assert integers.nodes[node] == (time / 4 if node in static else time)
+    assert untimed.speeds([full])[0] > 2
+    assert untimed.run == floats.total / 1e9
+
+
+def test_integers_that_the_scheme_does_not_want_gain_nothing(untimed: AnalyticProfiler) -> None:
+    dynamic = untimed.plan({"narrow": Demotion(Mode.DYNAMIC, "why")})
+    assert dynamic.by_node["narrow"].mode is Mode.DYNAMIC
+    assert untimed.times(dynamic).nodes["narrow"] == untimed.times(None).nodes["narrow"]
+
+
+def test_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(*given: object) -> None:
+        raise AssertionError("something was profiled or timed")
+
+    monkeypatch.setattr(PlanProfiler, "times", timed)
+    monkeypatch.setattr(PlanProfiler, "_latencies", timed)
+    given = MODELS / "mobilenet.onnx", Data(CALIB, limit=16)
+    found = quantize(*given, goal=Goal(min_sqnr=38.0), budget=Budget(latency=0.0, accuracy="off")).report
+    assert found.plan.count(Mode.STATIC)
+    assert found.search.sensitivities
+    assert (found.search.frontier, found.performance.times) == ((), ())
+
+
+def test_two_searches_for_another_machine_write_the_same_bytes(tmp_path: Path) -> None:
+    outputs = [tmp_path / name for name in ("one.onnx", "other.onnx")]
+    for output in outputs:
+        quantize(
+            MODELS / "mobilenet.onnx",
+            Data(CALIB, limit=16),
+            output,
+            goal=38.0,
+            target="qnn",
+            budget=Budget(accuracy="off"),
+        )
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+
+
+# What a search asks for is what a laboratory measures.
+
+
+def test_a_laboratory_and_that_of_the_tests_measure_all_that_is_asked() -> None:
+    asked = {name for one in (PlanTester, Profiler) for name in vars(one) if not name.startswith("_")}
+    assert {"plan", "sqnr", "noises", "times", "speeds"} <= asked
+    for profiler in (PlanProfiler, Table):
+        assert asked <= set(dir(profiler))
+
+
+# What is profiled before a search.
 
 
 @dataclass

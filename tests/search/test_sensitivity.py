@@ -1,146 +1,405 @@
-"""What codes cost one by one, told of real models."""
+"""One session answers what any of the codes of a plan do."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import QuantizeTo, Samples
-from onnx import ModelProto, numpy_helper
+from numpy.typing import NDArray
+from onnx import ModelProto
 
-from onnxq.config.presets import PRESETS
+from onnxq import Budget, Report, quantize, sensitivity
+from onnxq.algorithms.encoding_config import Recipe
+from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.errors import SchemeError
-from onnxq.pipeline import sensitivity
-from onnxq.search.sensitivity_report import ORDERS, NodeCost, Sensitivity, TensorCost, WayCost
-from onnxq.steps.request import Budget
+from onnxq.ir import load, read_model, save
+from onnxq.numerics.affine import decibels
+from onnxq.planning.plan import Demotion
+from onnxq.planning.planner import make_plan
+from onnxq.preparing.preparation import prepare
+from onnxq.runtime.targets import target_named
+from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.prepared_model import PreparedModel
+from onnxq.search.sensitivity import (
+    LARGEST_NSR,
+    ProbeByLayerKind,
+    QuantizerId,
+    QuantizerToggleSession,
+    Sensitivities,
+    attribute_error,
+    measure_sensitivities,
+    sample_weights,
+    sensitivity_by_node,
+    typical_sample,
+    worst_output_nsr,
+)
+from onnxq.system.resources import silent
 
-PLAIN = Budget(accuracy="off", latency=0.05)
-
-
-@pytest.fixture(scope="module")
-def residual_costs(residual: ModelProto, samples_for) -> Sensitivity:
-    return sensitivity(residual, samples_for(residual), budget=PLAIN)
-
-
-def test_tensors_and_weights_make_less_noise_alone_than_all_do_together(residual_costs: Sensitivity) -> None:
-    alone = [one.sqnr for one in residual_costs.tensors if one.sqnr is not None]
-    assert {one.output for one in residual_costs.tensors if one.alone} == {"y"}
-    assert len(alone) > 4
-    assert min(alone) > residual_costs.sqnr > 20
-    ways = {(one.node, way.mode): way for one in residual_costs.nodes for way in one.ways}
-    for name in ("stem", "left", "right", "last"):
-        static, stored = ways[name, Mode.STATIC], ways[name, Mode.STORAGE]
-        # Static nodes add the noise of their data to that of their weights.
-        assert stored.sqnr > static.sqnr > residual_costs.sqnr
-        assert static.milliseconds > 0
-        assert static.weight.format == "int8-narrow"
-
-
-def with_alternating_signs(model: ModelProto) -> ModelProto:
-    """Return a model whose codes fit in pairs as they are, so that integer kernels take the same that are stored."""
-    made = ModelProto.FromString(model.SerializeToString())
-    for tensor in made.graph.initializer:
-        if len(tensor.dims) > 2:
-            kernel = numpy_helper.to_array(tensor)
-            ordered = np.abs(np.moveaxis(kernel, 1, -1)).reshape(len(kernel), -1)
-            ordered[:, 1::2] *= -1
-            values = np.moveaxis(ordered.reshape(np.moveaxis(kernel, 1, -1).shape), -1, 1)
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), tensor.name))
-    return made
+MODELS = Path(__file__).parents[2] / "models"
+TARGET = target_named("onnxruntime-cpu")
 
 
-def test_the_noise_of_a_weight_alone_is_that_of_a_model_with_it_alone(
-    residual: ModelProto, quantize_to: QuantizeTo, samples_for, tmp_path: Path
+def trials_of(path: Path, samples: list) -> PlanEvaluator:
+    bench = PreparedModel(path, preset_named("int8"), TARGET)
+    return PlanEvaluator.of(bench, path, samples, bench.calibrate(bench.plan({}), samples, silent))
+
+
+def test_all_codes_make_the_noise_of_the_quantized_model(
+    residual: ModelProto, samples_for: Callable[..., list], tmp_path: Path
 ) -> None:
-    residual = with_alternating_signs(residual)
-    samples, budget = samples_for(residual), replace(PLAIN, latency=0)
-    integers, plain = (replace(PRESETS[name], correct_biases=False) for name in ("int8", "int8-storage"))
-    found = sensitivity(residual, samples, scheme=integers, budget=budget)
-    stored = {one.node: way.sqnr for one in found.nodes for way in one.ways if way.mode is Mode.STORAGE}
-    for name in ("stem", "right"):
-        scheme = plain.excluding(*(stored.keys() - {name}))
-        report = quantize_to(residual, tmp_path / "alone.onnx", scheme=scheme, samples=samples).report
-        assert [one.node for one in report.plan.decisions if one.weights] == [name]
-        assert report.agreement.worst_sqnr == pytest.approx(stored[name], abs=0.05)
+    path = tmp_path / "prepared.onnx"
+    save(prepare(read_model(residual)), path)
+    evaluator = trials_of(path, samples_for(residual, 4))
+    plan = evaluator.bench.plan({})
+    board = QuantizerToggleSession.of(evaluator, plan, Recipe())
+    everything = range(4)
+    silent_codes, joint = board.noises([(), board.sources], everything)
+    assert silent_codes.max() < 1e-9
+    real = evaluator.noise(plan, Recipe())
+    assert joint.shape == real.shape
+    noise, influence = board.everything()
+    assert (noise == joint).all()
+    assert influence.shape == joint.shape
+    assert decibels(worst_output_nsr(joint.sum(0))) == pytest.approx(decibels(worst_output_nsr(real.sum(0))), abs=1.0)
+    some = QuantizerToggleSession.of(evaluator, plan, Recipe(), {"stem"})
+    assert some.sources == (QuantizerId("stem", is_node=True),)
 
 
-def test_a_product_is_told_in_every_way_that_the_runtime_has(perceptron: ModelProto, samples_for) -> None:
-    found = sensitivity(perceptron, samples_for(perceptron), budget=PLAIN)
-    ways = {one.node: one.ways for one in found.nodes}
-    first = [(way.mode, way.weight.per) for way in ways["first"]]
-    assert (Mode.WEIGHT_ONLY, (32,)) in first
-    assert {mode for mode, _ in first} == {Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY, Mode.STORAGE}
-    assert all(way.milliseconds is not None and way.sqnr is not None for way in ways["first"])
+@pytest.mark.parametrize("name", ["resnet", "mobilenet"])
+def test_sums_of_what_codes_make_alone_predict_other_plans(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "prepared.onnx"
+    save(prepare(load(MODELS / f"{name}.onnx")), path)
+    evaluator = trials_of(path, [{"image": one[None]} for one in np.load(MODELS / "data" / "calib.npz")["image"][:4]])
+    bench, full = evaluator.bench, evaluator.bench.plan({})
+    found = measure_sensitivities(QuantizerToggleSession.of(evaluator, full, Recipe()), 4, runs=1000)
+    generator = np.random.default_rng(0)
+    static = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
+    errors = []
+    for share in (0.2, 0.5, 0.8):
+        left = {node: Demotion(Mode.STORAGE, "why") for node in static if generator.random() < share}
+        plan = bench.plan(left)
+        errors.append(
+            decibels(found.of_plan(plan)) - decibels(worst_output_nsr(evaluator.noise(plan, Recipe()).sum(0)))
+        )
+    # Errors of neighbouring codes point the same way more or less often.
+    assert np.median(np.abs(errors)) < 2.5
 
 
-@pytest.mark.parametrize("options", [{"target": "tensorrt"}, {"budget": replace(PLAIN, latency=0)}])
-def test_times_are_none_where_they_are_not_measured(perceptron: ModelProto, samples_for, options: dict) -> None:
-    found = sensitivity(perceptron, samples_for(perceptron), **{"budget": PLAIN, **options})
-    assert {way.milliseconds for one in found.nodes for way in one.ways} == {None}
-    assert {one.milliseconds for one in found.nodes} == {None}
-    assert {one.quantize for one in found.tensors} == {None}
-    assert any(way.sqnr for one in found.nodes for way in one.ways)
+# How noise is divided among what becomes codes.
+
+UNITS = tuple(QuantizerId(f"t{index}") for index in range(32))
 
 
-@pytest.mark.parametrize("scheme", ["int8-storage", "int4-block32", "int8-dynamic"])
-def test_other_modes_are_told_with_their_own_times(perceptron: ModelProto, samples_for, scheme: str) -> None:
-    found = sensitivity(perceptron, samples_for(perceptron), scheme=scheme, budget=PLAIN)
-    wanted = next(one for one in found.nodes if one.node == "first")
-    own = [way for way in wanted.ways if way.mode is wanted.mode]
-    assert own
-    assert all(way.milliseconds is not None and 10 < way.sqnr < 90 for way in own)
+@dataclass
+class Board:
+    """Answers for sources whose noise is known: by source, at two outputs, the second of which has half of it."""
+
+    loud: Mapping[str, float]
+    rest: float = 0.001
+    asked: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    count: int = 3
+
+    @property
+    def sources(self) -> tuple[QuantizerId, ...]:
+        return UNITS
+
+    def noise(self, coded: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
+        self.asked.append(len(coded))
+        self.samples += samples
+        total = sum(self.loud.get(source.name, self.rest) for source in coded)
+        return np.array([[total, total / 2] for _ in samples]) / len(samples)
+
+    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        return (self.noise(coded, samples) for coded in asked)
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        noise = self.noise(UNITS, range(self.count))
+        return noise, np.tile(np.linspace(0.5, 5.0, self.count)[:, None], 2)
+
+    def groups(self, groups: Sequence[Sequence[QuantizerId]]) -> list[NDArray[np.float64]]:
+        return [found[0] for found in self.noises(groups, [0])]
 
 
-def tensor(name: str, sqnr: float | None, quantize: float | None) -> TensorCost:
-    return TensorCost(name, "uint8", sqnr, None, True, "y", quantize, None)
+def spread(board: Board, most: int, negligible: float = 0.0) -> dict[str, float]:
+    [whole] = Board(board.loud, board.rest).groups([UNITS])
+    found = attribute_error(UNITS, board.groups, whole=whole, most=most, negligible=negligible)
+    assert list(found) == list(UNITS)
+    assert all(ratios[1] == pytest.approx(ratios[0] / 2) for ratios in found.values())
+    return {source.name: worst_output_nsr(ratios) for source, ratios in found.items()}
 
 
-def node(name: str, sqnr: float | None, milliseconds: float | None) -> NodeCost:
-    ways = (WayCost(Mode.STATIC, None, 1.0, sqnr), WayCost(Mode.STORAGE, None, 1.0, 90.0)) if sqnr else ()
-    return NodeCost(name, "Conv", Mode.STATIC, milliseconds, ways)
+def test_each_source_is_measured_alone_when_there_is_time() -> None:
+    board = Board({"t3": 1.0, "t20": 0.5})
+    found = spread(board, 32)
+    assert board.asked == [1] * 32
+    assert (found["t3"], found["t20"], found["t0"]) == (1.0, 0.5, 0.001)
 
 
-ROWS = (("b", 30.0, 2.0), ("c", None, None), ("a", 20.0, 1.0), ("d", math.inf, 3.0))
-FOUND = Sensitivity("int8", "t", 4, math.inf, tuple(tensor(*row) for row in ROWS), tuple(node(*row) for row in ROWS))
+def test_few_measurements_find_the_noisiest() -> None:
+    board = Board({"t3": 1.0, "t20": 0.5})
+    found = spread(board, 20, 0.01)
+    assert len(board.asked) <= 20
+    assert sorted(found, key=lambda unit: -found[unit])[:2] == ["t3", "t20"]
+    assert (found["t3"], found["t20"]) == (pytest.approx(1.0, rel=0.05), pytest.approx(0.5, rel=0.05))
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_the_parts_make_the_whole_even_where_errors_point_the_same_way(most: int) -> None:
+    found = attribute_error(
+        UNITS,
+        lambda groups: [np.array([len(group) ** 2 / 1024]) for group in groups],
+        whole=np.ones(1),
+        most=most,
+        negligible=0.0,
+    )
+    assert sum(map(worst_output_nsr, found.values())) == pytest.approx(1.0)
+
+
+def test_the_noise_of_a_group_is_divided_by_likely_shares() -> None:
+    shares = {UNITS[1]: 3.0, UNITS[2]: 0.0, UNITS[3]: 1.0}
+    found = attribute_error(
+        UNITS[:4], lambda groups: [np.ones(1)] * len(groups), whole=np.ones(1), most=1, negligible=0.0, shares=shares
+    )
+    # Of the first none is known.
+    assert [worst_output_nsr(found[unit]) for unit in UNITS[:4]] == pytest.approx([0.2, 0.6, 0.0, 0.2])
+
+
+def test_groups_of_one_size_come_first_and_then_the_noisiest_are_split() -> None:
+    board = Board({"t3": 1.0})
+    found = spread(board, 10)
+    assert board.asked == [4] * 8 + [2] * 2
+    assert found["t2"] == found["t3"] > 100 * found["t0"]
+
+
+@pytest.mark.parametrize(("runs", "again"), [(1000, 32), (57, 7)])
+def test_all_are_measured_on_all_samples_as_far_as_runs_go_and_the_noisiest_first(runs: int, again: int) -> None:
+    board = Board({"t3": 1.0, "t20": 0.5}, rest=1e-4)
+    found = measure_sensitivities(board, 3, runs=runs)
+    assert board.asked == [32, 32, *[1] * 32, *[1] * again]
+    assert found.tensors["t3"] == pytest.approx(1.0)
+    assert found.nodes == {}
+    assert list(found.errors)[:2] == [QuantizerId("t3"), QuantizerId("t20")]
+    assert len(found.errors) == again
+    assert found.alone == set(UNITS)
+    assert found.joint == pytest.approx([1.5 + 30e-4, 0.75 + 15e-4])
+    assert found.of([QuantizerId("t3"), QuantizerId("t20"), QuantizerId("unknown")]) == pytest.approx(1.5)
+
+
+def test_what_is_silent_in_the_sample_that_is_looked_at_first_is_heard_in_others() -> None:
+    class Late(Board):
+        def noise(self, coded: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
+            late = {0: 0.0, 1: 0.0, 2: 5.0}
+            return super().noise(coded, samples) + [
+                [late[sample] * (QuantizerId("t5") in coded)] * 2 for sample in samples
+            ]
+
+    found = measure_sensitivities(Late({"t3": 1.0}), 3, runs=1000)
+    assert found.tensors["t5"] == pytest.approx(5.0, rel=1e-3)
+    assert found.of(UNITS) == pytest.approx(worst_output_nsr(found.joint))
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_what_is_noisy_in_the_sample_that_decides_is_the_noisiest_where_samples_are_weighed(weighed: bool) -> None:
+    class Apart(Board):
+        def noise(self, coded: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
+            # As much of both altogether, in the last sample of one.
+            noise = [float(UNITS[2] in coded) * (sample == 2) + float(UNITS[1] in coded) / 3 for sample in samples]
+            return np.array([[one, one] for one in noise])
+
+    found = measure_sensitivities(Apart({}), 3, runs=1000, weighed=weighed)
+    assert found.joint == pytest.approx([2.0, 2.0])
+    assert (found.tensors["t2"] > 1.5 * found.tensors["t1"]) is weighed
+
+
+def test_without_time_all_sources_share_what_they_do_together() -> None:
+    found = measure_sensitivities(Board({"t3": 1.0}, count=2), 2, runs=0)
+    assert found.alone == frozenset()
+    assert list(found.tensors.values()) == pytest.approx([1.031 / 32] * 32)
+
+
+def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
+    found = measure_sensitivities(Board({"t3": math.nan, "t4": math.inf}, count=2), 2, runs=1000)
+    assert found.tensors["t3"] == found.tensors["t4"] == LARGEST_NSR
+    assert found.of(UNITS) == LARGEST_NSR
+
+
+def test_no_sources_or_samples_have_no_noise() -> None:
+    assert measure_sensitivities(Board({}), 0, runs=10).ratios == {}
+    assert Sensitivities().of(UNITS) == 0.0
+    assert decibels(0.001) == pytest.approx(30.0)
+
+
+def test_the_worst_output_is_that_of_the_sum_and_not_of_each() -> None:
+    found = Sensitivities({UNITS[0]: np.array([0.5, 0.1]), UNITS[1]: np.array([0.1, 0.6])})
+    assert found.of(UNITS) == pytest.approx(0.7)
+    assert found.tensors == {"t0": 0.5, "t1": 0.6}
+
+
+@pytest.mark.parametrize("joint", [0.5, 1.6, 6.4])
+def test_many_codes_make_what_was_measured_of_all_and_few_make_their_sum(joint: float) -> None:
+    sources = tuple(QuantizerId(f"t{index}") for index in range(16))
+    found = Sensitivities(dict.fromkeys(sources, np.array([0.1, 0.0])), joint=np.array([joint, 0.0]))
+    assert found.together(sources) == pytest.approx([joint, 0.0])
+    parts = [worst_output_nsr(found.together(sources[:count])) for count in range(17)]
+    assert parts == sorted(parts)
+    assert parts[0] == 0.0
+    assert parts[1] == pytest.approx(0.1, rel=0.15)
+    # All the way, they are on the side of the sum on which the joint is.
+    sums = [worst_output_nsr(np.array([0.1 * count])) for count in range(17)]
+    assert all((one - summed) * (joint - 1.6) >= -1e-12 for one, summed in zip(parts, sums, strict=True))
+
+
+def test_without_a_joint_measurement_codes_make_their_sum_together() -> None:
+    found = Sensitivities({UNITS[0]: np.array([0.5, 0.1]), UNITS[1]: np.array([0.1, 0.6])})
+    assert found.together(UNITS) == pytest.approx([0.6, 0.7])
+    assert Sensitivities().together(UNITS) == pytest.approx([0.0])
+
+
+def test_weights_have_a_share_of_the_noise() -> None:
+    found = Sensitivities(
+        {QuantizerId("t"): np.array([0.3, 0.1]), QuantizerId("n", is_node=True): np.array([0.1, 0.0])}
+    )
+    assert found.share_of_nodes == pytest.approx(0.25)
+    assert Sensitivities().share_of_nodes == 0.0
+
+
+def test_progress_says_how_many_questions_there_are() -> None:
+    told: list[tuple[int, int]] = []
+    measure_sensitivities(
+        Board({"t3": 1.0}, rest=1e-5, count=2), 2, 1000, lambda done, total: told.append((done, total))
+    )
+    assert told[0] == (1, 32)
+    assert told[-1] == (64, 64)
+    assert all(done <= total for done, total in told)
+
+
+def test_where_runs_take_long_fewer_are_made() -> None:
+    told: list[int] = []
+    measure_sensitivities(Board({"t3": 1.0}, count=2), 2, 1000, lambda done, _: told.append(done), longest=0.0)
+    assert told == []
+
+
+# What each sample counts where noise is measured to choose plans by.
+
+
+def test_the_sample_that_decides_counts_most_and_all_noise_stays_what_it_is() -> None:
+    noises = np.array([[1.0, 0.0], [1.0, 2.0], [8.0, 2.0]])
+    influences = np.array([[-3.0, 1.0], [0.2, 1.0], [50.0, 1.0]])
+    weights = sample_weights(noises, influences)
+    assert (weights * noises).sum(0) == pytest.approx(noises.sum(0))
+    assert weights[0, 0] == weights[1, 0] == pytest.approx(weights[2, 0] / 20)
+    assert weights[:, 1] == pytest.approx(np.ones(3))
+
+
+def test_silence_weighs_alike() -> None:
+    assert sample_weights(np.zeros((3, 1)), np.ones((3, 1))).tolist() == [[1.0]] * 3
 
 
 @pytest.mark.parametrize(
-    ("order", "tensors"), [("graph", "bcad"), ("noise", "abcd"), ("time", "dbac"), ("name", "abcd")]
+    ("noises", "place"),
+    [([1.0], 0), ([1.0, 1.0, 1.0], 1), ([1.0, 9.0, 1.0], 1), ([4.0, 5.0, 6.0, 5.0], 3), ([0.0, 0.0], 0)],
 )
-def test_rows_are_sorted_and_cut(order: str, tensors: str) -> None:
-    found = FOUND.ordered(order)
-    assert order in ORDERS
-    assert "".join(one.tensor for one in found.tensors) == tensors
-    assert [one.tensor for one in FOUND.ordered(order, 2).tensors] == list(tensors[:2])
-    assert [one.node for one in FOUND.ordered(order, 1).nodes] == list(tensors[:1])
+def test_the_first_look_is_at_a_usual_sample_unless_one_has_most_of_the_noise(noises: list[float], place: int) -> None:
+    assert typical_sample(np.array(noises)) == place
 
 
-def test_an_order_that_there_is_not_is_refused_with_the_nearest() -> None:
-    with pytest.raises(SchemeError, match="did you mean 'noise'"):
-        FOUND.ordered("nose")
+# Layers of one kind are asked about together, and the noise of nodes is what their codes were found to add.
+
+BLOCKS = 3
+TEXT = "(float[4,16] x) => (float[4,16] y) {{ {} y = Tanh(h{}) }}"
 
 
-def test_json_has_words_for_infinity() -> None:
-    plain = json.loads(json.dumps(FOUND.to_dict(), allow_nan=False))
-    assert plain["sqnr"] == "Infinity"
-    assert [one["sqnr"] for one in plain["tensors"]] == [30.0, None, 20.0, "Infinity"]
-    assert plain["nodes"][0]["ways"][1]["mode"] == "storage"
+def blocks(build: Callable[..., ModelProto], **weights: object) -> ModelProto:
+    """Return blocks of a wide and a narrow product, as decoders have them."""
+    lines = [
+        f"[wide{n}] a{n} = MatMul({'x' if n == 0 else f'h{n - 1}'}, u{n}) b{n} = Relu(a{n}) "
+        f"[narrow{n}] h{n} = MatMul(b{n}, d{n})"
+        for n in range(BLOCKS)
+    ]
+    shapes = {f"u{n}": (16, 32) for n in range(BLOCKS)} | {f"d{n}": (32, 16) for n in range(BLOCKS)}
+    return build(TEXT.format(" ".join(lines), BLOCKS - 1), **{**shapes, **weights})
 
 
-def test_a_search_that_is_off_is_refused(perceptron: ModelProto, samples_for) -> None:
-    samples: Samples = samples_for(perceptron)
-    with pytest.raises(SchemeError, match="measures nothing"):
-        sensitivity(perceptron, samples, budget="off")
+class Asked:
+    """Nothing but sources, in the order of a plan."""
+
+    def __init__(self, sources: Sequence[QuantizerId]) -> None:
+        self.sources = tuple(sources)
+
+    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        return (np.full((len(samples), 1), float(len(coded))) for coded in asked)
+
+    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.full((2, 1), float(len(self.sources))), np.ones((2, 1))
 
 
-def test_people_are_told_in_a_line_and_notebooks_in_tables() -> None:
-    found = replace(FOUND, sqnr=18.0)
-    assert repr(found) == "Sensitivity(18.0 dB with all as int8 codes for t, on 4 samples; 4 tensors, 4 nodes)"
-    shown = found._repr_html_()
-    assert "<tr><td>b</td><td>uint8</td><td>30.0</td><td>2.000</td></tr>" in shown
-    assert "<tr><td>c</td><td>Conv</td><td>static</td><td>-</td><td>-</td></tr>" in shown
+def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> None:
+    graph = prepare(read_model(blocks(build)))
+    names = [node.name for node in graph.nodes if node.op == "MatMul"]
+    tensors = [node.outputs[0].name for node in graph.nodes if node.op == "MatMul"]
+    given = [*map(QuantizerId, ["x", *tensors]), *(QuantizerId(name, is_node=True) for name in names)]
+    board = ProbeByLayerKind(Asked(given), graph)
+    assert [one.name for one in board.sources if one.is_node] == [
+        *(f"wide{n}" for n in range(BLOCKS)),
+        *(f"narrow{n}" for n in range(BLOCKS)),
+    ]
+    assert [one.name for one in board.sources if not one.is_node] == ["x", "a0", "a1", "a2", "h0", "h1", "h2"]
+    assert [found.tolist() for found in board.noises([given[:2]], [0, 1])] == [[[2.0], [2.0]]]
+
+
+def test_the_noise_of_a_node_is_that_of_its_codes(build: Callable[..., ModelProto]) -> None:
+    graph = prepare(read_model(blocks(build)))
+    plan = make_plan(graph, preset_named("int8"), TARGET)
+    known = {QuantizerId("x"): np.array([0.06]), QuantizerId("wide0", is_node=True): np.array([0.04])}
+    found = {
+        one.node: one for one in sensitivity_by_node(graph, TARGET, lambda: Sensitivities(known))(plan, {Mode.STATIC})
+    }
+    assert found["wide0"].sqnr == pytest.approx(10)
+    assert found["narrow2"].sqnr == np.inf
+    assert sensitivity_by_node(graph, TARGET, lambda: Sensitivities(known))(plan, {Mode.DYNAMIC}) == []
+
+
+def test_of_a_model_above_a_gibibyte_the_layers_that_hurt_most_are_left(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << 10)
+    random = np.random.default_rng(0)
+    samples = [{"x": random.standard_normal((4, 16)).astype(np.float32)} for _ in range(12)]
+    model = blocks(build)
+
+    def quantized(goal: float, search: str) -> Report:
+        budget = Budget(search=search, accuracy="off", latency=0)
+        return quantize(model, samples, tmp_path / "q.onnx", goal=goal, budget=budget).report
+
+    plain = quantized(0, "off").agreement.worst_sqnr
+    found = quantized(plain, "fast")
+    assert found.agreement.worst_sqnr > plain
+    weighted = [one for one in found.plan.decisions if one.weights]
+    left = {one.node for one in weighted if one.mode is not Mode.STATIC}
+    assert 0 < len(left) < len(weighted) == 2 * BLOCKS
+    told = [one.node for one in found.search.sensitivities]
+    assert left == set(told[: len(left)])
+    assert all(math.isfinite(one.sqnr) for one in found.search.sensitivities)
+
+
+def test_the_sensitivity_of_a_model_above_a_gibibyte_is_that_of_a_smaller_one(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    samples = [{"x": random.standard_normal((4, 16)).astype(np.float32)} for _ in range(4)]
+    model, budget = blocks(build), Budget(accuracy="off", latency=0)
+    small = sensitivity(model, samples, budget=budget)
+    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << 10)
+    large = sensitivity(model, samples, budget=budget)
+    assert large.sqnr == pytest.approx(small.sqnr, abs=0.01)
+    for one, other in zip(large.tensors, small.tensors, strict=True):
+        assert one.tensor == other.tensor
+        assert one.sqnr == pytest.approx(other.sqnr, abs=0.01)
+    assert [one.node for one in large.nodes] == [one.node for one in small.nodes]
+    assert {way.mode for one in large.nodes for way in one.ways} == {Mode.STATIC, Mode.STORAGE}
+    assert {way.milliseconds for one in large.nodes for way in one.ways} == {None}

@@ -1,3 +1,5 @@
+"""Tests of prepared_model."""
+
 from __future__ import annotations
 
 import math
