@@ -55,7 +55,17 @@ if TYPE_CHECKING:
     from onnxq.preparing.preparation import prepare
     from onnxq.preparing.rewriting import Verify, run_passes
     from onnxq.report import FidelityError, Report, load_report
-    from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, Pipeline, RewriteRule, RewriteRules
+    from onnxq.rewrite import (
+        Changes,
+        Match,
+        NodePattern,
+        OpsetPatternBuilder,
+        Pass,
+        Pipeline,
+        RewriteContext,
+        RewriteRule,
+        RewriteRules,
+    )
     from onnxq.search.sensitivity_report import Sensitivity
     from onnxq.steps.request import Budget
     from onnxq.training.pipeline import train
@@ -65,7 +75,6 @@ __all__ = [
     "Audio",
     "Auto",
     "Budget",
-    "Call",
     "Changes",
     "Collection",
     "Data",
@@ -87,9 +96,9 @@ __all__ = [
     "Mode",
     "ModelError",
     "MovingAverage",
-    "New",
+    "NodePattern",
     "OnnxqError",
-    "Operators",
+    "OpsetPatternBuilder",
     "Optimized",
     "OutputError",
     "Pass",
@@ -100,6 +109,7 @@ __all__ = [
     "Processes",
     "Quantized",
     "Report",
+    "RewriteContext",
     "RewriteRule",
     "RewriteRules",
     "Rule",
@@ -165,11 +175,11 @@ _HOMES = {
     "onnxq.calibration.calibrate": ("Collection",),
     "onnxq.calibration.workers": ("Processes",),
     "onnxq.rewrite": (
-        "Call",
+        "NodePattern",
         "Changes",
         "Match",
-        "New",
-        "Operators",
+        "RewriteContext",
+        "OpsetPatternBuilder",
         "Pass",
         "Pipeline",
         "RewriteRule",

@@ -15,7 +15,16 @@ from onnxq.ir import Constant, Graph, Names, Node, Variable, all_nodes, replace_
 from onnxq.ir.elements import Tensor
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes.cleanup import UpgradeOpset
-from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule, RewriteRules
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+    RewriteRules,
+)
 from onnxq.rewrite.soundness import may_widen
 
 
@@ -37,7 +46,7 @@ FIRST_OPSET: Final = 8
 """The opset from which on Max and Min broadcast, and `rectified` can be written."""
 
 
-def rectified(new: New, data: Tensor, slope: NDArray[np.floating[Any]]) -> Any:
+def rectified(new: RewriteContext, data: Tensor, slope: NDArray[np.floating[Any]]) -> Any:
     """Return data with a slope of its own in each channel below zero: PRelu, for which it takes onnxruntime longer.
 
     Args:
@@ -70,53 +79,52 @@ _Operand = Any
 class MergeClamps(RewriteRule):
     """Max, Min, Clip and Relu by constants, and two of them in a row, are one Clip or Relu.
 
+    ``Min(Max(x, a), b) -> Clip(x, a, b)``
+
     A Clip that limits nothing goes. A Clip without a limit has the largest number of its type as one; Max, Min and Relu
     have none there, so that infinite values pass.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Look for two in a row, and for each alone but Relu."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x = op.any("x")
         pairs = [outer for inner in _clamps(op, x, "inner") for outer in _clamps(op, inner, "outer")]
         return (*pairs, *_clamps(op, x, "outer")[1:])
 
-    def obstacle(self, found: Match) -> str:
-        """Return why they stay."""
-        if found.opset < 6:
+    def check(self, match: Match) -> str:
+        if match.opset < 6:
             return "operators of this opset have no such limits"
-        if isinstance(found.x, Constant):
+        if isinstance(match.x, Constant):
             return "its data is constant"
-        dtype = np.dtype(found.x.dtype or "O")
+        dtype = np.dtype(match.x.dtype or "O")
         if dtype.kind != "f":
             return "its data is not known to be floating point"
-        limits = _limits(found, dtype)
+        limits = _limits(match, dtype)
         if limits is None or not limits[0] <= limits[1]:
             return "its limits are computed, or cross"
-        rank = 0 if found.x.shape is None else len(found.x.shape)
-        if any(len(tensor.shape) > rank for node in found.nodes for tensor in _operands(node)):
+        rank = 0 if match.x.shape is None else len(match.x.shape)
+        if any(len(tensor.shape) > rank for node in match.nodes for tensor in _operands(node)):
             return "its limit may raise the rank"
-        if len(found.nodes) == 1 and found.outer.op == "Clip" and limits not in _NO_CLIP:
+        if len(match.nodes) == 1 and match.outer.op == "Clip" and limits not in _NO_CLIP:
             return "it is a Clip already"
         return ""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the one operator, or none."""
-        limits = _limits(found, np.dtype(found.x.dtype))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        limits = _limits(match, np.dtype(match.x.dtype))
         assert limits is not None, "looked at before"
         if limits in _NO_CLIP:
-            return found.x if limits[0] else new.Relu(found.x)
-        most = float(np.finfo(found.x.dtype).max)
+            return match.x if limits[0] else new.Relu(match.x)
+        most = float(np.finfo(match.x.dtype).max)
         lowest, highest = limits[0] if limits[0] != -most else None, limits[1] if limits[1] != most else None
-        if found.opset < _LIMITS_ARE_INPUTS:
-            return new.Clip(found.x, min=lowest, max=highest)
-        return new.Clip(found.x, lowest, *([] if highest is None else [highest]))
+        if match.opset < _LIMITS_ARE_INPUTS:
+            return new.Clip(match.x, min=lowest, max=highest)
+        return new.Clip(match.x, lowest, *([] if highest is None else [highest]))
 
 
 _LIMITS_ARE_INPUTS = 11
 _NO_CLIP = ((-np.inf, np.inf), (0.0, np.inf))
 
 
-def _clamps(op: Operators, x: _Operand, name: str) -> list[Call]:
+def _clamps(op: OpsetPatternBuilder, x: _Operand, name: str) -> list[NodePattern]:
     limit = op.scalar(f"{name} limit")
     return [
         op.Relu(x, name=name),
@@ -126,11 +134,11 @@ def _clamps(op: Operators, x: _Operand, name: str) -> list[Call]:
     ]
 
 
-def _limits(found: Match, dtype: np.dtype[Any]) -> tuple[float, float] | None:
+def _limits(match: Match, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     """Return between what the values lie behind all nodes of a match, or None if that is not known."""
     most = float(np.finfo(dtype).max)
-    outer = _limits_of(found.outer, most)
-    inner = _limits_of(found.inner, most) if "inner" in found.values else (-np.inf, np.inf)
+    outer = _limits_of(match.outer, most)
+    inner = _limits_of(match.inner, most) if "inner" in match.values else (-np.inf, np.inf)
     if outer is None or inner is None or not outer[0] <= outer[1]:
         return None
     low, high = (float(min(max(limit, outer[0]), outer[1])) for limit in inner)
@@ -165,11 +173,12 @@ def _operands(node: Node) -> list[Constant]:
 class UseLeakyRelu(RewriteRule):
     """Rectifiers with a slope below zero are LeakyRelu, or where each channel has its own, two or three nodes.
 
+    ``Sub(Relu(x), Mul(Relu(Neg(x)), a)) -> LeakyRelu(x, alpha=a)``
+
     These are faster than the one that PRelu would be. The formula with ``x - abs(x)`` stays: it makes NaN of infinity.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Look for each form."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x, slope = op.any("x"), op.constant("slope")
         positive, turned = op.Relu(x), op.Relu(op.Neg(x))
         return (
@@ -180,46 +189,43 @@ class UseLeakyRelu(RewriteRule):
             op.Max(x, op.Mul(x, op.scalar("slope"))),
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        dtype = np.dtype(found.x.dtype or "O")
-        if found.opset < 7 or dtype.kind != "f" or found.x.shape is None:
+    def check(self, match: Match) -> str:
+        dtype = np.dtype(match.x.dtype or "O")
+        if match.opset < 7 or dtype.kind != "f" or match.x.shape is None:
             return "its data is not known to be floating point, or of unknown rank"
-        slope = _slope(found)
-        if may_widen(found.nodes, found.x):
+        slope = _slope(match)
+        if may_widen(match.nodes, match.x):
             return "a constant may raise the rank"
         if not np.isfinite(slope).all():
             return "its slope is not finite"
-        if found.root.op == "PRelu" and not _is_one(slope):
+        if match.root.op == "PRelu" and not _is_one(slope):
             return "each channel has a slope of its own"
-        if found.root.op == "Max" and not 0 < slope.item() <= 1:
+        if match.root.op == "Max" and not 0 < slope.item() <= 1:
             return "its slope is not between 0 and 1"
         if _is_one(slope) and float(np.float32(slope.reshape(-1)[0])) != float(slope.reshape(-1)[0]):
             return "LeakyRelu has a slope of single precision"
-        if not _is_one(slope) and (found.opset < FIRST_OPSET or not is_extreme_of_two(slope)):
+        if not _is_one(slope) and (match.opset < FIRST_OPSET or not is_extreme_of_two(slope)):
             return "its slopes lie on both sides of 1, or its opset has nothing faster"
-        fits = found.root.op == "PRelu" or _fits(slope.shape, found.x.shape)
+        fits = match.root.op == "PRelu" or _fits(slope.shape, match.x.shape)
         return "" if fits else "its slope is not known to fit its data"
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the LeakyRelu, or what chooses between data and product."""
-        slope = _slope(found)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        slope = _slope(match)
         if not _is_one(slope):
-            return rectified(new, found.x, slope)
-        return new.LeakyRelu(found.x, alpha=float(slope.reshape(-1)[0]))
+            return rectified(new, match.x, slope)
+        return new.LeakyRelu(match.x, alpha=float(slope.reshape(-1)[0]))
 
 
-def _below_zero(op: Operators, x: Any) -> tuple[Call, ...]:
+def _below_zero(op: OpsetPatternBuilder, x: Any) -> tuple[NodePattern, ...]:
     return op.Min(x, 0.0), op.Clip(x, -np.inf, 0.0), op.Clip(x, min=-np.inf, max=0.0)
 
 
-def _slope(found: Match) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = found.slope.values
-    return -values if "turned" in found.values else values
+def _slope(match: Match) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = match.slope.values
+    return -values if "turned" in match.values else values
 
 
 def _is_one(slope: npt.NDArray[Any]) -> bool:
@@ -234,23 +240,22 @@ def _fits(slope: tuple[int, ...], data: Any) -> bool:
 class SplitPRelus(RewriteRule):
     """PRelu with constant slopes is the greater of its data and that times the slopes, or the lesser of steep slopes.
 
+    ``PRelu(x, a) -> Max(x, Mul(x, a))``
+
     For slopes on both sides of 1 it is ``relu(x) + min(x, 0) * slope``. These nodes take onnxruntime a third
     of the time, and are what other exporters write.
     """
 
-    def pattern(self, op: Operators) -> Call:
-        """Look for slopes that nobody computes."""
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.PRelu(op.any("x"), op.constant("slope"))
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        if found.slope.dtype.kind != "f" or not np.isfinite(found.slope.values).all():
+    def check(self, match: Match) -> str:
+        if match.slope.dtype.kind != "f" or not np.isfinite(match.slope.values).all():
             return "its slopes are no finite floats"
-        return "" if found.opset >= FIRST_OPSET else f"what it would become came with opset {FIRST_OPSET}"
+        return "" if match.opset >= FIRST_OPSET else f"what it would become came with opset {FIRST_OPSET}"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the product and what chooses."""
-        return rectified(new, found.x, found.slope.values)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return rectified(new, match.x, match.slope.values)
 
 
 # HardSigmoid and HardSwish --------------------------------------------------------------------------------------------
@@ -260,15 +265,17 @@ _WIDEST = 4
 
 
 class UseHardSwish(RewriteRule):
-    """A sixth of x + 3 between 0 and 6 is HardSigmoid, and x times that is HardSwish where the opset has it."""
+    """A sixth of x + 3 between 0 and 6 is HardSigmoid, and x times that is HardSwish where the opset has it.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Look for the formulas, and for HardSigmoid times its data."""
+    ``Mul(x, Div(Clip(Add(x, 3), 0, 6), 6)) -> HardSwish(x)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x = op.any("x")
         moved = op.Add(x, 3.0)
-        forms: list[Call] = [op.Mul(x, op.HardSigmoid(x, name="gate"))]
-        by_sixth: Callable[[Any], Call] = lambda value: op.Mul(value, 1 / 6)  # noqa: E731
-        by_six: Callable[[Any], Call] = lambda value: op.Div(value, 6.0)  # noqa: E731
+        forms: list[NodePattern] = [op.Mul(x, op.HardSigmoid(x, name="gate"))]
+        by_sixth: Callable[[Any], NodePattern] = lambda value: op.Mul(value, 1 / 6)  # noqa: E731
+        by_six: Callable[[Any], NodePattern] = lambda value: op.Div(value, 6.0)  # noqa: E731
         sixths = (by_sixth, by_six)
         for limited in (op.Clip(moved, 0.0, 6.0), op.Clip(moved, min=0.0, max=6.0)):
             for scaled in sixths:
@@ -278,31 +285,28 @@ class UseHardSwish(RewriteRule):
                 forms.append(op.Mul(scaled(x), limited))
         return tuple(forms)
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        dtype = np.dtype(found.x.dtype or "O")
-        if found.opset < 7 or dtype.kind != "f" or dtype.itemsize > _WIDEST:
+    def check(self, match: Match) -> str:
+        dtype = np.dtype(match.x.dtype or "O")
+        if match.opset < 7 or dtype.kind != "f" or dtype.itemsize > _WIDEST:
             return "its data is not known to be floats of 32 bits or fewer"
-        if may_widen(found.nodes, found.x):
+        if may_widen(match.nodes, match.x):
             return "a constant may raise the rank"
-        if "gate" not in found.values:
+        if "gate" not in match.values:
             return ""
-        if found.opset < 14:
+        if match.opset < 14:
             return "HardSwish came with opset 14"
-        return "" if has_slope_of_sixth(found.gate) else "its slope is not one sixth"
+        return "" if has_slope_of_sixth(match.gate) else "its slope is not one sixth"
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the one node, or two where the opset has no HardSwish."""
-        reads = [tensor for node in found.nodes for tensor in node.inputs if tensor is found.x]
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        reads = [tensor for node in match.nodes for tensor in node.inputs if tensor is match.x]
         multiplied = len(reads) > 1
-        if multiplied and found.opset >= 14:
-            return new.HardSwish(found.x)
-        gate = new.HardSigmoid(found.x, alpha=1 / 6, beta=0.5)
-        return new.Mul(found.x, gate) if multiplied else gate
+        if multiplied and match.opset >= 14:
+            return new.HardSwish(match.x)
+        gate = new.HardSigmoid(match.x, alpha=1 / 6, beta=0.5)
+        return new.Mul(match.x, gate) if multiplied else gate
 
 
 def has_slope_of_sixth(gate: Node) -> bool:
@@ -317,6 +321,8 @@ _OPSET = 14
 class JoinHardSwishes(Pass):
     """Bring a model to the opset of HardSwish that has it in two nodes, and use it.
 
+    ``Mul(x, HardSigmoid(x)) -> HardSwish(x)``
+
     OpenVINO knows the one node, and the formula of older exporters, but not the two, of which it makes kernels of their
     own and changes of layout around them.
     """
@@ -329,7 +335,7 @@ class JoinHardSwishes(Pass):
         try:
             UpgradeOpset(_OPSET).apply(graph)
         except ModelError as error:
-            return Changes(left=tuple((name, str(error)) for name in gates))
+            return Changes(skipped=tuple((name, str(error)) for name in gates))
         infer_shapes(graph)
         return RewriteRules((UseHardSwish(),)).apply(graph)
 
@@ -347,6 +353,8 @@ _HARD_SLOPE, _HARD_MIDDLE = 1 / 6, 0.5
 
 class SplitHardSwishes(Pass):
     """Replace HardSwish by HardSigmoid and Mul, as onnxruntime does when it loads a model.
+
+    ``HardSwish(x) -> Mul(x, HardSigmoid(x))``
 
     Nothing is gained or lost in float, and each of the two can be planned as integers.
     """
@@ -375,26 +383,25 @@ class SplitHardSwishes(Pass):
 class SplitSwishes(RewriteRule):
     """Swish is x times the Sigmoid of x, or of x times its slope.
 
+    ``Swish(x, alpha) -> Mul(x, Sigmoid(Mul(x, alpha)))``
+
     Runtimes know the two by heart: they fuse them in float, and have integer kernels for each.
     """
 
-    def pattern(self, op: Operators) -> Call:
-        """Look for the operator of opset 24."""
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Swish(op.any("x"))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse a slope whose type is not known."""
-        return "the type of its data is not known" if _swish_slope(found) != 1 and found.x.dtype is None else ""
+    def check(self, match: Match) -> str:
+        return "the type of its data is not known" if _swish_slope(match) != 1 and match.x.dtype is None else ""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the gate and the product."""
-        slope = _swish_slope(found)
-        steep = found.x if slope == 1 else new.Mul(found.x, slope)
-        return new.Mul(found.x, new.Sigmoid(steep))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        slope = _swish_slope(match)
+        steep = match.x if slope == 1 else new.Mul(match.x, slope)
+        return new.Mul(match.x, new.Sigmoid(steep))
 
 
-def _swish_slope(found: Match) -> float:
-    return float(found.root.attrs.get("alpha", 1.0))
+def _swish_slope(match: Match) -> float:
+    return float(match.root.attrs.get("alpha", 1.0))
 
 
 # GELU -----------------------------------------------------------------------------------------------------------------
@@ -406,32 +413,30 @@ _SLOPE = math.sqrt(2 / math.pi)
 class UnifyGeluArgument(RewriteRule):
     """What Erf and Tanh of GELU read is spelled ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
 
+    ``Erf(Mul(x, sqrt(0.5))) -> Erf(Div(x, sqrt(2)))``
+
     With Div and Pow, as `FuseGelu` and runtimes look for them.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return the other spellings."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         erf = op.Erf(op.Mul(op.any("x"), math.sqrt(0.5)))
         return (erf, *(op.Tanh(argument) for argument in _arguments(op)))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse constants that widen the data."""
-        return "its constants may have more dimensions than its data" if may_widen(found.nodes, found.x) else ""
+    def check(self, match: Match) -> str:
+        return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the argument and the function."""
-        x = found.x
-        if found.root.op == "Erf":
-            return new.like(found.root, new.Div(x, math.sqrt(2)))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        x = match.x
+        if match.root.op == "Erf":
+            return new.like(match.root, new.Div(x, math.sqrt(2)))
         cubic = new.Add(x, new.Mul(new.Pow(x, 3.0), _CUBIC))
-        return new.like(found.root, new.Mul(cubic, _SLOPE))
+        return new.like(match.root, new.Mul(cubic, _SLOPE))
 
 
-def _arguments(op: Operators) -> Iterator[Call]:
+def _arguments(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
     """Yield the spellings with the cube or the square multiplied out, and with x or the slope factored out."""
     x = op.any("x")
     squares = (op.Mul(op.Mul(x, _CUBIC), x), op.Mul(op.Mul(x, x), _CUBIC), op.Mul(op.Pow(x, 2.0), _CUBIC))
@@ -461,25 +466,21 @@ class FuseGelu(RewriteRule):
     with Div and Pow, of which `UnifyGeluArgument` takes care; other rules leave them as they are.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return every order of the factors, the rarest operator first."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         return tuple(_forms(op))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse what is in its best form already, and constants that widen the data."""
-        if found.opset < _FIRST_OPSET and "odd" not in found.values:
+    def check(self, match: Match) -> str:
+        if match.opset < _FIRST_OPSET and "is_noncanonical" not in match.values:
             return f"ONNX has Gelu from opset {_FIRST_OPSET} on"
-        return "its constants may have more dimensions than its data" if may_widen(found.nodes, found.x) else ""
+        return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make one Gelu, or the known spelling of it."""
-        x = found.x
-        exact = any(node.op == "Erf" for node in found.nodes)
-        if found.opset >= _FIRST_OPSET:
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        x = match.x
+        exact = any(node.op == "Erf" for node in match.nodes)
+        if match.opset >= _FIRST_OPSET:
             return new.Gelu(x, approximate=None if exact else "tanh")
         if exact:
             # Halved first, for twice x may leave the range.
@@ -488,15 +489,15 @@ class FuseGelu(RewriteRule):
         return new.Mul(new.Mul(x, 0.5), new.Add(new.Tanh(new.Mul(cubic, _SLOPE)), 1.0))
 
 
-def _forms(op: Operators) -> Iterator[Call]:
+def _forms(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
     """Yield every order of the factors; runtimes know two with Erf and one with Tanh."""
     x = op.any("x")
     cubic = op.Add(x, op.Mul(op.Pow(x, 3.0), _CUBIC))
     for inner, last in (
         (op.Erf(op.Div(x, math.sqrt(2))), ""),
-        (op.Tanh(op.Mul(cubic, _SLOPE)), "odd"),
+        (op.Tanh(op.Mul(cubic, _SLOPE)), "is_noncanonical"),
     ):
         one_and = op.Add(inner, 1.0)
         yield op.Mul(one_and, op.Mul(x, 0.5))
         yield op.Mul(op.Mul(one_and, x, name=last), 0.5)
-        yield op.Mul(op.Mul(one_and, 0.5, name="odd"), x)
+        yield op.Mul(op.Mul(one_and, 0.5, name="is_noncanonical"), x)

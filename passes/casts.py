@@ -24,34 +24,34 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.constant_folding import computed
 from onnxq.rewrite.soundness import Uses
 
 
 class MergeCasts(RewriteRule):
-    """A Cast to the type that the tensor has is nothing; of two Casts the first goes where it loses nothing."""
+    """A Cast to the type that the tensor has is nothing; of two Casts the first goes where it loses nothing.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return both forms."""
+    ``Cast(Cast(x, float32), float16) -> Cast(x, float16)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         return (
-            op.Cast(op.Cast(op.any("x"), name="first", shared=True), name="last"),
+            op.Cast(op.Cast(op.any("x"), name="first", allow_other_consumers=True), name="last"),
             op.Cast(op.any("x"), name="last"),
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why the type may matter."""
-        known, last = onnx_dtype(found.x), found.last.attrs.get("to")
+    def check(self, match: Match) -> str:
+        known, last = onnx_dtype(match.x), match.last.attrs.get("to")
         if not known:
             return "the type of its input is not known"
-        if "first" not in found.values:
+        if "first" not in match.values:
             return "" if known == last else "it changes the type"
-        types = [numpy_dtype(number or 0) for number in (known, found.first.attrs.get("to"), last)]
+        types = [numpy_dtype(number or 0) for number in (known, match.first.attrs.get("to"), last)]
         return "" if _loses_nothing(*types) else "the Cast before it may lose something"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Leave out what does nothing."""
-        return new.like(found.last, found.x) if "first" in found.values else found.x
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.like(match.last, match.x) if "first" in match.values else match.x
 
 
 def _loses_nothing(source: Any, between: Any, last: Any) -> bool:
@@ -73,20 +73,20 @@ def _holds(wide: Any, narrow: Any) -> bool:
 
 
 class ReplaceCastLike(RewriteRule):
-    """CastLike to a type that is known is a Cast."""
+    """CastLike to a type that is known is a Cast.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return a CastLike."""
+    ``CastLike(x, y) -> Cast(x, to=type of y)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.CastLike(op.any("x"), op.any("like"), name="cast")
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        return "" if onnx_dtype(found.like) else "the type to cast to is not known"
+    def check(self, match: Match) -> str:
+        return "" if onnx_dtype(match.like) else "the type to cast to is not known"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Name the type."""
-        saturate = found.cast.attrs.get("saturate") if found.opset >= 19 else None
-        return new.Cast(found.x, to=onnx_dtype(found.like), saturate=saturate)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        saturate = match.cast.attrs.get("saturate") if match.opset >= 19 else None
+        return new.Cast(match.x, to=onnx_dtype(match.like), saturate=saturate)
 
 
 # Float16 and bfloat16 -------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class WidenFloats(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Widen; ``changed`` holds the names of the constants and nodes."""
         if obstacle := _obstacle(graph):
-            return Changes(left=((graph.name, obstacle),))
+            return Changes(skipped=((graph.name, obstacle),))
         names = Names(graph)
         border = {*graph.inputs, *(tensor for tensor in graph.outputs if _is_half(tensor))}
         border.update(tensor for tensor in graph.initializers if tensor.overridable_input is not None)

@@ -32,7 +32,7 @@ from onnxq.ir import (
     strip_metadata,
 )
 from onnxq.onnx_api import upgrade_opset
-from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.patterns import COMMUTATIVE
 from onnxq.rewrite.shapes import broadcast
 
@@ -95,30 +95,30 @@ def _dropout_obstacle(node: Node, opset: int) -> str:
 
 
 class DropWheres(RewriteRule):
-    """A Where whose condition is constant, and the same everywhere, is the operand that it takes."""
+    """A Where whose condition is constant, and the same everywhere, is the operand that it takes.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return a Where of a constant condition."""
+    ``Where(true, x, y) -> x``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Where(op.constant("condition"), op.any("x"), op.any("y"))
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        values = found.condition.values
+    def check(self, match: Match) -> str:
+        values = match.condition.values
         if not values.size or (values.any() and not values.all()):
             return "its condition differs from entry to entry"
-        shapes = [_named(tensor) for tensor in (found.condition, found.x, found.y)]
+        shapes = [_named(tensor) for tensor in (match.condition, match.x, match.y)]
         if None in shapes:
             return "the shape of an operand is not known"
-        made, taken = broadcast(shapes), _named(_taken(found))
+        made, taken = broadcast(shapes), _named(_taken(match))
         return "" if made == taken and None not in made else "what it takes has another shape than what it makes"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Take the operand."""
-        return _taken(found)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return _taken(match)
 
 
-def _taken(found: Match) -> Any:
-    return found.x if found.condition.values.all() else found.y
+def _taken(match: Match) -> Any:
+    return match.x if match.condition.values.all() else match.y
 
 
 def _named(tensor: Any) -> Any:

@@ -402,7 +402,9 @@ class FixInitializers(Pass):
         is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
         is_habit = len(listed) == len(graph.initializers) > 1 and any(_holds_weights(node) for node in graph.nodes)
         if not is_old and not is_habit:
-            return Changes(left=tuple((tensor.name, "is listed as an input, as others are not") for tensor in listed))
+            return Changes(
+                skipped=tuple((tensor.name, "is listed as an input, as others are not") for tensor in listed)
+            )
         for tensor in listed:
             tensor.overridable_input = None
         return Changes(tuple(tensor.name for tensor in listed))

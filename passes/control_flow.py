@@ -269,11 +269,11 @@ class ScanCells(Pass):
         left = {node: problem for node in found if (problem := _obstacle(node))}
         reasons = tuple((_name(node), problem) for node, problem in left.items())
         if len(left) == len(found):
-            return Changes(left=reasons)
+            return Changes(skipped=reasons)
         try:
             UpgradeOpset(_OPSET).apply(graph)
         except ModelError as error:
-            return Changes(left=(*reasons, *((_name(node), str(error)) for node in found if node not in left)))
+            return Changes(skipped=(*reasons, *((_name(node), str(error)) for node in found if node not in left)))
         infer_shapes(graph)
         names = Names(graph)
         # The upgrade makes new nodes.

@@ -27,7 +27,7 @@ from onnxq.ir import (
     sole_consumer,
 )
 from onnxq.passes.activations import is_gelu_before_halving
-from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, rank, stays_in_range, stored
 
 Array = npt.NDArray[Any]
@@ -36,6 +36,8 @@ Doubles = npt.NDArray[np.float64]
 
 class FuseBatchNorm(Pass):
     """Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
+
+    ``BatchNormalization(Conv(x, W, B), s, b, m, v) -> Conv(x, W * k, (B - m) * k + b) with k = s / sqrt(v)``
 
     The same written as Mul, Div, Add or Sub by a constant per channel is folded too. A shift behind a MatMul, which
     has no bias, becomes one Add. Leaves it when the producer has another consumer or stands in another graph, when a
@@ -246,10 +248,12 @@ Folded: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
 
 
 class FoldIntoBatchNorm(RewriteRule):
-    """What scales and shifts channels behind a BatchNormalization becomes a part of its scale and bias."""
+    """What scales and shifts channels behind a BatchNormalization becomes a part of its scale and bias.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Look for Mul, Add and BatchNormalization by constants behind one."""
+    ``Add(Mul(BatchNormalization(x, s, b, m, v), k), c) -> BatchNormalization(x, s * k, b * k + c, m, v)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         names = ("scale", "bias", "mean", "variance")
         norm = op.BatchNormalization(op.any("x"), *map(op.constant, names), name="norm")
         again = [op.constant(name) for name in ("scale2", "bias2", "mean2", "variance2")]
@@ -259,63 +263,60 @@ class FoldIntoBatchNorm(RewriteRule):
             op.BatchNormalization(norm, *again, name="second"),
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        if found.opset < 7:
+    def check(self, match: Match) -> str:
+        if match.opset < 7:
             return "operands of this opset lie along an axis"
-        if isinstance(own := affine_of(found.norm), str):
+        if isinstance(own := affine_of(match.norm), str):
             return own
-        if found.x.dtype is None or found.x.shape is None or len(found.x.shape) < 2:
+        if match.x.dtype is None or match.x.shape is None or len(match.x.shape) < 2:
             return "the type of its data is not known"
-        affine = _affine_behind_norm(found)
+        affine = _affine_behind_norm(match)
         if isinstance(affine, str):
             return affine
-        if not stays_in_range(affine[0], found.scale.dtype):
+        if not stays_in_range(affine[0], match.scale.dtype):
             return "its factors are too far from 1"
         # Runtimes divide the scale by the deviation of its channel.
-        whole = stored(own[0] * affine[0], found.scale.dtype) is not None
+        whole = stored(own[0] * affine[0], match.scale.dtype) is not None
         return (
-            "" if whole and _folded_into_norm(found, *affine) is not None else "its scale or bias would leave the range"
+            "" if whole and _folded_into_norm(match, *affine) is not None else "its scale or bias would leave the range"
         )
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make one BatchNormalization."""
-        affine = _affine_behind_norm(found)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        affine = _affine_behind_norm(match)
         assert not isinstance(affine, str), "looked at before"
-        folded = _folded_into_norm(found, *affine)
+        folded = _folded_into_norm(match, *affine)
         assert folded is not None, "looked at before"
         operands = new.constant(folded[0], "scale"), new.constant(folded[1], "bias")
-        return new.like(found.norm, found.x, *operands, found.mean, found.variance)
+        return new.like(match.norm, match.x, *operands, match.mean, match.variance)
 
 
-def _affine_behind_norm(found: Match) -> tuple[Doubles_, Doubles_] | str:
+def _affine_behind_norm(match: Match) -> tuple[Doubles_, Doubles_] | str:
     """Return factor and shift of each channel, or why they are not known."""
-    rank, channels = len(found.x.shape), found.scale.shape[0]
-    if "second" in found.values:
-        affine = affine_of(found.second)
+    rank, channels = len(match.x.shape), match.scale.shape[0]
+    if "second" in match.values:
+        affine = affine_of(match.second)
         same = isinstance(affine, str) or affine[0].size == channels
         return affine if same else "it has another number of channels"
-    operand = found.values["factor" if found.root.op == "Mul" else "shift"]
+    operand = match.values["factor" if match.root.op == "Mul" else "shift"]
     wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
     if len(operand.shape) > rank or any(axis != 1 - rank for axis in wide):
         return "its constant does not vary along the channels alone"
     values = np.asarray(operand.values, np.float64).reshape(-1)
     if values.size not in (1, channels):
         return "it has another number of channels"
-    return (values, np.zeros(1)) if found.root.op == "Mul" else (np.ones(1), values)
+    return (values, np.zeros(1)) if match.root.op == "Mul" else (np.ones(1), values)
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _folded_into_norm(found: Match, factor: Doubles_, shift: Doubles_) -> Folded | None:
+def _folded_into_norm(match: Match, factor: Doubles_, shift: Doubles_) -> Folded | None:
     """Return the new scale and bias, or None if their type cannot hold them."""
-    scale, bias = (np.asarray(tensor.values, np.float64) for tensor in (found.scale, found.bias))
-    made = stored(scale * factor, found.scale.dtype, scale, factor)
+    scale, bias = (np.asarray(tensor.values, np.float64) for tensor in (match.scale, match.bias))
+    made = stored(scale * factor, match.scale.dtype, scale, factor)
     factors = () if shift.any() else (bias, factor)
-    added = stored(np.broadcast_to(bias * factor + shift, bias.shape), found.bias.dtype, *factors)
+    added = stored(np.broadcast_to(bias * factor + shift, bias.shape), match.bias.dtype, *factors)
     return None if made is None or added is None else (made, added)
 
 
@@ -330,13 +331,14 @@ _PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
 class FoldIntoNextProduct(RewriteRule):
     """What scales and shifts channels in front of a convolution or Gemm becomes a part of its weight and bias.
 
+    ``Conv(Add(Mul(x, k), c), W, B) -> Conv(x, W * k, B + W c)``
+
     That is Mul, Add and BatchNormalization by constants, unless the product in front of them can take them, or they
     are a part of Gelu, which runtimes compute as a whole. A shift stays in front of a convolution that pads, and in
     front of a MatMul, which has no bias.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Look for each of them in front of each product."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x, w, b = op.any("x"), op.constant("w"), op.optional("b")
         affine = (
             op.Mul(x, op.constant("factor"), name="affine"),
@@ -348,48 +350,45 @@ class FoldIntoNextProduct(RewriteRule):
             op.MatMul(affine[0], w, name="product"),
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        if found.opset < 7:
+    def check(self, match: Match) -> str:
+        if match.opset < 7:
             return "operands of this opset lie along an axis"
-        producer = found.x.inputs[0] if found.x.inputs else None
-        if isinstance(found.x, Constant) or (producer is not None and _takes(producer, found.x)):
+        producer = match.x.inputs[0] if match.x.inputs else None
+        if isinstance(match.x, Constant) or (producer is not None and _takes(producer, match.x)):
             return "what is in front can take it"
-        if is_gelu_before_halving(found.x):
+        if is_gelu_before_halving(match.x):
             return "it is a part of Gelu"
-        if reason := _product_obstacle(found):
+        if reason := _product_obstacle(match):
             return reason
-        affine = _affine_in_front(found)
+        affine = _affine_in_front(match)
         if isinstance(affine, str):
             return affine
         factor, shift = affine
-        if shift.any() and (reason := _shift_obstacle(found)):
+        if shift.any() and (reason := _shift_obstacle(match)):
             return reason
-        if not stays_in_range(factor, found.w.dtype) or not keeps_digits(shift, found.w.dtype):
+        if not stays_in_range(factor, match.w.dtype) or not keeps_digits(shift, match.w.dtype):
             return "its factors are too far from 1, or its shifts are too large"
         return (
             ""
-            if _folded_into_next(found, factor, shift) is not None
+            if _folded_into_next(match, factor, shift) is not None
             else "the weight would leave the range of its type"
         )
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the product with another weight and bias."""
-        affine = _affine_in_front(found)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        affine = _affine_in_front(match)
         assert not isinstance(affine, str), "looked at before"
-        folded = _folded_into_next(found, *affine)
+        folded = _folded_into_next(match, *affine)
         assert folded is not None, "looked at before"
         weight, bias = folded
-        added = [found.values.get("b")] if found.product.op != "MatMul" else []
+        added = [match.values.get("b")] if match.product.op != "MatMul" else []
         if affine[1].any():
             added = [new.constant(bias, "bias")]
         while added and added[-1] is None:
             added.pop()
-        return new.like(found.product, found.x, new.constant(weight, "weight"), *added)
+        return new.like(match.product, match.x, new.constant(weight, "weight"), *added)
 
 
 def _takes(producer: Node, made: Tensor) -> bool:
@@ -399,20 +398,20 @@ def _takes(producer: Node, made: Tensor) -> bool:
     return isinstance(producer.inputs[1], Constant)
 
 
-def _product_obstacle(found: Match) -> str:
-    product, weight = found.product, found.w
+def _product_obstacle(match: Match) -> str:
+    product, weight = match.product, match.w
     if weight.dtype.kind != "f" or len(weight.outputs) > 1:
         return f"others read the weight of {product.name}, or it is not floating point"
     if product.op in ("Conv", "ConvTranspose"):
         return "" if len(weight.shape) > 2 else f"the weight of {product.name} has rank {len(weight.shape)}"
     if len(weight.shape) != 2 or product.attrs.get("transA", 0):
         return f"{product.name} is no product of rows and a matrix"
-    tied = found.uses is not None and found.uses.is_like_a_table(weight)
+    tied = match.uses is not None and match.uses.is_like_a_table(weight)
     return f"the weight of {product.name} may be a table that is looked up too" if tied else ""
 
 
-def _shift_obstacle(found: Match) -> str:
-    product, bias = found.product, found.values.get("b")
+def _shift_obstacle(match: Match) -> str:
+    product, bias = match.product, match.values.get("b")
     if product.op == "ConvTranspose":
         return f"{product.name} would have to shift its border otherwise"
     if product.op == "Conv" and (
@@ -423,78 +422,78 @@ def _shift_obstacle(found: Match) -> str:
         return f"{product.name} has alpha or beta"
     if bias is not None and (not isinstance(bias, Constant) or bias.overridable_input is not None):
         return f"the bias of {product.name} is not constant"
-    one = bias is None or bias.shape == (_outputs(found),)
+    one = bias is None or bias.shape == (_outputs(match),)
     return "" if one else f"the bias of {product.name} is not one value for each channel"
 
 
-def _read_channels(found: Match) -> int:
+def _read_channels(match: Match) -> int:
     """Return how many channels the product reads."""
-    shape, op = found.w.shape, found.product.op
+    shape, op = match.w.shape, match.product.op
     if op == "Conv":
-        return int(shape[1]) * int(found.product.attrs.get("group", 1))
-    return int(shape[1 if op == "Gemm" and found.product.attrs.get("transB", 0) else 0])
+        return int(shape[1]) * int(match.product.attrs.get("group", 1))
+    return int(shape[1 if op == "Gemm" and match.product.attrs.get("transB", 0) else 0])
 
 
-def _outputs(found: Match) -> int:
-    shape = found.w.shape
-    return int(shape[0 if found.product.op == "Conv" or found.product.attrs.get("transB", 0) else 1])
+def _outputs(match: Match) -> int:
+    shape = match.w.shape
+    return int(shape[0 if match.product.op == "Conv" or match.product.attrs.get("transB", 0) else 1])
 
 
-def _affine_in_front(found: Match) -> tuple[Doubles__, Doubles__] | str:
+def _affine_in_front(match: Match) -> tuple[Doubles__, Doubles__] | str:
     """Return factor and shift of each channel, or why they are not known."""
-    channels = _read_channels(found)
-    if found.affine.op == "BatchNormalization":
-        if found.product.op == "Gemm" and (found.x.shape is None or len(found.x.shape) != 2):
+    channels = _read_channels(match)
+    if match.affine.op == "BatchNormalization":
+        if match.product.op == "Gemm" and (match.x.shape is None or len(match.x.shape) != 2):
             return "its channel axis is not the last one"
-        affine = affine_of(found.affine)
+        affine = affine_of(match.affine)
         same = isinstance(affine, str) or affine[0].size == channels
         return affine if same else "it has another number of channels"
-    operand = found.factor if found.affine.op == "Mul" else found.shift
-    rank, place = len(found.w.shape), -1
-    if found.product.op in ("Conv", "ConvTranspose"):
+    operand = match.factor if match.affine.op == "Mul" else match.shift
+    rank, place = len(match.w.shape), -1
+    if match.product.op in ("Conv", "ConvTranspose"):
         place = 1 - rank
-    elif found.product.op == "MatMul":
-        rank = 1 if found.x.shape is None else len(found.x.shape)
+    elif match.product.op == "MatMul":
+        rank = 1 if match.x.shape is None else len(match.x.shape)
     wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
     if operand.dtype.kind != "f" or len(operand.shape) > rank or any(axis != place for axis in wide):
         return "its constant does not vary along the channels alone"
     values = np.asarray(operand.values, np.float64).reshape(-1)
     if values.size not in (1, channels):
         return "it has another number of channels"
-    data = found.x.shape
+    data = match.x.shape
     if len(operand.shape) > (1 if data is None else len(data)) or (
         values.size > 1 and (data is None or data[place] != channels)
     ):
         return "its data is not known to have these channels before"
     values = np.broadcast_to(values, channels)
-    return (values, np.zeros(channels)) if found.affine.op == "Mul" else (np.ones(channels), values)
+    return (values, np.zeros(channels)) if match.affine.op == "Mul" else (np.ones(channels), values)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _folded_into_next(
-    found: Match, factor: Doubles__, shift: Doubles__
+    match: Match, factor: Doubles__, shift: Doubles__
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
     """Return the new weight and bias, or None if their type cannot hold them."""
-    weight = np.asarray(found.w.values, np.float64)
-    old, added = found.values.get("b"), np.zeros(1)
+    weight = np.asarray(match.w.values, np.float64)
+    old, added = match.values.get("b"), np.zeros(1)
     if shift.any():
-        axis = 0 if found.product.op == "Conv" or found.product.attrs.get("transB", 0) else 1
+        axis = 0 if match.product.op == "Conv" or match.product.attrs.get("transB", 0) else 1
         others = tuple(other for other in range(weight.ndim) if other != axis)
         before = 0.0 if old is None else np.asarray(old.values, np.float64)
-        added = before + (weight * _along_inputs(found, shift)).sum(axis=others)
-    along = _along_inputs(found, factor)
-    scaled, bias = stored(weight * along, found.w.dtype, weight, along), stored(added, found.w.dtype)
+        added = before + (weight * _along_inputs(match, shift)).sum(axis=others)
+    along = _along_inputs(match, factor)
+    scaled, bias = stored(weight * along, match.w.dtype, weight, along), stored(added, match.w.dtype)
     return None if scaled is None or bias is None else (scaled, bias)
 
 
-def _along_inputs(found: Match, values: Doubles__) -> Doubles__:
+def _along_inputs(match: Match, values: Doubles__) -> Doubles__:
     """Shape one value for each channel that is read so that it multiplies the weight."""
-    shape, op = found.w.shape, found.product.op
+    shape, op = match.w.shape, match.product.op
     rest = [1] * (len(shape) - 2)
     if op == "Conv":
-        group = int(found.product.attrs.get("group", 1))
+        group = int(match.product.attrs.get("group", 1))
         return np.repeat(values.reshape(group, -1), shape[0] // group, axis=0).reshape(*shape[:2], *rest)
-    first = op == "ConvTranspose" or not found.product.attrs.get("transB", 0)
+    first = op == "ConvTranspose" or not match.product.attrs.get("transB", 0)
     return values.reshape(-1, 1, *rest) if first else values.reshape(1, -1)
 
 
@@ -504,13 +503,14 @@ def _along_inputs(found: Match, values: Doubles__) -> Doubles__:
 class LiftChannelFactors(RewriteRule):
     """What scales and shifts channels behind a Concat or pooling is done in front of it, where convolutions take it.
 
+    ``Mul(Concat(a, b), [k, l]) -> Concat(Mul(a, k), Mul(b, l))``
+
     That is Mul, Add and BatchNormalization by constants. It stays if anything that is joined or pooled does not come
     from a convolution of its own; behind a maximum, unless its factors are positive; and a shift behind a mean that
     counts padding.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Look for each of them behind each operator."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         pools = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
         carriers = [
             op.Concat(op.any("x"), ..., axis=1, name="carrier"),
@@ -527,10 +527,9 @@ class LiftChannelFactors(RewriteRule):
             )
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        root, carrier = found.root, found.carrier
-        if found.opset < 7:
+    def check(self, match: Match) -> str:
+        root, carrier = match.root, match.carrier
+        if match.opset < 7:
             return "operands of this opset lie along an axis"
         if root.attrs.get("training_mode", 0) or len(root.outputs) > 1 or any(out.name for out in carrier.outputs[1:]):
             return "it is in training mode, or there are other outputs"
@@ -545,15 +544,13 @@ class LiftChannelFactors(RewriteRule):
             one = not wide and root.op != "BatchNormalization"
             if len(tensor.shape) > rank or not (one or (wide == [place] and tensor.shape[place] == sum(sizes))):
                 return "its constants do not vary along the channels alone"
-        return "" if carrier.op == "Concat" else _pooling_obstacle(found)
+        return "" if carrier.op == "Concat" else _pooling_obstacle(match)
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise, as means do."""
-        return found.carrier.op in ("AveragePool", "GlobalAveragePool")
+    def rounds(self, match: Match) -> bool:
+        return match.carrier.op in ("AveragePool", "GlobalAveragePool")
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make a part of it for each input, and the Concat or pooling behind."""
-        carrier, root = found.carrier, found.root
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        carrier, root = match.carrier, match.root
         ends = np.cumsum([0, *map(_lifted_channels, carrier.inputs)]).tolist()
         parts = []
         for tensor, (first, last) in zip(carrier.inputs, pairwise(ends), strict=True):
@@ -587,13 +584,13 @@ def _part(constant: Constant, first: int, last: int) -> Any:
     return values.take(range(first, last), axis=wide[0]) if wide else values
 
 
-def _pooling_obstacle(found: Match) -> str:
-    pool, root = found.carrier, found.root
+def _pooling_obstacle(match: Match) -> str:
+    pool, root = match.carrier, match.root
     affine = affine_of(root) if root.op == "BatchNormalization" else None
     if isinstance(affine, str):
         return affine
-    factor = affine[0] if affine is not None else np.asarray(found.factor.values if root.op == "Mul" else 1.0)
-    if not stays_in_range(factor, found.carrier.inputs[0].inputs[0].inputs[1].dtype):
+    factor = affine[0] if affine is not None else np.asarray(match.factor.values if root.op == "Mul" else 1.0)
+    if not stays_in_range(factor, match.carrier.inputs[0].inputs[0].inputs[1].dtype):
         return "its factors are too far from 1"
     if pool.op in ("MaxPool", "GlobalMaxPool"):
         return "" if (factor > 0).all() else "not all of its factors are positive"
@@ -611,6 +608,8 @@ _FARTHEST = 16
 
 class FoldScalesIntoProducts(Pass):
     """Fold a Mul or Div by one number into the weight and bias of the product in front of it.
+
+    ``Mul(Transpose(MatMul(x, W)), k) -> Transpose(MatMul(x, W * k))``
 
     A number passes through whatever moves values, through the Add of a bias and through products of two tensors, as
     the scale of an attention does on its way from the scores to the query. Each tensor on the way must have one reader,
@@ -717,52 +716,51 @@ _BIAS_IS_OPTIONAL = 11
 
 
 class FoldGemmFactors(RewriteRule):
-    """Gemm's alpha goes into a constant weight, beta into a constant bias, and transA becomes a Transpose in front."""
+    """Gemm's alpha goes into a constant weight, beta into a constant bias, and transA becomes a Transpose in front.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return a Gemm with a constant weight."""
+    ``Gemm(X, W, B, alpha, beta, transA=1) -> Gemm(Transpose(X), alpha * W, beta * B)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Gemm(op.any("x"), op.constant("weight"), op.optional("bias"), name="gemm")
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse a bias that cannot take beta, and a weight of integers."""
-        alpha, beta, transposed = _factors(found)
+    def check(self, match: Match) -> str:
+        alpha, beta, transposed = _factors(match)
         if (alpha, beta, transposed) == (1.0, 1.0, False):
             return "it has no alpha, beta or transA"
-        if found.weight.dtype.kind != "f":
+        if match.weight.dtype.kind != "f":
             return "its weight is not floating point"
-        tied = found.uses is not None and found.uses.is_like_a_table(found.weight)
-        if alpha != 1.0 and (tied or any(reader.op == "Gather" for reader in found.weight.outputs)):
+        tied = match.uses is not None and match.uses.is_like_a_table(match.weight)
+        if alpha != 1.0 and (tied or any(reader.op == "Gather" for reader in match.weight.outputs)):
             return "its weight is a table that is looked up too"
-        if beta not in (0.0, 1.0) and found.bias is not None and not is_constant(found.bias):
+        if beta not in (0.0, 1.0) and match.bias is not None and not is_constant(match.bias):
             return "its beta scales a bias that is computed at run time"
-        if beta == 0.0 and found.opset < _BIAS_IS_OPTIONAL:
+        if beta == 0.0 and match.opset < _BIAS_IS_OPTIONAL:
             return "Gemm needs a bias at this opset"
-        if alpha == 0.0 or not stays_in_range([alpha, beta], found.weight.dtype):
+        if alpha == 0.0 or not stays_in_range([alpha, beta], match.weight.dtype):
             return "its factors are too far from 1"
-        lost = (alpha != 1.0 and _times(found.weight, alpha) is None) or (
-            beta not in (0.0, 1.0) and _times(found.bias, beta) is None
+        lost = (alpha != 1.0 and _times(match.weight, alpha) is None) or (
+            beta not in (0.0, 1.0) and _times(match.bias, beta) is None
         )
         return "its weight or bias would leave the range of its type" if lost else ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make a Gemm without factors."""
-        alpha, beta, transposed = _factors(found)
-        data = new.Transpose(found.x, perm=[1, 0]) if transposed else found.x
-        weight = found.weight if alpha == 1.0 else new.constant(_times(found.weight, alpha), "weight")
-        bias = found.bias if beta != 0.0 else None
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        alpha, beta, transposed = _factors(match)
+        data = new.Transpose(match.x, perm=[1, 0]) if transposed else match.x
+        weight = match.weight if alpha == 1.0 else new.constant(_times(match.weight, alpha), "weight")
+        bias = match.bias if beta != 0.0 else None
         if bias is not None and beta != 1.0:
             bias = new.constant(_times(bias, beta), "bias")
         operands = (data, weight) if bias is None else (data, weight, bias)
-        return new.like(found.gemm, *operands, alpha=None, beta=None, transA=None)
+        return new.like(match.gemm, *operands, alpha=None, beta=None, transA=None)
 
 
-def _factors(found: Match) -> tuple[float, float, bool]:
-    attributes = found.gemm.attrs
-    beta = float(attributes.get("beta", 1.0)) if found.bias is not None else 1.0
+def _factors(match: Match) -> tuple[float, float, bool]:
+    attributes = match.gemm.attrs
+    beta = float(attributes.get("beta", 1.0)) if match.bias is not None else 1.0
     return float(attributes.get("alpha", 1.0)), beta, bool(attributes.get("transA", 0))
 
 
@@ -778,41 +776,37 @@ class MergeScalesOfProduct(RewriteRule):
     The product itself is not scaled instead: without its scales it may leave the range of its type.
     """
 
-    def pattern(self, op: Operators) -> Call:
-        """Return the product of two scaled tensors."""
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.MatMul(op.Mul(op.any("a"), op.scalar("first")), op.Mul(op.any("b"), op.scalar("second")))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse scales that widen, that are far from 1, or of which both are above 1."""
-        if found.first.dtype.kind != "f":
+    def check(self, match: Match) -> str:
+        if match.first.dtype.kind != "f":
             return "its scales are not floating point"
-        if any(len(scale.shape) > (rank(data) or 0) for data, scale in _scaled(found)):
+        if any(len(scale.shape) > (rank(data) or 0) for data, scale in _scaled(match)):
             return "a scale may have more dimensions than its data"
-        if not stays_in_range(_scales(found), found.first.dtype) or _scale(found) is None:
+        if not stays_in_range(_scales(match), match.first.dtype) or _scale(match) is None:
             return "a scale is too far from 1"
-        return "" if min(map(abs, _scales(found))) <= 1 else "neither of its scales makes its data smaller"
+        return "" if min(map(abs, _scales(match))) <= 1 else "neither of its scales makes its data smaller"
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the product of one scaled tensor, which both scales together make no larger than its own did."""
-        scale = _scale(found)
-        if abs(_scales(found)[1]) <= 1:
-            return new.like(found.root, new.Mul(found.a, scale), found.b)
-        return new.like(found.root, found.a, new.Mul(found.b, scale))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        scale = _scale(match)
+        if abs(_scales(match)[1]) <= 1:
+            return new.like(match.root, new.Mul(match.a, scale), match.b)
+        return new.like(match.root, match.a, new.Mul(match.b, scale))
 
 
-def _scaled(found: Match) -> tuple[tuple[Any, Any], ...]:
-    return (found.a, found.first), (found.b, found.second)
+def _scaled(match: Match) -> tuple[tuple[Any, Any], ...]:
+    return (match.a, match.first), (match.b, match.second)
 
 
-def _scales(found: Match) -> tuple[float, float]:
-    return float(found.first.values.item()), float(found.second.values.item())
+def _scales(match: Match) -> tuple[float, float]:
+    return float(match.first.values.item()), float(match.second.values.item())
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _scale(found: Match) -> Any:
-    first, second = _scales(found)
-    return stored(first * second, found.first.dtype, first, second)
+def _scale(match: Match) -> Any:
+    first, second = _scales(match)
+    return stored(first * second, match.first.dtype, first, second)

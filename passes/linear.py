@@ -26,8 +26,8 @@ from onnxq.ir import (
     producer,
     replace_nodes,
 )
-from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
-from onnxq.rewrite.patterns import Capture
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import Uses, rank, same_extents, stays_in_range, stored
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
@@ -36,16 +36,16 @@ _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 class ReplaceEinsum(RewriteRule):
     """An Einsum of two tensors that is a product of matrices becomes MatMul, with Transposes and Reshapes where needed.
 
+    ``Einsum(A, B, "bik,bkj->bij") -> MatMul(A, B)``
+
     Against a constant weight, any number of axes may be rows, summed over or columns; of two computed tensors one each.
     """
 
-    def pattern(self, op: Operators) -> Call:
-        """Return an Einsum of two tensors."""
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Einsum(op.any("a"), op.any("b"), name="einsum")
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse what is no product of matrices, and extents that are not proven to be the same."""
-        letters = _letters(found)
+    def check(self, match: Match) -> str:
+        letters = _letters(match)
         if letters is None:
             return "its equation is no product of two tensors, or one of them is not known well enough"
         if not letters.rows or not letters.inner or not letters.columns:
@@ -59,16 +59,14 @@ class ReplaceEinsum(RewriteRule):
             return "others read its weight as it is"
         return ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the product and what brings its operands and result into order."""
-        letters = _letters(found)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        letters = _letters(match)
         assert letters is not None, "the obstacle looked"
         make = _against_weight if _is_weight(letters) else _of_two
-        return make(new, found.einsum, letters)
+        return make(new, match.einsum, letters)
 
 
 @dataclass(frozen=True)
@@ -106,19 +104,19 @@ class _Letters:
         return dict(zip(self.term_b, self.b.shape, strict=True))
 
 
-def _letters(found: Match) -> _Letters | None:
-    equation = found.einsum.attrs.get("equation", "")
+def _letters(match: Match) -> _Letters | None:
+    equation = match.einsum.attrs.get("equation", "")
     parts = _EQUATION.fullmatch("".join(equation.split())) if isinstance(equation, str) else None
     if parts is None or any(len(set(part)) < len(part) for part in parts.groups()):
         return None
     first, second, result = parts.groups()
     names_agree = set(first) ^ set(second) <= set(result) <= set(first) | set(second)
-    if not names_agree or rank(found.a) != len(first) or rank(found.b) != len(second) or not _is_float(found.a):
+    if not names_agree or rank(match.a) != len(first) or rank(match.b) != len(second) or not _is_float(match.a):
         return None
-    letters = _Letters(found.a, found.b, first, second, result)
+    letters = _Letters(match.a, match.b, first, second, result)
     backwards = letters.batch + letters.columns + letters.rows == result
-    if _is_fixed(found.a) if _is_fixed(found.a) != _is_fixed(found.b) else backwards:
-        return _Letters(found.b, found.a, second, first, result)
+    if _is_fixed(match.a) if _is_fixed(match.a) != _is_fixed(match.b) else backwards:
+        return _Letters(match.b, match.a, second, first, result)
     return letters
 
 
@@ -135,7 +133,7 @@ def _is_weight(letters: _Letters) -> bool:
     return _is_fixed(letters.b) and not letters.batch
 
 
-def _against_weight(new: New, einsum: Node, letters: _Letters) -> Any:
+def _against_weight(new: RewriteContext, einsum: Node, letters: _Letters) -> Any:
     rows = letters.term_a.removesuffix(letters.inner)
     rows = rows if len(rows) == len(letters.rows) else letters.rows
     data = _ordered(new, letters.a, letters.term_a, rows + letters.inner)
@@ -154,14 +152,14 @@ def _against_weight(new: New, einsum: Node, letters: _Letters) -> Any:
     return _ordered(new, product, rows + letters.columns, letters.result)
 
 
-def _of_two(new: New, einsum: Node, letters: _Letters) -> Any:
+def _of_two(new: RewriteContext, einsum: Node, letters: _Letters) -> Any:
     a = _ordered(new, letters.a, letters.term_a, letters.batch + letters.rows + letters.inner)
     b = _ordered(new, letters.b, letters.term_b, letters.batch + letters.inner + letters.columns)
     product = new.named(einsum, new.MatMul(a, b))
     return _ordered(new, product, letters.batch + letters.rows + letters.columns, letters.result)
 
 
-def _ordered(new: New, tensor: Any, term: str, wanted: str) -> Any:
+def _ordered(new: RewriteContext, tensor: Any, term: str, wanted: str) -> Any:
     return tensor if term == wanted else new.Transpose(tensor, perm=[term.index(name) for name in wanted])
 
 
@@ -169,124 +167,119 @@ def _ordered(new: New, tensor: Any, term: str, wanted: str) -> Any:
 
 
 class ReplaceMatMulOfMatrices(RewriteRule):
-    """MatMul of a matrix and Add of a bias become Gemm."""
+    """MatMul of a matrix and Add of a bias become Gemm.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return the product with a constant weight, and the sum."""
+    ``Add(MatMul(X, W), B) -> Gemm(X, W, B)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Add(op.MatMul(op.any("x"), op.constant("weight"), name="product"), op.constant("bias"))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse data that is no matrix, and what is not a bias of floats."""
-        if rank(found.x) != 2 or len(found.weight.shape) != 2:
+    def check(self, match: Match) -> str:
+        if rank(match.x) != 2 or len(match.weight.shape) != 2:
             return "its data or weight is not known to be a matrix"
-        if found.weight.dtype.kind != "f" or found.weight.dtype.itemsize > 4:
-            return f"it is of type {found.weight.dtype}"
-        channels = found.weight.shape[1]
-        if found.bias.shape not in ((), (1,), (1, 1), (channels,), (1, channels)) or not channels:
+        if match.weight.dtype.kind != "f" or match.weight.dtype.itemsize > 4:
+            return f"it is of type {match.weight.dtype}"
+        channels = match.weight.shape[1]
+        if match.bias.shape not in ((), (1,), (1, 1), (channels,), (1, channels)) or not channels:
             return "its bias is not one value for each channel"
         return ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the Gemm; a bias of one value is repeated for each channel."""
-        channels, bias = found.weight.shape[1], found.bias
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        channels, bias = match.weight.shape[1], match.bias
         if bias.shape != (channels,):
             bias = new.constant(np.broadcast_to(bias.values.reshape(-1), channels).copy(), "bias")
-        return new.named(found.product, new.Gemm(found.x, found.weight, bias))
+        return new.named(match.product, new.Gemm(match.x, match.weight, bias))
 
 
 class ReplaceMatMulBetweenReshapes(RewriteRule):
     """MatMul and Add between two Reshapes become Gemm between two Reshapes, which has its own bias.
 
+    ``Reshape(Add(MatMul(Reshape(X), W), B)) -> Reshape(Gemm(Reshape(X), W, B))``
+
     Reshapes that lead back to the shape of the data stay: there `ReplaceGemmBetweenReshapes` makes MatMul and Add.
     """
 
-    def pattern(self, op: Operators) -> Call:
-        """Return the product and the sum between Reshapes."""
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         product = op.MatMul(op.Reshape(op.any("x"), op.any("rows")), op.constant("weight"), name="product")
         return op.Reshape(op.Add(product, op.constant("bias")), op.constant("target"))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse unknown shapes, those that lead back, and biases that are none."""
-        x, target = found.x.shape, found.target.values.reshape(-1).tolist()
-        if x is None or len(found.weight.shape) != 2:
+    def check(self, match: Match) -> str:
+        x, target = match.x.shape, match.target.values.reshape(-1).tolist()
+        if x is None or len(match.weight.shape) != 2:
             return "the shape of its data is unknown, or its weight is no matrix"
-        inner, outer = found.weight.shape
+        inner, outer = match.weight.shape
         if not inner or not outer or 0 in target:
             return "an extent is 0, or copied from the data"
         back = [*x[:-1], outer]
         if len(target) == len(back) and all(extent in (-1, own) for extent, own in zip(target, back, strict=True)):
             return "its result may have the shape of its data"
-        if found.bias.dtype.kind != "f" or found.bias.shape[-1:] != (outer,) or found.bias.values.size != outer:
+        if match.bias.dtype.kind != "f" or match.bias.shape[-1:] != (outer,) or match.bias.values.size != outer:
             return "its bias is not one value for each channel"
-        if len(found.bias.shape) > (len(found.root.inputs[0].shape or ())):
+        if len(match.bias.shape) > (len(match.root.inputs[0].shape or ())):
             return "its bias may have more dimensions than its data"
         return ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the rows, their product and the wanted shape of it."""
-        rows = new.Reshape(found.x, np.array([-1, found.weight.shape[0]]))
-        flat = len(found.bias.shape) == 1
-        bias = found.bias if flat else new.constant(found.bias.values.reshape(-1), "bias")
-        product = new.named(found.product, new.Gemm(rows, found.weight, bias))
-        return new.like(found.root, product, found.target)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        rows = new.Reshape(match.x, np.array([-1, match.weight.shape[0]]))
+        flat = len(match.bias.shape) == 1
+        bias = match.bias if flat else new.constant(match.bias.values.reshape(-1), "bias")
+        product = new.named(match.product, new.Gemm(rows, match.weight, bias))
+        return new.like(match.root, product, match.target)
 
 
 class ReplaceGemmBetweenReshapes(RewriteRule):
     """Reshape, Gemm and a Reshape back become MatMul and Add.
+
+    ``Reshape(Gemm(Reshape(X), W, B)) -> Add(MatMul(X, W), B)``
 
     Where the data comes in more axes, which the first Reshape merges, and the last one computes its target, one Reshape
     that copies the rows remains. Reshapes that do not lead back stay: there `ReplaceMatMulBetweenReshapes` makes a
     Gemm, which has its own bias.
     """
 
-    def pattern(self, op: Operators) -> Call:
-        """Return Gemm of a constant weight and bias between Reshapes, of which others may read the first."""
-        data = op.Reshape(op.any("x"), op.any("rows"), shared=True)
-        bias = Capture("bias", constant=True, optional=True)
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
+        data = op.Reshape(op.any("x"), op.any("rows"), allow_other_consumers=True)
+        bias = ValuePattern("bias", constant=True, optional=True)
         gemm = op.Gemm(data, op.constant("weight"), bias, name="gemm", alpha=1.0, beta=1.0, transA=0)
         return op.Reshape(gemm, op.any("target"))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse shapes that are not proven to be the same before and behind."""
-        x, result = found.x.shape, found.root.outputs[0].shape
-        if x is None or result is None or len(x) < 3 or len(found.weight.shape) != 2:
+    def check(self, match: Match) -> str:
+        x, result = match.x.shape, match.root.outputs[0].shape
+        if x is None or result is None or len(x) < 3 or len(match.weight.shape) != 2:
             return "shapes around it are unknown, or its data is a matrix already"
-        inner, outer = found.weight.shape[:: -1 if found.gemm.attrs.get("transB", 0) else 1]
+        inner, outer = match.weight.shape[:: -1 if match.gemm.attrs.get("transB", 0) else 1]
         if not same_extents(result, [*x[: len(result) - 1], outer]) or not _has_rows(x[len(result) - 1 :], inner):
             return "its result does not have the shape of its data"
-        if len(x) != len(result) and isinstance(found.target, Constant):
+        if len(x) != len(result) and isinstance(match.target, Constant):
             return "its data needs a Reshape anyway"
-        if found.bias is not None and found.bias.shape not in ((outer,), (1, outer)):
+        if match.bias is not None and match.bias.shape not in ((outer,), (1, outer)):
             return "its bias is not one value for each channel"
-        if found.gemm.attrs.get("transB", 0) and len(set(found.weight.outputs)) > 1:
+        if match.gemm.attrs.get("transB", 0) and len(set(match.weight.outputs)) > 1:
             return "others read its weight, which it transposes"
         return ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the product, and the sum where there is a bias."""
-        weight = found.weight
-        if found.gemm.attrs.get("transB", 0):
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        weight = match.weight
+        if match.gemm.attrs.get("transB", 0):
             weight = new.constant(weight.values.T, "weight")
-        kept = len(found.root.outputs[0].shape) - 1
-        flat = len(found.x.shape) == kept + 1
-        data = found.x if flat else new.Reshape(found.x, np.array([*[0] * kept, weight.shape[0]]))
-        product = new.named(found.gemm, new.MatMul(data, weight))
-        if found.bias is None:
+        kept = len(match.root.outputs[0].shape) - 1
+        flat = len(match.x.shape) == kept + 1
+        data = match.x if flat else new.Reshape(match.x, np.array([*[0] * kept, weight.shape[0]]))
+        product = new.named(match.gemm, new.MatMul(data, weight))
+        if match.bias is None:
             return product
         return new.Add(
-            product, found.bias if len(found.bias.shape) == 1 else new.constant(found.bias.values.reshape(-1), "bias")
+            product, match.bias if len(match.bias.shape) == 1 else new.constant(match.bias.values.reshape(-1), "bias")
         )
 
 
@@ -296,31 +289,30 @@ def _has_rows(extents: Sequence[Any], length: int) -> bool:
 
 
 class FlattenBatchedWeight(RewriteRule):
-    """The weight of a MatMul loses leading dimensions of size 1 that its data has anyway."""
+    """The weight of a MatMul loses leading dimensions of size 1 that its data has anyway.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return a MatMul with a constant weight behind its data."""
+    ``MatMul(X, W[1, K, N]) -> MatMul(X, W[K, N])``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.MatMul(op.any("x"), op.constant("weight"))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse real batches, data of fewer dimensions, and weights that others read as they are."""
-        batch = found.weight.shape[:-2]
+    def check(self, match: Match) -> str:
+        batch = match.weight.shape[:-2]
         if not batch or any(extent != 1 for extent in batch):
             return "its weight has no leading dimensions, or one that is not 1"
-        if (rank(found.x) or 0) < len(found.weight.shape):
+        if (rank(match.x) or 0) < len(match.weight.shape):
             return "its data has fewer dimensions than its weight, as far as these are known"
-        if any(reader.op != "MatMul" for reader in found.weight.outputs):
+        if any(reader.op != "MatMul" for reader in match.weight.outputs):
             return "others than products read its weight"
         return ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the product with the same values as a matrix."""
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return new.like(
-            found.root, found.x, new.constant(found.weight.values.reshape(found.weight.shape[-2:]), "weight")
+            match.root, match.x, new.constant(match.weight.values.reshape(match.weight.shape[-2:]), "weight")
         )
 
 

@@ -10,51 +10,50 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.ir.elements import Node
-from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
-from onnxq.rewrite.patterns import Capture
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
+from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import may_widen, rank, reduces_last_axis, stored
 
 
-def normalization_obstacle(found: Match, operator: str, first_opset: int, *means: Node) -> str:
+def normalization_obstacle(match: Match, operator: str, first_opset: int, *means: Node) -> str:
     """Say why a match that normalizes ``x`` keeps its form; an empty string where it need not.
 
     Args:
-        found: the match. A value named ``odd`` says that it is not in the form that runtimes know.
+        match: what was found. A node named ``is_noncanonical`` says that it is not in the form that runtimes know.
         operator: what ONNX has for it.
         first_opset: from which on it does.
         means: nodes that have to reduce their data along the last axis.
     """
     if not all(map(reduces_last_axis, means)):
         return "it normalizes along another axis than the last"
-    if found.opset < first_opset and "odd" not in found.values:
+    if match.opset < first_opset and "is_noncanonical" not in match.values:
         return f"ONNX has {operator} from opset {first_opset} on"
-    if found.x.dtype is None or not found.x.shape or not isinstance(found.x.shape[-1], int) or not found.x.shape[-1]:
+    if match.x.dtype is None or not match.x.shape or not isinstance(match.x.shape[-1], int) or not match.x.shape[-1]:
         return "type or length of what it normalizes is unknown"
-    if np.dtype(found.x.dtype).itemsize > 4:
-        return f"{np.dtype(found.x.dtype)} would be normalized with float32"
-    return "its constants may have more dimensions than its data" if may_widen(found.nodes, found.x) else ""
+    if np.dtype(match.x.dtype).itemsize > 4:
+        return f"{np.dtype(match.x.dtype)} would be normalized with float32"
+    return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""
 
 
 class DivideBySquareRoot(RewriteRule):
-    """Mul by the reciprocal of a square root becomes Div by the root, as normalizations are looked for."""
+    """Mul by the reciprocal of a square root becomes Div by the root, as normalizations are looked for.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return the reciprocal, also spelled as Div."""
+    ``Mul(Reciprocal(Sqrt(v)), x) -> Div(x, Sqrt(v))``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         root = op.Sqrt(op.any("square"))
         return op.Mul(op.Reciprocal(root), op.any("x")), op.Mul(op.Div(1.0, root), op.any("x"))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse a one of more dimensions than what it is divided by."""
-        wide = may_widen(found.nodes, found.square) and found.nodes[1].op == "Div" and found.nodes[1].inputs[0].shape
+    def check(self, match: Match) -> str:
+        wide = may_widen(match.nodes, match.square) and match.nodes[1].op == "Div" and match.nodes[1].inputs[0].shape
         return "its constant may have more dimensions than its data" if wide else ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the root and the division."""
-        return new.Div(found.x, new.Sqrt(found.square))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Div(match.x, new.Sqrt(match.square))
 
 
 _LAYER_NORMALIZATION_OPSET = 17
@@ -67,38 +66,34 @@ class FuseLayerNormalization(RewriteRule):
     at. A scale and a shift behind it are `FoldAffineIntoNormalization`'s, and a reciprocal is `DivideBySquareRoot`'s.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return both ways to square what is centred once or twice."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         return tuple(_layer_normalizations(op))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse other axes, what is not known well enough, and what is in its best form already."""
+    def check(self, match: Match) -> str:
         return normalization_obstacle(
-            found, "LayerNormalization", _LAYER_NORMALIZATION_OPSET, found.mean, found.variance
+            match, "LayerNormalization", _LAYER_NORMALIZATION_OPSET, match.mean, match.variance
         )
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make one LayerNormalization without an effect of its scale, or the known spelling of it."""
-        x = found.x
-        if found.opset >= _LAYER_NORMALIZATION_OPSET:
-            epsilon = float(found.epsilon.values.item())
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        x = match.x
+        if match.opset >= _LAYER_NORMALIZATION_OPSET:
+            epsilon = float(match.epsilon.values.item())
             return new.LayerNormalization(x, np.ones(x.shape[-1]), axis=-1, epsilon=epsilon)
-        centred = new.Sub(x, new.like(found.mean, x))
-        variance = new.like(found.variance, new.Pow(centred, 2.0))
-        return new.Div(centred, new.Sqrt(new.Add(variance, found.epsilon)))
+        centred = new.Sub(x, new.like(match.mean, x))
+        variance = new.like(match.variance, new.Pow(centred, 2.0))
+        return new.Div(centred, new.Sqrt(new.Add(variance, match.epsilon)))
 
 
-def _layer_normalizations(op: Operators) -> Iterator[Call]:
+def _layer_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
     """Yield the forms; runtimes know those with Pow."""
     x = op.any("x")
     mean = op.ReduceMean(x, ..., name="mean", keepdims=1)
     centred, again = op.Sub(x, mean), op.Sub(x, mean)
     for source in (centred, again):
-        for square in (op.Pow(source, 2.0), op.Mul(source, source, name="odd")):
+        for square in (op.Pow(source, 2.0), op.Mul(source, source, name="is_noncanonical")):
             variance = op.ReduceMean(square, ..., name="variance", keepdims=1)
             yield op.Div(centred, op.Sqrt(op.Add(variance, op.scalar("epsilon"))))
 
@@ -113,31 +108,27 @@ class FuseRmsNormalization(RewriteRule):
     `FoldAffineIntoNormalization`'s, and a reciprocal is `DivideBySquareRoot`'s.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return both ways to square."""
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         return tuple(_rms_normalizations(op))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse other axes, what is not known well enough, and what is in its best form already."""
-        return normalization_obstacle(found, "RMSNormalization", _RMS_NORMALIZATION_OPSET, found.mean)
+    def check(self, match: Match) -> str:
+        return normalization_obstacle(match, "RMSNormalization", _RMS_NORMALIZATION_OPSET, match.mean)
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make one RMSNormalization without an effect of its scale, or the known spelling of it."""
-        x = found.x
-        if found.opset >= _RMS_NORMALIZATION_OPSET:
-            return new.RMSNormalization(x, np.ones(x.shape[-1]), axis=-1, epsilon=float(found.epsilon.values.item()))
-        mean = new.like(found.mean, new.Pow(x, 2.0), *found.mean.inputs[1:])
-        return new.Div(x, new.Sqrt(new.Add(mean, found.epsilon)))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        x = match.x
+        if match.opset >= _RMS_NORMALIZATION_OPSET:
+            return new.RMSNormalization(x, np.ones(x.shape[-1]), axis=-1, epsilon=float(match.epsilon.values.item()))
+        mean = new.like(match.mean, new.Pow(x, 2.0), *match.mean.inputs[1:])
+        return new.Div(x, new.Sqrt(new.Add(mean, match.epsilon)))
 
 
-def _rms_normalizations(op: Operators) -> Iterator[Call]:
+def _rms_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
     """Yield the forms; runtimes know the first."""
     x = op.any("x")
-    for square in (op.Pow(x, 2.0), op.Mul(x, x, name="odd")):
+    for square in (op.Pow(x, 2.0), op.Mul(x, x, name="is_noncanonical")):
         mean = op.ReduceMean(square, ..., name="mean", keepdims=1)
         yield op.Div(x, op.Sqrt(op.Add(mean, op.scalar("epsilon"))))
 
@@ -146,53 +137,52 @@ def _rms_normalizations(op: Operators) -> Iterator[Call]:
 
 
 class FoldAffineIntoNormalization(RewriteRule):
-    """Mul and Add by constants behind LayerNormalization or RMSNormalization become its own scale and bias."""
+    """Mul and Add by constants behind LayerNormalization or RMSNormalization become its own scale and bias.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return both operators behind both normalizations; RMSNormalization has no bias."""
+    ``Add(Mul(LayerNormalization(x, s, b), k), c) -> LayerNormalization(x, s * k, b * k + c)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x, scale, operand = op.any("x"), op.constant("scale"), op.constant("operand")
-        layer = op.LayerNormalization(x, scale, Capture("bias", constant=True, optional=True), name="norm")
+        layer = op.LayerNormalization(x, scale, ValuePattern("bias", constant=True, optional=True), name="norm")
         return (
             op.Mul(layer, operand),
             op.Add(layer, operand),
             op.Mul(op.RMSNormalization(x, scale, name="norm"), operand),
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse constants that vary along other axes or add some."""
-        dimensions = rank(found.norm.outputs[0])
-        length = found.scale.shape[-1] if len(found.scale.shape) == 1 else 0
-        shape = found.operand.shape
-        if found.operand.dtype != found.scale.dtype or not length:
+    def check(self, match: Match) -> str:
+        dimensions = rank(match.norm.outputs[0])
+        length = match.scale.shape[-1] if len(match.scale.shape) == 1 else 0
+        shape = match.operand.shape
+        if match.operand.dtype != match.scale.dtype or not length:
             return "its constant is of another type, or its normalization spans several axes"
         if len(shape) > (dimensions or 0) and shape:
             return "its constant has more dimensions than its data, as far as these are known"
         if any(extent != 1 for extent in shape[:-1]) or shape[-1:] not in ((), (1,), (length,)):
             return "its constant varies along another axis than the last"
-        if found.norm.attrs.get("axis", -1) not in (-1, (dimensions or 0) - 1):
+        if match.norm.attrs.get("axis", -1) not in (-1, (dimensions or 0) - 1):
             return "its normalization spans several axes"
-        return "" if _folded(found) is not None else "its scale or bias would leave the range of its type"
+        return "" if _folded(match) is not None else "its scale or bias would leave the range of its type"
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the normalization with the scale and bias of both."""
-        parts = _folded(found)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        parts = _folded(match)
         assert parts is not None, "looked at before"
         made = [new.constant(part, name) for part, name in zip(parts, ("scale", "bias"), strict=False)]
-        return new.call("", found.norm.op, found.x, *made, **found.norm.attrs)
+        return new.call("", match.norm.op, match.x, *made, **match.norm.attrs)
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _folded(found: Match) -> list[npt.NDArray[Any]] | None:
+def _folded(match: Match) -> list[npt.NDArray[Any]] | None:
     """Return the scale, and the bias if there is one; None if they or any result would not be finite and normal."""
-    dtype, length = found.scale.dtype, found.scale.shape[0]
-    operand = np.broadcast_to(found.operand.values.astype(np.float64).reshape(-1), length)
-    scale, given = found.scale.values.astype(np.float64), found.values.get("bias")
+    dtype, length = match.scale.dtype, match.scale.shape[0]
+    operand = np.broadcast_to(match.operand.values.astype(np.float64).reshape(-1), length)
+    scale, given = match.scale.values.astype(np.float64), match.values.get("bias")
     bias = given.values.astype(np.float64) if given is not None else np.zeros(length)
-    if found.root.op == "Mul":
+    if match.root.op == "Mul":
         parts = [stored(scale * operand, dtype, scale, operand), stored(bias * operand, dtype, bias, operand)]
     else:
         parts = [stored(scale, dtype), stored(bias + operand, dtype)]
@@ -203,4 +193,4 @@ def _folded(found: Match) -> list[npt.NDArray[Any]] | None:
     most = np.abs(made[0].astype(np.float64)) * math.sqrt(length) + np.abs(made[1].astype(np.float64))
     if stored(most, dtype) is None:
         return None
-    return made if given is not None or found.root.op == "Add" else made[:1]
+    return made if given is not None or match.root.op == "Add" else made[:1]

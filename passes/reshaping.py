@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxq.ir import Constant, Node
 from onnxq.ir.symbolic_dims import product
-from onnxq.rewrite import Call, Match, New, Operators, RewriteRule
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
 from onnxq.rewrite.shapes import broadcast, expanded, reshape_target, reshaped
 
 _OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -20,63 +20,62 @@ _HIGHEST_RANK = 64
 class MergeReshapes(RewriteRule):
     """Two operators that change the shape alone become one; one that leaves it as it is goes.
 
+    ``Reshape(Flatten(x), shape) -> Reshape(x, shape)``
+
     Squeezes and Unsqueezes stay what they are where both are the same, anything else becomes a Reshape.
     """
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return all pairs, and the operators alone."""
-        inner = [getattr(op, one)(op.any("x"), ..., name="first", shared=True) for one in _OPERATORS]
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
+        inner = [getattr(op, one)(op.any("x"), ..., name="first", allow_other_consumers=True) for one in _OPERATORS]
         pairs = [getattr(op, other)(call, ..., name="last") for other in _OPERATORS for call in inner]
         return (*pairs, *(getattr(op, one)(op.any("x"), ..., name="last") for one in _OPERATORS))
 
-    def obstacle(self, found: Match) -> str:
-        """Return why they cannot be one."""
-        if found.opset < _TARGET_IS_INPUT:
+    def check(self, match: Match) -> str:
+        if match.opset < _TARGET_IS_INPUT:
             return "Reshape takes no input at this opset"
-        if _is_nothing(found) or ("first" in found.values and _merged(found) is not None):
+        if _is_nothing(match) or ("first" in match.values and _merged(match) is not None):
             return ""
         return "the shape that it makes is not known well enough"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the one operator."""
-        if _is_nothing(found):
-            return found.x
-        op_type, numbers = _merged(found) or ("", [])
-        if op_type == "Reshape" or found.opset >= _AXES_ARE_INPUT:
-            return new.call("", op_type, found.x, new.constant(numbers))
-        return new.call("", op_type, found.x, axes=numbers)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        if _is_nothing(match):
+            return match.x
+        op_type, numbers = _merged(match) or ("", [])
+        if op_type == "Reshape" or match.opset >= _AXES_ARE_INPUT:
+            return new.call("", op_type, match.x, new.constant(numbers))
+        return new.call("", op_type, match.x, axes=numbers)
 
 
-def _is_nothing(found: Match) -> bool:
-    data = _data(found)
-    made = _made(found, data)
+def _is_nothing(match: Match) -> bool:
+    data = _data(match)
+    made = _made(match, data)
     return made is not None and made == data and None not in made
 
 
-def _data(found: Match) -> list[Any] | None:
+def _data(match: Match) -> list[Any] | None:
     """Return the shape of what is read; what is unknown of it has a name of its own."""
-    shape = found.x.shape
+    shape = match.x.shape
     if shape is None:
         return None
     return [f"#{place}" if extent is None else extent for place, extent in enumerate(shape)]
 
 
-def _made(found: Match, data: list[Any] | None) -> list[Any] | None:
-    for node in (found.first, found.last) if "first" in found.values else (found.last,):
+def _made(match: Match, data: list[Any] | None) -> list[Any] | None:
+    for node in (match.first, match.last) if "first" in match.values else (match.last,):
         data = _shape(node, data)
     return data
 
 
-def _merged(found: Match) -> tuple[str, list[int]] | None:
+def _merged(match: Match) -> tuple[str, list[int]] | None:
     """Return the operator that does what both do, and its axes or target."""
-    first, last = found.first, found.last
-    data = _data(found)
+    first, last = match.first, match.last
+    data = _data(match)
     if first.op == last.op and first.op in ("Squeeze", "Unsqueeze"):
         rank = None if data is None else len(data)
         if (axes := _merged_axes(first, last, rank)) is not None:
             return first.op, axes
     target = _target(last) if last.op == "Reshape" else None
-    between, made = _shape(first, data), _made(found, data)
+    between, made = _shape(first, data), _made(match, data)
     if data is not None and made is not None and 0 not in (*data, *made):
         # What infers one dimension and copies others already cannot be empty.
         empty = target is None or not {0, -1} <= set(target)
@@ -172,11 +171,13 @@ _SLOPE = 1
 
 
 class DropExpands(RewriteRule):
-    """An Expand to the shape that its data has goes, and one in front of an operator that broadcasts anyway."""
+    """An Expand to the shape that its data has goes, and one in front of an operator that broadcasts anyway.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return an Expand, and one for each operand of each operator."""
-        expand = op.Expand(op.any("x"), op.any("target"), shared=True)
+    ``Add(Expand(x, s), y) -> Add(x, y)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
+        expand = op.Expand(op.any("x"), op.any("target"), allow_other_consumers=True)
         behind = []
         for op_type in _BROADCASTING:
             count = 3 if op_type == "Where" else 2
@@ -185,30 +186,28 @@ class DropExpands(RewriteRule):
                 behind.append(getattr(op, op_type)(*operands, name="last"))
         return (*behind, op.Expand(op.any("x"), op.any("target")))
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it is needed."""
-        made = _expanded_shape(found)
+    def check(self, match: Match) -> str:
+        made = _expanded_shape(match)
         if made is None or None in made:
             return "the shape that it makes is not known"
-        if "last" not in found.values:
-            return "" if made == _named(found.x) else "it makes another shape"
-        operands = [tensor for tensor in _operands(found) if tensor is not None]
+        if "last" not in match.values:
+            return "" if made == _named(match.x) else "it makes another shape"
+        operands = [tensor for tensor in _operands(match) if tensor is not None]
         others = [shape for tensor in operands if (shape := _named(tensor)) is not None]
         if len(others) < len(operands):
             return "the shape of another operand is not known"
-        before, after = broadcast([made, *others]), broadcast([_named(found.x) or [], *others])
+        before, after = broadcast([made, *others]), broadcast([_named(match.x) or [], *others])
         return "" if before == after and None not in before else "the operator behind would make another shape"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Read the data itself."""
-        if "last" not in found.values:
-            return found.x
-        return new.like(found.last, *(found.x if tensor is None else tensor for tensor in _operands(found)))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        if "last" not in match.values:
+            return match.x
+        return new.like(match.last, *(match.x if tensor is None else tensor for tensor in _operands(match)))
 
 
-def _operands(found: Match) -> list[Any]:
+def _operands(match: Match) -> list[Any]:
     """Return what the operator reads, with None in the place of what the Expand makes."""
-    return [None if tensor.inputs and tensor.inputs[0] in found.nodes[1:] else tensor for tensor in found.last.inputs]
+    return [None if tensor.inputs and tensor.inputs[0] in match.nodes[1:] else tensor for tensor in match.last.inputs]
 
 
 def _named(tensor: Any) -> list[Any] | None:
@@ -218,35 +217,35 @@ def _named(tensor: Any) -> list[Any] | None:
     return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
 
 
-def _expanded_shape(found: Match) -> list[Any] | None:
+def _expanded_shape(match: Match) -> list[Any] | None:
     """Return the shape that the Expand makes."""
-    data = _named(found.x)
-    fixed = isinstance(found.target, Constant) and found.target.overridable_input is None
-    if data is None or not fixed or len(found.target.shape) != 1:
+    data = _named(match.x)
+    fixed = isinstance(match.target, Constant) and match.target.overridable_input is None
+    if data is None or not fixed or len(match.target.shape) != 1:
         return None
-    return expanded(data, [int(extent) for extent in found.target.values])
+    return expanded(data, [int(extent) for extent in match.target.values])
 
 
 # Concat and Split -----------------------------------------------------------------------------------------------------
 
 
 class MergeConcats(RewriteRule):
-    """A Concat reads what a Concat on the same axis, which it alone reads, has put together; one of one tensor goes."""
+    """A Concat reads what a Concat on the same axis, which it alone reads, has put together; one of one tensor goes.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return any Concat."""
+    ``Concat(Concat(a, b), c) -> Concat(a, b, c)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Concat(..., name="concat")
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        parts = _parts(found.concat)
-        unlike = len(parts) > 1 and parts == list(found.concat.inputs)
+    def check(self, match: Match) -> str:
+        parts = _parts(match.concat)
+        unlike = len(parts) > 1 and parts == list(match.concat.inputs)
         return "it reads no other Concat that it could be one with" if unlike else ""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Read the parts of the parts."""
-        parts = _parts(found.concat)
-        return new.like(found.concat, *parts) if len(parts) > 1 else parts[0]
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        parts = _parts(match.concat)
+        return new.like(match.concat, *parts) if len(parts) > 1 else parts[0]
 
 
 def _parts(concat: Node) -> list[Any]:
@@ -274,15 +273,16 @@ _BOUNDS_ARE_INPUTS = 10
 
 
 class SimplifySplits(RewriteRule):
-    """A Split into one part is nothing, and one of whose parts only one is read is a Slice."""
+    """A Split into one part is nothing, and one of whose parts only one is read is a Slice.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return any Split."""
+    ``Split(x)[1] -> Slice(x)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Split(op.any("x"), ..., name="split")
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        outputs = found.split.outputs
+    def check(self, match: Match) -> str:
+        outputs = match.split.outputs
         if any(not tensor.name for tensor in outputs) or not outputs:
             return "a part of it is left out"
         if len(outputs) == 1:
@@ -290,27 +290,26 @@ class SimplifySplits(RewriteRule):
         read = [tensor for tensor in outputs if tensor.outputs or tensor.graph_output_of]
         if len(read) != 1:
             return "several of its parts are read"
-        if found.opset < _BOUNDS_ARE_INPUTS:
+        if match.opset < _BOUNDS_ARE_INPUTS:
             return "the bounds of a Slice are attributes at this opset"
-        return "" if _sizes(found) is not None else "the sizes of its parts are not known"
+        return "" if _sizes(match) is not None else "the sizes of its parts are not known"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Take the one part; what nobody reads may be anything."""
-        outputs = found.split.outputs
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        outputs = match.split.outputs
         if len(outputs) == 1:
-            return found.x
+            return match.x
         place = next(place for place, tensor in enumerate(outputs) if tensor.outputs or tensor.graph_output_of)
-        sizes = _sizes(found) or []
+        sizes = _sizes(match) or []
         start = sum(sizes[:place])
-        axis = found.split.attrs.get("axis", 0)
+        axis = match.split.attrs.get("axis", 0)
         bounds = (new.constant([number]) for number in (start, start + sizes[place], axis))
-        part = new.Slice(found.x, *bounds)
-        return [part if index == place else found.x for index in range(len(outputs))]
+        part = new.Slice(match.x, *bounds)
+        return [part if index == place else match.x for index in range(len(outputs))]
 
 
-def _sizes(found: Match) -> list[int] | None:
+def _sizes(match: Match) -> list[int] | None:
     """Return how much of the axis each part takes."""
-    split, count = found.split, len(found.split.outputs)
+    split, count = match.split, len(match.split.outputs)
     if "split" in split.attrs:
         sizes = [int(size) for size in split.attrs["split"]]
         return sizes if len(sizes) == count else None
@@ -318,7 +317,7 @@ def _sizes(found: Match) -> list[int] | None:
         tensor = split.inputs[1]
         fixed = isinstance(tensor, Constant) and tensor.overridable_input is None and len(tensor.shape) == 1
         return [int(size) for size in tensor.values] if fixed and tensor.shape[0] == count else None
-    shape, axis = found.x.shape, split.attrs.get("axis", 0)
+    shape, axis = match.x.shape, split.attrs.get("axis", 0)
     if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
         return None
     # The last part is what is left where they cannot all be equal.
@@ -333,42 +332,42 @@ _Bounds = list[tuple[int, int, int, int]]
 
 
 class MergeSlices(RewriteRule):
-    """Two Slices of different axes become one, and what takes all entries goes."""
+    """Two Slices of different axes become one, and what takes all entries goes.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return both forms."""
+    ``Slice(Slice(x, axis=0), axis=1) -> Slice(x, axes=[0, 1])``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         return (
-            op.Slice(op.Slice(op.any("x"), ..., name="first", shared=True), ..., name="last"),
+            op.Slice(op.Slice(op.any("x"), ..., name="first", allow_other_consumers=True), ..., name="last"),
             op.Slice(op.any("x"), ..., name="last"),
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why they stay."""
-        if found.opset < _BOUNDS_ARE_INPUTS:
+    def check(self, match: Match) -> str:
+        if match.opset < _BOUNDS_ARE_INPUTS:
             return "its bounds are attributes at this opset"
-        bounds = _all_bounds(found)
+        bounds = _all_bounds(match)
         if bounds is None:
             return "its bounds are not constant"
-        if "first" not in found.values:
-            return "" if _taken(found, bounds) == [] else "it takes a part"
+        if "first" not in match.values:
+            return "" if _taken(match, bounds) == [] else "it takes a part"
         axes = [axis for _, _, axis, _ in bounds]
         if min(axes, default=0) < 0:
             return "the rank is not known, and axes count from its end"
         return "" if len(set(axes)) == len(axes) else "both take parts of the same axis"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make one Slice, or none."""
-        bounds = _taken(found, _all_bounds(found) or [])
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        bounds = _taken(match, _all_bounds(match) or [])
         if not bounds:
-            return found.x
-        return new.like(found.last, found.x, *(new.constant(list(numbers)) for numbers in zip(*bounds, strict=True)))
+            return match.x
+        return new.like(match.last, match.x, *(new.constant(list(numbers)) for numbers in zip(*bounds, strict=True)))
 
 
-def _all_bounds(found: Match) -> _Bounds | None:
+def _all_bounds(match: Match) -> _Bounds | None:
     """Return start, end, axis and step for each axis that the nodes name."""
-    rank = None if found.x.shape is None else len(found.x.shape)
+    rank = None if match.x.shape is None else len(match.x.shape)
     made: _Bounds = []
-    for node in (found.first, found.last) if "first" in found.values else (found.last,):
+    for node in (match.first, match.last) if "first" in match.values else (match.last,):
         bounds = _bounds(node, rank)
         if bounds is None:
             return None
@@ -388,9 +387,9 @@ def _bounds(node: Node, rank: int | None) -> _Bounds | None:
     return list(zip(starts, ends, places, steps, strict=True))
 
 
-def _taken(found: Match, bounds: _Bounds) -> _Bounds:
+def _taken(match: Match, bounds: _Bounds) -> _Bounds:
     """Return the bounds that leave something out."""
-    shape = found.x.shape
+    shape = match.x.shape
     return [bound for bound in bounds if not _takes_all(bound, shape)]
 
 

@@ -26,7 +26,7 @@ from onnxq.ir import (
     replace_uses,
     toposort,
 )
-from onnxq.rewrite import Call, Changes, Match, New, Operators, Pass, RewriteRule
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.shapes import reshape_target
 from onnxq.rewrite.soundness import same_extents
 
@@ -247,41 +247,41 @@ _TARGET_IS_INPUT = 5
 
 
 class MergeTransposes(RewriteRule):
-    """Two Transposes become one, one that does nothing goes, one that moves dimensions of size 1 is a Reshape."""
+    """Two Transposes become one, one that does nothing goes, one that moves dimensions of size 1 is a Reshape.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Return both forms."""
+    ``Transpose(Transpose(x, p), q) -> Transpose(x, p[q])``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         return (
-            op.Transpose(op.Transpose(op.any("x"), name="first", shared=True), name="last"),
+            op.Transpose(op.Transpose(op.any("x"), name="first", allow_other_consumers=True), name="last"),
             op.Transpose(op.any("x"), name="last"),
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why a Transpose stays."""
-        order = _order(found)
+    def check(self, match: Match) -> str:
+        order = _order(match)
         if order is None:
             return "its order of dimensions is not known"
-        if "first" in found.values or order == sorted(order) or _target(found, order) is not None:
+        if "first" in match.values or order == sorted(order) or _target(match, order) is not None:
             return ""
         return "it moves dimensions of more than one entry"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make one operator or none."""
-        order = _order(found) or []
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        order = _order(match) or []
         if order == sorted(order):
-            return found.x
-        if "first" in found.values:
-            return new.like(found.last, found.x, perm=order)
-        return new.Reshape(found.x, new.constant(_target(found, order) or []))
+            return match.x
+        if "first" in match.values:
+            return new.like(match.last, match.x, perm=order)
+        return new.Reshape(match.x, new.constant(_target(match, order) or []))
 
 
-def _order(found: Match) -> list[int] | None:
+def _order(match: Match) -> list[int] | None:
     """Return which dimension of what is read each of the result is."""
-    rank = None if found.x.shape is None else len(found.x.shape)
-    last = _permutation(found.last, rank)
-    if "first" not in found.values or last is None:
+    rank = None if match.x.shape is None else len(match.x.shape)
+    last = _permutation(match.last, rank)
+    if "first" not in match.values or last is None:
         return last
-    first = _permutation(found.first, len(last))
+    first = _permutation(match.first, len(last))
     return None if first is None else [first[place] for place in last]
 
 
@@ -293,10 +293,10 @@ def _permutation(node: Node, rank: int | None) -> list[int] | None:
     return order if sorted(order) == list(range(len(order))) and rank in (None, len(order)) and order else None
 
 
-def _target(found: Match, order: list[int]) -> list[int] | None:
+def _target(match: Match, order: list[int]) -> list[int] | None:
     """Return the target of the Reshape that does the same."""
-    shape = found.x.shape
-    if shape is None or found.opset < _TARGET_IS_INPUT or 0 in shape:
+    shape = match.x.shape
+    if shape is None or match.opset < _TARGET_IS_INPUT or 0 in shape:
         return None
     named = [f"#{place}" if extent is None else extent for place, extent in enumerate(shape)]
     kept = [place for place in order if named[place] != 1]
@@ -304,33 +304,35 @@ def _target(found: Match, order: list[int]) -> list[int] | None:
 
 
 class MergeTransposeBetweenReshapes(RewriteRule):
-    """Reshape to a batch of matrices, Transpose of each and Reshape back become one Transpose of the last two axes."""
+    """Reshape to a batch of matrices, Transpose of each and Reshape back become one Transpose of the last two axes.
 
-    def pattern(self, op: Operators) -> Call:
-        """Return the three, as exporters write the key of an attention."""
+    ``Reshape(Transpose(Reshape(x, [-1, m, n]), [0, 2, 1]), [..., n, m]) -> Transpose(x)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         batch = op.Reshape(op.any("x"), op.any("batch"), name="flat")
         return op.Reshape(op.Transpose(batch, perm=[0, 2, 1]), op.any("target"))
 
-    def obstacle(self, found: Match) -> str:
-        """Refuse shapes that are not proven to keep the matrices and to lead back to their batch."""
-        x, flat, result = found.x.shape, found.flat.outputs[0].shape, found.root.outputs[0].shape
+    def check(self, match: Match) -> str:
+        x, flat, result = match.x.shape, match.flat.outputs[0].shape, match.root.outputs[0].shape
         if x is None or flat is None or result is None or len(x) < 3:
             return "shapes around it are unknown"
         if not (same_extents(flat[1:], x[-2:]) and same_extents(result, [*x[:-2], x[-1], x[-2]])):
             return "its Reshapes do not keep the last two axes"
         return ""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the one Transpose."""
-        last = len(found.x.shape) - 1
-        return new.Transpose(found.x, perm=[*range(last - 1), last, last - 1])
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        last = len(match.x.shape) - 1
+        return new.Transpose(match.x, perm=[*range(last - 1), last, last - 1])
 
 
 class FoldTransposeIntoWeight(RewriteRule):
-    """A Transpose in front of Flatten or Reshape and a product becomes another order of the rows of the weight."""
+    """A Transpose in front of Flatten or Reshape and a product becomes another order of the rows of the weight.
 
-    def pattern(self, op: Operators) -> tuple[Call, ...]:
-        """Look for both ways to flatten in front of both products."""
+    ``MatMul(Flatten(Transpose(x)), W) -> MatMul(Flatten(x), W in another order of rows)``
+    """
+
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         turned = op.Transpose(op.any("x"), name="turn")
         flat = (op.Flatten(turned, axis=1, name="flat"), op.Reshape(turned, op.constant("target"), name="flat"))
         w, b = op.constant("w"), op.optional("b")
@@ -340,46 +342,43 @@ class FoldTransposeIntoWeight(RewriteRule):
             for product in (op.MatMul(one, w, name="product"), op.Gemm(one, w, b, name="product", transA=0))
         )
 
-    def obstacle(self, found: Match) -> str:
-        """Return why it stays."""
-        order, shape = permutation_of(found.turn), found.x.shape
+    def check(self, match: Match) -> str:
+        order, shape = permutation_of(match.turn), match.x.shape
         if order is None or order[0] != 0 or shape is None or len(shape) != len(order):
             return "it moves the batch, or its data is of unknown rank"
         if not all(isinstance(size, int) for size in shape[1:]):
             return "the shape of its data is not known"
-        if found.flat.op == "Reshape" and not _flattens(found):
+        if match.flat.op == "Reshape" and not _flattens(match):
             return "it is not known to flatten all but the batch"
-        rows = 1 if found.product.attrs.get("transB", 0) else 0
-        if len(found.w.shape) != 2 or found.w.shape[rows] != prod(shape[1:]):
+        rows = 1 if match.product.attrs.get("transB", 0) else 0
+        if len(match.w.shape) != 2 or match.w.shape[rows] != prod(shape[1:]):
             return "the weight does not fit"
-        return "others read the weight" if len(found.w.outputs) > 1 else ""
+        return "others read the weight" if len(match.w.outputs) > 1 else ""
 
-    def rounds(self, found: Match) -> bool:
-        """Return whether it rounds otherwise."""
+    def rounds(self, match: Match) -> bool:
         return True
 
-    def replacement(self, new: New, found: Match) -> Any:
-        """Make the product with another order of rows."""
-        order = permutation_of(found.turn)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        order = permutation_of(match.turn)
         assert order is not None, "looked at before"
-        sizes = [found.x.shape[axis] for axis in order[1:]]
+        sizes = [match.x.shape[axis] for axis in order[1:]]
         back = [axis - 1 for axis in inverse(order)[1:]]
-        weight = found.w.values
-        if found.product.attrs.get("transB", 0):
+        weight = match.w.values
+        if match.product.attrs.get("transB", 0):
             ordered = weight.reshape(-1, *sizes).transpose(0, *(axis + 1 for axis in back))
         else:
             ordered = weight.reshape(*sizes, -1).transpose(*back, len(sizes))
-        flat = new.like(found.flat, found.x, *found.flat.inputs[1:])
-        operands = found.product.inputs[2:]
-        return new.like(found.product, flat, new.constant(ordered.reshape(weight.shape), "weight"), *operands)
+        flat = new.like(match.flat, match.x, *match.flat.inputs[1:])
+        operands = match.product.inputs[2:]
+        return new.like(match.product, flat, new.constant(ordered.reshape(weight.shape), "weight"), *operands)
 
 
-def _flattens(found: Match) -> bool:
-    target, shape = found.target.values.tolist(), found.x.shape
+def _flattens(match: Match) -> bool:
+    target, shape = match.target.values.tolist(), match.x.shape
     values = prod(shape[1:])
     return len(target) == 2 and (
         (target[1] == values and target[0] in (-1, shape[0]))
-        or (target[0] == 0 and not found.flat.attrs.get("allowzero", 0) and target[1] in (-1, values))
+        or (target[0] == 0 and not match.flat.attrs.get("allowzero", 0) and target[1] in (-1, values))
     )
 
 

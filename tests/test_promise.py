@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import Budget, Call, Goal, Graph, Match, New, Operators, RewriteRule, quantize
+from onnxq import Budget, Goal, Graph, Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, quantize
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
 from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate
@@ -147,11 +147,11 @@ def test_what_a_busy_machine_does_not_tell_is_accepted_for_its_kernels(
 class NegateRelu(RewriteRule):
     """A rule that is wrong."""
 
-    def pattern(self, op: Operators) -> Call | tuple[Call, ...]:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern | tuple[NodePattern, ...]:
         return op.Relu(op.any("x"))
 
-    def replacement(self, new: New, found: Match) -> Tensor | Sequence[Tensor]:
-        return new.Neg(found.x)
+    def rewrite(self, new: RewriteContext, match: Match) -> Tensor | Sequence[Tensor]:
+        return new.Neg(match.x)
 
 
 def test_a_rule_that_changes_outputs_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_a_rule_that_changes_outputs_is_left_out(quick: Quick, monkeypatch: pyte
 class RaiseAtRelu(NegateRelu):
     """A rule that raises."""
 
-    def replacement(self, new: New, found: Match) -> Tensor | Sequence[Tensor]:
+    def rewrite(self, new: RewriteContext, match: Match) -> Tensor | Sequence[Tensor]:
         raise ZeroDivisionError("a fault of ours")
 
 

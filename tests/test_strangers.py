@@ -44,8 +44,8 @@ class UseLogSoftmax(RewriteRule):
     def pattern(self, op):
         return op.Log(op.Softmax(op.any("x"), name="softmax"))
 
-    def replacement(self, new, found):
-        return new.LogSoftmax(found.x, axis=found.softmax.attrs.get("axis"))
+    def rewrite(self, new, match):
+        return new.LogSoftmax(match.x, axis=match.softmax.attrs.get("axis"))
 
 
 RULES = RewriteRules((UseLogSoftmax(),))

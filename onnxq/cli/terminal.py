@@ -24,7 +24,7 @@ from onnxq.report import Report
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, shortened, size, threads, visible
 from onnxq.report.refusal import suggestions
 from onnxq.report.report import speed, which
-from onnxq.rewrite import Applied
+from onnxq.rewrite import PassResult
 from onnxq.search.refinement import TRAINING
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def print_applied(done: Rewritten) -> None:
         table.add_column("largest difference")
         table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
     for index, one in enumerate(done.applied):
-        changed, left = len(one.changes.changed), len(one.changes.left)
+        changed, left = len(one.changes.changed), len(one.changes.skipped)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
         table.add_row(type(one.step).__name__, str(changed), str(left), duration(one.seconds), *compared)
     console = open_console(stderr=True)
@@ -325,7 +325,7 @@ def print_optimized(done: Optimized) -> None:
     )
 
 
-def _print_failed(console: Console, applied: Iterable[Applied]) -> None:
+def _print_failed(console: Console, applied: Iterable[PassResult]) -> None:
     """Print which rules failed and were skipped, once each."""
     for what in dict.fromkeys(what for one in applied for _, what in one.changes.failed):
         console.print(f"Skipped: {what}.", markup=False)

@@ -29,7 +29,7 @@ from onnxq.passes.quantize.constants import ExpandConstants, StoreOnce
 from onnxq.preparing.equivalence import Difference, Original, find_culprits, original
 from onnxq.preparing.preparation import canonical_steps, counts_of, prepare_in_place
 from onnxq.preparing.rewriting import Verify
-from onnxq.rewrite import Applied, Pipeline
+from onnxq.rewrite import PassResult, Pipeline
 from onnxq.system.publish import publish, staging, stored_bytes
 
 # Models of thousands of nodes take seconds to load, in each round anew.
@@ -67,7 +67,7 @@ class Optimized:
     """
 
     graph: Graph
-    applied: tuple[Applied, ...]
+    applied: tuple[PassResult, ...]
     before: Size
     after: Size
     difference: Difference | None
@@ -231,7 +231,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
     """Write a rewritten copy of a graph and compare it."""
     copy = graph.copy()
     declared = {tensor.name for tensor in inner_variables(copy) if tensor.dtype is not None}
-    applied: tuple[Applied, ...] = ()
+    applied: tuple[PassResult, ...] = ()
     if "*" not in without:
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
         tied = Pipeline((StoreOnce(), ExpandConstants(), RemoveUnused()))

@@ -36,7 +36,7 @@ from onnxq.passes.linear import UnfuseProducts
 from onnxq.passes.shapes import FoldShapes
 from onnxq.passes.transposes import SinkTransposes
 from onnxq.planning.plan import DECODING, EXCLUDED, METADATA_KEY, Plan
-from onnxq.rewrite import Applied, Pass, Pipeline, RewriteChanges, RewriteRule, RewriteRules
+from onnxq.rewrite import Pass, PassResult, Pipeline, RewriteChanges, RewriteRule, RewriteRules
 from onnxq.runtime.targets import Target
 
 _STEPS = (
@@ -52,12 +52,12 @@ _STEPS = (
 _FORMS = (ConvolvePooled, ConvolveTransposed, ScanCells)
 
 
-def makes_variants(applied: Iterable[Applied]) -> bool:
+def makes_variants(applied: Iterable[PassResult]) -> bool:
     """Whether passes gave operators a form that a target's integer kernels are faster with as a rule."""
     return any(one.changes and isinstance(one.step, _FORMS) for one in applied)
 
 
-def makes_scans(applied: Iterable[Applied]) -> bool:
+def makes_scans(applied: Iterable[PassResult]) -> bool:
     """Whether passes made recurrent cells a Scan."""
     return any(one.changes and isinstance(one.step, ScanCells) for one in applied)
 
@@ -131,7 +131,7 @@ class PreparationRecord:
     """
 
     declared: frozenset[str] = frozenset()
-    applied: tuple[Applied, ...] = ()
+    applied: tuple[PassResult, ...] = ()
     steps: tuple[Pass, ...] = ()
     half: int = 0
     content: str = ""
@@ -160,7 +160,7 @@ def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool
 
 def prepare_in_place(
     graph: Graph, *, opset: int = 0, widen: bool = False, without: frozenset[str] = frozenset()
-) -> tuple[Applied, ...]:
+) -> tuple[PassResult, ...]:
     """Do to a graph what `prepare` does, and return what each pass changed and left.
 
     Args:
@@ -193,7 +193,7 @@ def prepare_for_integers(
     opset: int = 0,
     widen: bool = False,
     without: frozenset[str] = frozenset(),
-) -> tuple[Applied, ...]:
+) -> tuple[PassResult, ...]:
     """Do what `prepare_in_place` does, and then what `integer_steps` found.
 
     Args:
@@ -217,7 +217,7 @@ def widens(scheme: Scheme, target: Target) -> bool:
     return scheme.multiplies_integers and not target.kernels.half
 
 
-def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[Applied, ...]:
+def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[PassResult, ...]:
     """Bring a graph whose nodes have names and whose constants are initializers into canonical form, in place.
 
     Passes and rules are repeated, with types inferred anew, until nothing changes: what one folds tells the next one a
@@ -233,7 +233,7 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[A
     """
     rules, stored = _rules(without), _stored(graph)
     most = stored + max(_ALWAYS_FINE, stored // _GROWTH)
-    applied: list[Applied] = []
+    applied: list[PassResult] = []
     infer_shapes(graph)
     for _ in range(_MOST_ROUNDS):
         repeated = (
@@ -269,7 +269,7 @@ def canonical_steps() -> tuple[str, ...]:
     return (*_REPEATED, FlushDenormals.__name__, *rules)
 
 
-def counts_of(applied: Iterable[Applied]) -> dict[str, int]:
+def counts_of(applied: Iterable[PassResult]) -> dict[str, int]:
     """Return how many changes each of `canonical_steps` made, by its name, the most first; those that made some."""
     found: Counter[str] = Counter()
     for one in applied:

@@ -20,7 +20,7 @@ from onnxq.onnx_api import check_functions, weightless_model
 from onnxq.preparing.equivalence import ROUNDING, Original, original
 from onnxq.preparing.named_passes import Step, as_passes
 from onnxq.preparing.preparation import external_bytes, reference_file
-from onnxq.rewrite import Applied, Pass, Pipeline
+from onnxq.rewrite import Pass, PassResult, Pipeline
 from onnxq.runtime.sessions import open_session
 from onnxq.system.publish import publish, staging
 
@@ -55,7 +55,7 @@ class Rewritten:
     """
 
     graph: Graph
-    applied: tuple[Applied, ...]
+    applied: tuple[PassResult, ...]
     differences: tuple[float, ...] = ()
     made_up: bool = False
 
@@ -103,7 +103,7 @@ def run_passes(
     with staging(output) as folder:
         staged = folder / (output.name if output is not None else "model.onnx")
         check = None if verify_each is None else _Check.of(reference_file(graph, source, folder), verify_each)
-        applied: list[Applied] = []
+        applied: list[PassResult] = []
         differences: list[float] = []
         for step in steps:
             applied += Pipeline((step,)).apply(graph)
@@ -118,13 +118,13 @@ def run_passes(
     return Rewritten(load(output), tuple(applied), tuple(differences), made_up)
 
 
-def apply_to_float(graph: Graph, passes: Sequence[Pass]) -> tuple[Applied, ...]:
+def apply_to_float(graph: Graph, passes: Sequence[Pass]) -> tuple[PassResult, ...]:
     """Apply a user's passes to a model that is going to be quantized, in place; its inputs and outputs must stay.
 
     Raises:
         PassError: a pass fails, or changes the names of inputs or outputs.
     """
-    applied: list[Applied] = []
+    applied: list[PassResult] = []
     before = _ports(graph)
     for step in passes:
         applied += Pipeline((step,)).apply(graph)

@@ -23,7 +23,7 @@ from onnxq.ir import Graph, all_nodes
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import size
-from onnxq.rewrite import Applied, Pass
+from onnxq.rewrite import Pass, PassResult
 from onnxq.search.kernel_times import NodeTime, Region
 from onnxq.search.refinement import MethodGain
 from onnxq.search.search import NodeSensitivity, Point
@@ -370,8 +370,8 @@ class AppliedPass:
         seconds: the time it took.
         changed: how many nodes or tensors it changed, made or removed.
         changed_names: the first of them.
-        left: how many it looked at and left.
-        left_names: the first of them, each with the reason.
+        skipped: how many it looked at and left as they were.
+        skipped_names: the first of them, each with the reason.
         failed: its parts that failed and were skipped, each with what happened.
     """
 
@@ -380,12 +380,12 @@ class AppliedPass:
     seconds: float
     changed: int = 0
     changed_names: tuple[str, ...] = ()
-    left: int = 0
-    left_names: tuple[tuple[str, str], ...] = ()
+    skipped: int = 0
+    skipped_names: tuple[tuple[str, str], ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, applied: Applied) -> AppliedPass:
+    def of(cls, applied: PassResult) -> AppliedPass:
         """Tell of a pass, which may hold anything, and its lists be long."""
         told = {"name" if key == "pass" else key: value for key, value in applied.to_dict().items()}
         return read_record(cls, "pass", told)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from onnxq.rewrite.passes import Applied, Changes, Pass, Pipeline
-from onnxq.rewrite.patterns import Call, Match, Operators
-from onnxq.rewrite.rules import New, RewriteChanges, RewriteRule, RewriteRules
+from onnxq.rewrite.passes import Changes, Pass, PassResult, Pipeline
+from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder
+from onnxq.rewrite.rules import RewriteChanges, RewriteContext, RewriteRule, RewriteRules
 
 __all__ = [
-    "Applied",
-    "Call",
     "Changes",
     "Match",
-    "New",
-    "Operators",
+    "NodePattern",
+    "OpsetPatternBuilder",
     "Pass",
+    "PassResult",
     "Pipeline",
     "RewriteChanges",
+    "RewriteContext",
     "RewriteRule",
     "RewriteRules",
 ]

@@ -20,7 +20,7 @@ class Changes:
 
     Attributes:
         changed: names of the nodes or tensors it changed, made or removed; empty when it changed nothing.
-        left: names of what it looked at and left, each with the reason.
+        skipped: names of what it looked at and left as it was, each with the reason.
         failed: names of its parts that failed and were skipped, each with what happened.
 
     Raises:
@@ -28,13 +28,13 @@ class Changes:
     """
 
     changed: tuple[str, ...] = ()
-    left: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         pairs = (
             text
-            for one in (*self.left, *self.failed)
+            for one in (*self.skipped, *self.failed)
             for text in (one if isinstance(one, tuple) and len(one) == 2 else (None,))
         )
         if isinstance(self.changed, str) or not all(isinstance(text, str) for text in (*self.changed, *pairs)):
@@ -62,7 +62,7 @@ class Pass(ABC):
 
 
 @dataclass(frozen=True)
-class Applied:
+class PassResult:
     """A pass that was applied, and what came of it.
 
     Attributes:
@@ -80,15 +80,15 @@ class Applied:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON: of long lists their length and beginning."""
-        changed, left = self.changes.changed, self.changes.left
+        changed, skipped = self.changes.changed, self.changes.skipped
         return {
             "pass": type(self.step).__name__,
             "options": {name: reprlib.repr(value) for name, value in self.step.options().items()},
             "seconds": self.seconds,
             "changed": len(changed),
             "changed_names": list(changed[:_SHOWN]),
-            "left": len(left),
-            "left_names": [list(pair) for pair in left[:_SHOWN]],
+            "skipped": len(skipped),
+            "skipped_names": [list(pair) for pair in skipped[:_SHOWN]],
             "failed": [list(pair) for pair in self.changes.failed],
         }
 
@@ -103,7 +103,7 @@ class Pipeline:
 
     passes: tuple[Pass, ...]
 
-    def apply(self, graph: Graph) -> tuple[Applied, ...]:
+    def apply(self, graph: Graph) -> tuple[PassResult, ...]:
         """Apply every pass to ``graph`` in place and return what each changed and left.
 
         Plain GraphSurgeon objects that a pass puts into the graph take our classes before the next one sees them.
@@ -119,7 +119,7 @@ def _is_ours(step: Pass) -> bool:
     return type(step).__module__.partition(".")[0] == _OURS
 
 
-def _apply(step: Pass, graph: Graph) -> Applied:
+def _apply(step: Pass, graph: Graph) -> PassResult:
     if not isinstance(step, Pass):
         raise PassError(f"{step!r} is no pass, expected an instance of a subclass of onnxq.Pass")
     name = type(step).__name__
@@ -141,4 +141,4 @@ def _apply(step: Pass, graph: Graph) -> Applied:
             f"pass {name} returned {type(changes).__name__}, expected onnxq.Changes; return Changes() where nothing "
             "was changed"
         )
-    return Applied(step, changes, time.perf_counter() - start)
+    return PassResult(step, changes, time.perf_counter() - start)

@@ -24,11 +24,11 @@ COMMUTATIVE: Final = frozenset(
 # Exporters write the numbers of formulas with six digits or more; those that a float of 16 bits holds are exact.
 _CLOSE = 4e-6
 
-Operand: TypeAlias = "Capture | Call | Output | float | EllipsisType | None"
+Operand: TypeAlias = "ValuePattern | NodePattern | Output | float | EllipsisType | None"
 
 
 @dataclass(frozen=True)
-class Capture:
+class ValuePattern:
     """A tensor that a match keeps under a name; in two places it must be the same tensor.
 
     Attributes:
@@ -45,7 +45,7 @@ class Capture:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class NodePattern:
     """A node of one operator; used in two places of a pattern it must be the same node.
 
     Attributes:
@@ -55,7 +55,7 @@ class Call:
         attributes: values that its attributes must have, defaults counted.
         domain: the operator's domain.
         name: under which a `Match` gives the node.
-        shared: whether others may read its result too; the node stays where they do.
+        allow_other_consumers: whether others may read its result too; the node stays where they do.
     """
 
     op_type: str
@@ -63,19 +63,19 @@ class Call:
     attributes: Mapping[str, object] = field(default_factory=dict)
     domain: str = ""
     name: str = ""
-    shared: bool = False
+    allow_other_consumers: bool = False
 
     @property
     def size(self) -> int:
         """How many operators it names."""
         calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
-        return 1 + sum(call.size for call in calls if isinstance(call, Call))
+        return 1 + sum(call.size for call in calls if isinstance(call, NodePattern))
 
     @cached_property
     def fed_by(self) -> frozenset[str]:
         """The operators that must make some of its inputs, by which most nodes are told apart at once."""
         calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
-        return frozenset(call.op_type for call in calls if isinstance(call, Call))
+        return frozenset(call.op_type for call in calls if isinstance(call, NodePattern))
 
     def __getitem__(self, index: int) -> Output:
         """Return the output of that index, where it is not the first."""
@@ -86,11 +86,11 @@ class Call:
 class Output:
     """One output of a node of several."""
 
-    call: Call
+    call: NodePattern
     index: int
 
 
-class Operators:
+class OpsetPatternBuilder:
     """Makes patterns: ``op.Mul(x, op.Sigmoid(x))``.
 
     Every operator of ONNX is an attribute; those of other domains are made with `call`.
@@ -104,7 +104,7 @@ class Operators:
         """Make patterns for the rule of this name, which errors name."""
         self._owner = owner
 
-    def __getattr__(self, op_type: str) -> Callable[..., Call]:
+    def __getattr__(self, op_type: str) -> Callable[..., NodePattern]:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
         if not defs.has(op_type):
@@ -113,29 +113,31 @@ class Operators:
                 f"rule {self._owner} looks for the operator {op_type!r}, which ONNX does not have"
                 f"{did_you_mean(op_type, known)}"
             )
-        return lambda *inputs, name="", shared=False, **attributes: Call(
-            op_type, inputs, attributes, name=name, shared=shared
+        return lambda *inputs, name="", allow_other_consumers=False, **attributes: NodePattern(
+            op_type, inputs, attributes, name=name, allow_other_consumers=allow_other_consumers
         )
 
-    def call(self, domain: str, op_type: str, *inputs: Operand, name: str = "", shared: bool = False) -> Call:
+    def call(
+        self, domain: str, op_type: str, *inputs: Operand, name: str = "", allow_other_consumers: bool = False
+    ) -> NodePattern:
         """Return a pattern of an operator of another domain."""
-        return Call(op_type, inputs, domain=domain, name=name, shared=shared)
+        return NodePattern(op_type, inputs, domain=domain, name=name, allow_other_consumers=allow_other_consumers)
 
-    def any(self, name: str) -> Capture:
+    def any(self, name: str) -> ValuePattern:
         """Return a pattern of any tensor."""
-        return Capture(name)
+        return ValuePattern(name)
 
-    def constant(self, name: str) -> Capture:
+    def constant(self, name: str) -> ValuePattern:
         """Return a pattern of a constant that no caller can override."""
-        return Capture(name, constant=True)
+        return ValuePattern(name, constant=True)
 
-    def scalar(self, name: str) -> Capture:
+    def scalar(self, name: str) -> ValuePattern:
         """Return a pattern of a constant of one element."""
-        return Capture(name, constant=True, scalar=True)
+        return ValuePattern(name, constant=True, scalar=True)
 
-    def optional(self, name: str) -> Capture:
+    def optional(self, name: str) -> ValuePattern:
         """Return a pattern of an input that may be left out."""
-        return Capture(name, optional=True)
+        return ValuePattern(name, optional=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +172,7 @@ class _Bound(NamedTuple):
 
     opset: int
     values: Mapping[str, Any]
-    calls: Mapping[Call, Node]
+    calls: Mapping[NodePattern, Node]
 
     def with_value(self, name: str, value: Any) -> _Bound | None:
         if name in self.values:
@@ -178,7 +180,7 @@ class _Bound(NamedTuple):
         return self._replace(values={**self.values, name: value})
 
 
-def find(pattern: Call, root: Node, opset: int, uses: Uses | None = None) -> Match | None:
+def find(pattern: NodePattern, root: Node, opset: int, uses: Uses | None = None) -> Match | None:
     """Return where a pattern ends in a node, or None.
 
     Who else reads the inner values is not looked at.
@@ -187,13 +189,13 @@ def find(pattern: Call, root: Node, opset: int, uses: Uses | None = None) -> Mat
         return None
     for bound in _call(pattern, root, _Bound(opset, {}, {})):
         nodes = tuple(dict.fromkeys((root, *bound.calls.values())))
-        kept = frozenset(node for call, node in bound.calls.items() if call.shared)
+        kept = frozenset(node for call, node in bound.calls.items() if call.allow_other_consumers)
         named = {call.name: node for call, node in bound.calls.items() if call.name}
         return Match(root, nodes, opset, {**bound.values, **named}, kept, uses)
     return None
 
 
-def _call(pattern: Call, node: Node, bound: _Bound) -> Iterator[_Bound]:
+def _call(pattern: NodePattern, node: Node, bound: _Bound) -> Iterator[_Bound]:
     if pattern in bound.calls:
         if bound.calls[pattern] is node:
             yield bound
@@ -229,7 +231,7 @@ def _inputs(wanted: Sequence[Operand], given: Sequence[Any], bound: _Bound) -> I
 
 def _operand(wanted: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
     present = tensor is not None and bool(tensor.name)
-    if isinstance(wanted, Capture):
+    if isinstance(wanted, ValuePattern):
         if present and wanted.constant and not _is_fixed(tensor, scalar=wanted.scalar):
             return
         if (present or wanted.optional) and (found := bound.with_value(wanted.name, tensor if present else None)):
@@ -237,8 +239,8 @@ def _operand(wanted: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
     elif wanted is None:
         if not present:
             yield bound
-    elif present and isinstance(wanted, Call | Output):
-        call, index = (wanted, 0) if isinstance(wanted, Call) else (wanted.call, wanted.index)
+    elif present and isinstance(wanted, NodePattern | Output):
+        call, index = (wanted, 0) if isinstance(wanted, NodePattern) else (wanted.call, wanted.index)
         for producer in tensor.inputs[:1]:
             if index < len(producer.outputs) and producer.outputs[index] is tensor:
                 yield from _call(call, producer, bound)
@@ -257,7 +259,7 @@ def _is_fixed(tensor: Any, *, scalar: bool) -> bool:
     return is_constant(tensor) and (not scalar or all(extent == 1 for extent in tensor.shape))
 
 
-def _has_attributes(pattern: Call, node: Node, opset: int) -> bool:
+def _has_attributes(pattern: NodePattern, node: Node, opset: int) -> bool:
     return all(
         (node.attrs[name] if name in node.attrs else _default(node.op, name, opset)) == value
         for name, value in pattern.attributes.items()

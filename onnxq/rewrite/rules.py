@@ -19,20 +19,20 @@ from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.queries import Names, all_graphs, join_origins
 from onnxq.ir.types import infer_types
 from onnxq.rewrite.passes import Changes, Pass
-from onnxq.rewrite.patterns import Call, Match, Operators, find
+from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder, find
 from onnxq.rewrite.soundness import Uses, has_kernel
 
 
-class New:
+class RewriteContext:
     """Makes the nodes of a replacement: ``new.Add(x, 1.0)`` is a node's output, whose type is known where it can be.
 
     Numbers and arrays become constants of the type of the first tensor beside them, or where that is not known of the
     first constant of floats that was matched; None leaves an input out.
     """
 
-    def __init__(self, graph: Graph, names: Names, found: Match) -> None:
+    def __init__(self, graph: Graph, names: Names, match: Match) -> None:
         """Make nodes for a graph, named after the last of the nodes that they take the place of."""
-        self._graph, self._names, self._found, self._root = graph, names, found, found.root
+        self._graph, self._names, self._found, self._root = graph, names, match, match.root
         self.nodes: list[Node] = []
         self.named_after: dict[Node, Node] = {}
 
@@ -110,24 +110,24 @@ class RewriteRule(Pass):
     >>> class Silu(RewriteRule):
     ...     def pattern(self, op):
     ...         return op.Mul(op.any("x"), op.Sigmoid(op.any("x")))
-    ...     def replacement(self, new, found):
-    ...         return new.Swish(found.x)
+    ...     def rewrite(self, new, match):
+    ...         return new.Swish(match.x)
     """
 
     @abstractmethod
-    def pattern(self, op: Operators) -> Call | tuple[Call, ...]:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern | tuple[NodePattern, ...]:
         """Return what is looked for: the last node of it, or several forms of the same."""
 
-    def obstacle(self, found: Match) -> str:
+    def check(self, match: Match) -> str:
         """Return why the rule leaves what it has found, or an empty string."""
         return ""
 
-    def rounds(self, found: Match) -> bool:
+    def rounds(self, match: Match) -> bool:
         """Return whether the replacement rounds otherwise; it is then left where the last bit may decide something."""
         return False
 
     @abstractmethod
-    def replacement(self, new: New, found: Match) -> Tensor | Sequence[Tensor]:
+    def rewrite(self, new: RewriteContext, match: Match) -> Tensor | Sequence[Tensor]:
         """Make the new nodes and return what takes the place of the root's output, or of each of its outputs."""
 
     def apply(self, graph: Graph) -> Changes:
@@ -163,7 +163,7 @@ class RewriteRules(Pass):
     rules: tuple[RewriteRule, ...]
 
     def apply(self, graph: Graph) -> RewriteChanges:
-        """Apply; ``changed`` holds the names of the nodes that were replaced, ``left`` what a rule refused.
+        """Apply; ``changed`` holds the names of the nodes that were replaced, ``skipped`` what a rule left.
 
         ``failed`` holds the rules that raised or were stopped, each with what happened first.
         """
@@ -176,12 +176,12 @@ class RewriteRules(Pass):
         )
 
 
-def _patterns(rule: RewriteRule) -> tuple[Call, ...]:
+def _patterns(rule: RewriteRule) -> tuple[NodePattern, ...]:
     name = type(rule).__name__
-    patterns = rule.pattern(Operators(name))
+    patterns = rule.pattern(OpsetPatternBuilder(name))
     several = patterns if isinstance(patterns, tuple) else (patterns,)
     for pattern in several:
-        if not isinstance(pattern, Call):
+        if not isinstance(pattern, NodePattern):
             raise PassError(f"the pattern of rule {name} is {pattern!r}, expected an operator such as op.Add(x, y)")
     return several
 
@@ -203,8 +203,8 @@ class _Rewriting:
         self.stopped: set[str] = set()
         self.rules = self._by_root(rules)
 
-    def _by_root(self, rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, Call]]]:
-        found: dict[tuple[str, str], list[tuple[RewriteRule, Call]]] = {}
+    def _by_root(self, rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, NodePattern]]]:
+        found: dict[tuple[str, str], list[tuple[RewriteRule, NodePattern]]] = {}
         for rule in rules:
             try:
                 patterns = _patterns(rule)
@@ -246,7 +246,7 @@ class _Rewriting:
             if found is None or not self._is_alone(found, scope):
                 continue
             try:
-                reason = rule.obstacle(found) or self._replace(rule, found, scope, instead)
+                reason = rule.check(found) or self._replace(rule, found, scope, instead)
             except Exception as error:  # noqa: BLE001
                 what = f"{type(error).__name__}: {error}"
                 reason = self._report(rule, f"rule {name} failed at {node.op} node {node.name!r}: {what}")
@@ -258,14 +258,14 @@ class _Rewriting:
             self._check_end()
             return
 
-    def _is_alone(self, found: Match, scope: Graph) -> bool:
+    def _is_alone(self, match: Match, scope: Graph) -> bool:
         """Whether all nodes stand in one graph and nobody else reads their inner values."""
-        inside = set(found.nodes)
+        inside = set(match.nodes)
         return all(
             self.owner.get(node) is scope
             and node not in self.gone
-            and (node is found.root or node in found.kept or not self._is_read(node, inside))
-            for node in found.nodes
+            and (node is match.root or node in match.kept or not self._is_read(node, inside))
+            for node in match.nodes
         )
 
     def _is_read(self, node: Node, inside: set[Node]) -> bool:
@@ -275,17 +275,17 @@ class _Rewriting:
             for tensor in node.outputs
         )
 
-    def _replace(self, rule: RewriteRule, found: Match, scope: Graph, instead: dict[Node, list[Node]]) -> str:
+    def _replace(self, rule: RewriteRule, match: Match, scope: Graph, instead: dict[Node, list[Node]]) -> str:
         """Put the replacement in the place of a match, or return why it is left."""
-        outputs = [tensor for tensor in found.root.outputs if tensor.name]
-        if rule.rounds(found) and self.uses.decides(outputs):
+        outputs = [tensor for tensor in match.root.outputs if tensor.name]
+        if rule.rounds(match) and self.uses.decides(outputs):
             return "its last bit may decide what reads it"
-        new = New(self.graph, self.names, found)
+        new = RewriteContext(self.graph, self.names, match)
         reason = "it failed"
         try:
-            made = rule.replacement(new, found)
+            made = rule.rewrite(new, match)
             results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
-            reason = self._obstacle(new, found, results, outputs, scope)
+            reason = self._obstacle(new, match, results, outputs, scope)
         finally:
             if reason:
                 # Until the round ends they stay attached, but count no longer.
@@ -293,16 +293,16 @@ class _Rewriting:
         if reason:
             return reason
         makers = set(new.nodes)
-        self.gone.update(self._going(found, results))
+        self.gone.update(self._going(match, results))
         for result, output in zip(results, outputs, strict=True):
             _take_place(result, output, makers)
-        self._name(new, found, next((output.inputs[0] for output in outputs if makers & set(output.inputs)), None))
-        instead[found.root] = new.nodes
+        self._name(new, match, next((output.inputs[0] for output in outputs if makers & set(output.inputs)), None))
+        instead[match.root] = new.nodes
         self.owner.update(dict.fromkeys(new.nodes, scope))
         return ""
 
     def _obstacle(
-        self, new: New, found: Match, results: Sequence[Any], outputs: Sequence[Variable], scope: Graph
+        self, new: RewriteContext, match: Match, results: Sequence[Any], outputs: Sequence[Variable], scope: Graph
     ) -> str:
         """Return why a replacement cannot take its place; nothing has been changed yet.
 
@@ -314,7 +314,7 @@ class _Rewriting:
             raise ValueError(f"it gives {len(results)} tensors for the {len(outputs)} outputs of the node")
         if any(tensor in outputs for node in new.nodes for tensor in node.inputs):
             raise ValueError("it reads what it takes the place of")
-        before = {node.op for node in found.nodes}
+        before = {node.op for node in match.nodes}
         for node in new.nodes:
             dtype = node.outputs[0].dtype
             if node.op not in before and not node.domain and not has_kernel(node.op, dtype, self.graph.opset):
@@ -329,28 +329,28 @@ class _Rewriting:
                 return "its output is an output of the graph"
         return ""
 
-    def _going(self, found: Match, results: Sequence[Tensor]) -> set[Node]:
+    def _going(self, match: Match, results: Sequence[Tensor]) -> set[Node]:
         """Return the nodes of a match that go: those that nobody reads any more, the replacement included."""
         kept = set(results)
-        going = set(found.nodes)
+        going = set(match.nodes)
         while staying := {
             node
             for node in going
-            if node is not found.root and (self._is_read(node, going) or not kept.isdisjoint(node.outputs))
+            if node is not match.root and (self._is_read(node, going) or not kept.isdisjoint(node.outputs))
         }:
             going -= staying
         return going
 
-    def _name(self, new: New, found: Match, last: Node | None) -> None:
+    def _name(self, new: RewriteContext, match: Match, last: Node | None) -> None:
         """Give new nodes the names of those whose work they do, and tell them all that they stand for.
 
         Users know the names that go: each is given once, that of the root to the last node where nothing else gets it.
         """
-        gone = [node for node in found.nodes if node in self.gone]
+        gone = [node for node in match.nodes if node in self.gone]
         free = {node.name for node in gone if node.name}
         named_after = dict(new.named_after)
         if last is not None:
-            named_after.setdefault(last, found.root)
+            named_after.setdefault(last, match.root)
         for made, node in named_after.items():
             if node.name in free:
                 made.name = node.name
@@ -358,8 +358,8 @@ class _Rewriting:
             elif made.name and made.name == node.name:
                 made.name = self.names.unique(node.name)
         for made in new.nodes:
-            first = named_after.get(made, found.root)
-            made.origins = join_origins((first if first in gone else found.root, *gone))
+            first = named_after.get(made, match.root)
+            made.origins = join_origins((first if first in gone else match.root, *gone))
 
     def _can_be_returned(self, tensor: Tensor, scope: Graph) -> bool:
         """Whether a tensor that is there already may become an output of its graph under another name."""

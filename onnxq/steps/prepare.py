@@ -35,7 +35,7 @@ from onnxq.preparing.preparation import (
     reference_file,
 )
 from onnxq.preparing.rewriting import apply_to_float
-from onnxq.rewrite import Applied
+from onnxq.rewrite import PassResult
 from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
 from onnxq.runtime.engines import measures_target
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run
@@ -123,7 +123,7 @@ class PreparedRun:
     bench: PreparedModel
     replay: Plan | None
     external: int
-    applied: tuple[Applied, ...]
+    applied: tuple[PassResult, ...]
     output: Path | None
     engine: Engine | None
     costs: CostCache

@@ -76,8 +76,8 @@ class Broken(RewriteRule):
     def pattern(self, op):
         return op.Relu(op.any("x"), name="relu")
 
-    def replacement(self, new, found):
-        return found.nothing
+    def rewrite(self, new, match):
+        return match.nothing
 """
     )
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"

@@ -18,7 +18,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.preparing import preparation
 from onnxq.preparing.equivalence import ROUNDING
 from onnxq.preparing.rewriting import Verify
-from onnxq.rewrite import Call, Match, New, Operators, RewriteRule, RewriteRules
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RewriteRules
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
@@ -60,11 +60,11 @@ def test_what_is_left_out_is_not_applied(build: Callable[..., ModelProto]) -> No
 class Wrong(RewriteRule):
     """exp(-x) is exp(x)."""
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Exp(op.Neg(op.any("x")))
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Exp(found.x)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Exp(match.x)
 
 
 def test_a_rule_that_changes_outputs_is_left_out_and_named(
@@ -84,8 +84,8 @@ def test_a_rule_that_changes_outputs_is_left_out_and_named(
 class OtherShape(Wrong):
     """Makes what does not run."""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Reshape(found.x, np.int64([3]))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Reshape(match.x, np.int64([3]))
 
 
 def test_a_rule_whose_result_does_not_run_is_left_out_and_named(

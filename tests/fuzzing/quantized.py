@@ -20,7 +20,7 @@ from fuzzing.comparing import with_noise
 from fuzzing.idioms.writing import conv, gemm, matmul
 from fuzzing.runtime import Feed, opened, run
 from onnxq.config.presets import PRESETS
-from onnxq.rewrite import Applied, Pipeline
+from onnxq.rewrite import PassResult, Pipeline
 
 WRITERS: dict[str, Callable[[Builder], Any]] = {}
 _LOUDER = 20.0
@@ -291,12 +291,12 @@ def by_onnxruntime(model: ModelProto, feeds: list[Feed], seed: int) -> ModelProt
 
 
 @contextmanager
-def recorded() -> Iterator[list[Applied]]:
+def recorded() -> Iterator[list[PassResult]]:
     """Collect what passes do, wherever they are applied."""
-    found: list[Applied] = []
+    found: list[PassResult] = []
     apply = Pipeline.apply
 
-    def noted(self: Pipeline, graph: Any) -> tuple[Applied, ...]:
+    def noted(self: Pipeline, graph: Any) -> tuple[PassResult, ...]:
         done = apply(self, graph)
         found.extend(done)
         return done

@@ -19,7 +19,7 @@ from onnxq.passes.cleanup import RemoveUnused
 from onnxq.passes.quantize.constants import ExpandConstants, StoreOnce
 from onnxq.preparing.named_passes import passes_by_name
 from onnxq.preparing.preparation import integer_steps, prepare_in_place, widens
-from onnxq.rewrite import Applied, Pipeline, RewriteChanges
+from onnxq.rewrite import PassResult, Pipeline, RewriteChanges
 from onnxq.runtime.targets import target_named
 
 _STATIC = Scheme(rules=(Rule(Mode.STATIC),))
@@ -92,14 +92,14 @@ SINGLE = tuple(name for name in passes_by_name() if name in PASSES and name not 
 """Passes and rules that change float models and need no plan."""
 
 
-def _written(graph: Graph, applied: Iterable[Applied], declared: set[str]) -> Rewritten:
+def _written(graph: Graph, applied: Iterable[PassResult], declared: set[str]) -> Rewritten:
     applied = tuple(applied)
     forget_types(graph, declared | types_to_declare(graph))
     failed = tuple(pair for one in applied for pair in one.changes.failed)
     return Rewritten(to_model(graph), counted(applied), failed)
 
 
-def counted(applied: Iterable[Applied]) -> Counter[str]:
+def counted(applied: Iterable[PassResult]) -> Counter[str]:
     """Return how often each pass and rule changed something."""
     found: Counter[str] = Counter()
     for one in applied:

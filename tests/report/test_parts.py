@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from onnxq.ir import Graph
 from onnxq.report.parts import AppliedPass, ModelFiles
-from onnxq.rewrite import Applied, Changes, Pass
+from onnxq.rewrite import Changes, Pass, PassResult
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Scale(Pass):
 
 
 def test_a_pass_is_told_in_plain_values() -> None:
-    applied = Applied(Scale(3.0), Changes(("a", "b"), (("c", "not wanted"),)), 0.5)
+    applied = PassResult(Scale(3.0), Changes(("a", "b"), (("c", "not wanted"),)), 0.5)
     options = {"factor": "3.0"}
     assert AppliedPass.of(applied) == AppliedPass("Scale", options, 0.5, 2, ("a", "b"), 1, (("c", "not wanted"),))
 

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import Graph, as_graph
-from onnxq.rewrite import Call, Changes, Match, New, Operators, RewriteRule, RewriteRules
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RewriteRules
 
 POWER = "g (float[4] x) => (float[4] y) { [a] y = Pow(x, e) }"
 
@@ -19,31 +19,31 @@ POWER = "g (float[4] x) => (float[4] y) { [a] y = Pow(x, e) }"
 class Twice(RewriteRule):
     """x + x is 2 * x."""
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Add(op.any("x"), op.any("x"))
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Mul(found.x, 2.0)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Mul(match.x, 2.0)
 
 
 class Negations(RewriteRule):
     """-(-x) is x."""
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Neg(op.Neg(op.any("x")))
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return found.x
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return match.x
 
 
 class NegatedDifference(RewriteRule):
     """-(a - b) is b - a."""
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Neg(op.Sub(op.any("a"), op.any("b")))
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Sub(found.b, found.a)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Sub(match.b, match.a)
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class SmallPowers(RewriteRule):
 
     largest: int = 3
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Pow(op.any("x"), op.scalar("exponent"))
 
-    def obstacle(self, found: Match) -> str:
-        exponent = found.exponent.values.item()
+    def check(self, match: Match) -> str:
+        exponent = match.exponent.values.item()
         return "" if exponent in range(2, self.largest + 1) else f"its exponent is {exponent}"
 
-    def replacement(self, new: New, found: Match) -> Any:
-        made = found.x
-        for _ in range(int(found.exponent.values.item()) - 1):
-            made = new.Mul(made, found.x)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        made = match.x
+        for _ in range(int(match.exponent.values.item()) - 1):
+            made = new.Mul(made, match.x)
         return made
 
 
@@ -78,108 +78,108 @@ def applied(rule: RewriteRule | RewriteRules, made: ModelProto) -> tuple[Graph, 
 class SplitExponential(RewriteRule):
     """The exponential of a sum, which others may read too, is a product of exponentials."""
 
-    def pattern(self, op: Operators) -> Call:
-        return op.Exp(op.Add(op.any("a"), op.any("b"), name="sum", shared=True), name="exp")
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
+        return op.Exp(op.Add(op.any("a"), op.any("b"), name="sum", allow_other_consumers=True), name="exp")
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.named(found.sum, new.Mul(new.like(found.exp, found.a), new.like(found.exp, found.b)))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.named(match.sum, new.Mul(new.like(match.exp, match.a), new.like(match.exp, match.b)))
 
 
 class Endless(RewriteRule):
     """x + y is y + x, forever."""
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Add(op.any("a"), op.any("b"))
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Add(found.b, found.a)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Add(match.b, match.a)
 
 
 class WrongType(Endless):
     """Gives another type."""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Cast(found.a, to=10)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Cast(match.a, to=10)
 
 
 class WrongShape(Endless):
     """Gives another shape."""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Unsqueeze(found.a, np.array([0]))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Unsqueeze(match.a, np.array([0]))
 
 
 class ReadsItself(Endless):
     """Reads the result."""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Neg(found.root.outputs[0])
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Neg(match.root.outputs[0])
 
 
 class Growing(Endless):
     """x + y is -(-x) + y, forever."""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Add(new.Neg(new.Neg(found.a)), found.b)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Add(new.Neg(new.Neg(match.a)), match.b)
 
 
 class ToProduct(RewriteRule):
     """x + x is x * 2."""
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Add(op.any("x"), op.any("x"))
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Mul(found.x, 2.0)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Mul(match.x, 2.0)
 
 
 class ToSum(RewriteRule):
     """x * 2 is x + x, which undoes the other."""
 
-    def pattern(self, op: Operators) -> Call:
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         return op.Mul(op.any("x"), 2.0)
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.Add(found.x, found.x)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Add(match.x, match.x)
 
 
 class Refusing(Endless):
     """Refuses the model."""
 
-    def obstacle(self, found: Match) -> str:
+    def check(self, match: Match) -> str:
         raise ModelError("its data lies elsewhere")
 
 
 class IllTyped(Endless):
     """Makes a node that cannot be."""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return new.MatMul(found.a, np.zeros((7, 7), np.float32))
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.MatMul(match.a, np.zeros((7, 7), np.float32))
 
 
 class Raising(Endless):
     """Is wrong."""
 
-    def replacement(self, new: New, found: Match) -> Any:
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
         raise LookupError("nothing")
 
 
 class TwoForOne(Endless):
     """Gives too much."""
 
-    def replacement(self, new: New, found: Match) -> Any:
-        return [found.a, found.b]
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return [match.a, match.b]
 
 
 class NoTensor(Endless):
     """Gives something else."""
 
-    def replacement(self, new: New, found: Match) -> Any:
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return "a"
 
 
 class NoPattern(Endless):
     """Looks for anything."""
 
-    def pattern(self, op: Operators) -> Any:
+    def pattern(self, op: OpsetPatternBuilder) -> Any:
         return op.any("x")

@@ -77,7 +77,7 @@ class Does(Pass):
 
 def test_changes_are_false_when_nothing_was_changed() -> None:
     assert not Changes()
-    assert not Changes(left=(("node", "reason"),))
+    assert not Changes(skipped=(("node", "reason"),))
     assert Changes(changed=("node",))
 
 

@@ -7,10 +7,10 @@ from small_models import model
 
 from onnxq.errors import PassError
 from onnxq.ir import Constant, Graph, read_model
-from onnxq.rewrite import Call, Match, Operators
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder
 from onnxq.rewrite.patterns import COMMUTATIVE, find
 
-op = Operators("Test")
+op = OpsetPatternBuilder("Test")
 x, y = op.any("x"), op.any("y")
 
 
@@ -18,7 +18,7 @@ def graph_of(body: str, head: str = "(float[4] a, float[4] b) => (float[4] z)") 
     return read_model(model(f"g {head} <float[1] half = {{0.5}}, float[4] w = {{1, 2, 3, 4}}> {{ {body} }}"))
 
 
-def last(body: str, pattern: Call) -> Match | None:
+def last(body: str, pattern: NodePattern) -> Match | None:
     graph = graph_of(body)
     return find(pattern, graph.outputs[0].inputs[0], graph.opset)
 
@@ -99,7 +99,7 @@ def test_what_a_caller_can_override_is_no_constant() -> None:
         (op.Clip(x, y), "a", False),
     ],
 )
-def test_inputs_that_are_left_out(pattern: Call, inputs: str, matches: bool) -> None:
+def test_inputs_that_are_left_out(pattern: NodePattern, inputs: str, matches: bool) -> None:
     graph = graph_of(f"low = Constant<value_float=0.0>() z = Clip({inputs})")
     assert (find(pattern, graph.nodes[-1], 17) is not None) is matches
 

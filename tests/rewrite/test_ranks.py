@@ -7,7 +7,7 @@ import pytest
 from model_texts import model
 
 from onnxq.ir import Variable, as_graph, constant
-from onnxq.rewrite import Operators
+from onnxq.rewrite import OpsetPatternBuilder
 from onnxq.rewrite.patterns import find
 from onnxq.rewrite.soundness import may_widen, rank, reduces_last_axis
 
@@ -25,7 +25,7 @@ def test_rank_is_that_of_the_shape_where_there_is_one() -> None:
 )
 def test_constants_of_more_dimensions_widen(shape: str, factor: tuple[int, ...], wider: bool) -> None:
     graph = as_graph(model(f"g (float{shape} x) => (float[a, b] y) {{ y = Mul(x, f) }}", f=np.ones(factor, np.float32)))
-    found = find(Operators("Example").Mul(Operators("Example").any("x"), 1.0), graph.nodes[0], 17)
+    found = find(OpsetPatternBuilder("Example").Mul(OpsetPatternBuilder("Example").any("x"), 1.0), graph.nodes[0], 17)
     assert found is not None
     assert may_widen(found.nodes, found.x) == wider
     found.x.shape = None

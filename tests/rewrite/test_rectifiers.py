@@ -14,8 +14,8 @@ class Rectify(RewriteRule):
     def pattern(self, op):
         return op.PRelu(op.any("x"), op.constant("slope"))
 
-    def replacement(self, new, found):
-        return rectified(new, found.x, found.slope.values)
+    def rewrite(self, new, match):
+        return rectified(new, match.x, match.slope.values)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,16 @@ import pytest
 from model_texts import difference, model, named_graph, nodes, ops, outputs, sample, values
 
 from onnxq.ir import Graph, Node, Variable, as_graph, to_model
-from onnxq.rewrite import Call, Changes, Match, New, Operators, RewriteChanges, RewriteRule, RewriteRules
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    RewriteChanges,
+    RewriteContext,
+    RewriteRule,
+    RewriteRules,
+)
 from rewrite.example_rules import (
     POWER,
     Endless,
@@ -56,7 +65,7 @@ def test_inner_values_of_the_replacement_have_types_too() -> None:
 
 def test_a_refusal_has_its_reason() -> None:
     _, changes = applied(SmallPowers(), model(POWER, e=np.array(5, np.float32)))
-    assert changes.left == (("a", "its exponent is 5.0"),)
+    assert changes.skipped == (("a", "its exponent is 5.0"),)
     graph, _ = applied(SmallPowers(5), model(POWER, e=np.array(5, np.float32)))
     assert ops(graph) == ["Mul"] * 4
 
@@ -87,7 +96,7 @@ def test_a_match_that_spans_two_graphs_is_none() -> None:
 
 def test_an_input_or_constant_does_not_become_an_output() -> None:
     graph, changes = applied(Negations(), model("g (float[4] x) => (float[4] y) { n = Neg(x) [last] y = Neg(n) }"))
-    assert changes.left == (("last", "its output is an output of the graph"),)
+    assert changes.skipped == (("last", "its output is an output of the graph"),)
     assert ops(graph) == ["Neg", "Neg"]
 
 
@@ -119,11 +128,11 @@ def test_several_outputs_are_replaced_one_by_one() -> None:
     class SplitToSlices(RewriteRule):
         """Split as Slices."""
 
-        def pattern(self, op: Operators) -> Call:
+        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
             return op.Split(op.any("x"), axis=0)
 
-        def replacement(self, new: New, found: Match) -> Any:
-            return [new.Slice(found.x, np.array([2 * i]), np.array([2 * i + 2])) for i in range(2)]
+        def rewrite(self, new: RewriteContext, match: Match) -> Any:
+            return [new.Slice(match.x, np.array([2 * i]), np.array([2 * i + 2])) for i in range(2)]
 
     made = model("g (float[4] x) => (float[2] p, float[2] y) { p, q = Split<axis=0>(x) y = Neg(q) }")
     graph, _ = applied(SplitToSlices(), made)
@@ -134,11 +143,11 @@ def test_a_shared_node_stays_for_those_who_read_it() -> None:
     class ShareExp(RewriteRule):
         """Log of Exp is nothing."""
 
-        def pattern(self, op: Operators) -> Call:
-            return op.Log(op.Exp(op.any("x"), shared=True))
+        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
+            return op.Log(op.Exp(op.any("x"), allow_other_consumers=True))
 
-        def replacement(self, new: New, found: Match) -> Any:
-            return new.Identity(found.x)
+        def rewrite(self, new: RewriteContext, match: Match) -> Any:
+            return new.Identity(match.x)
 
     made = model("g (float[4] x) => (float[4] y, float[4] z) { e = Exp(x) y = Log(e) z = Neg(e) }")
     graph, _ = applied(ShareExp(), made)
@@ -149,11 +158,11 @@ def test_like_keeps_name_and_attributes() -> None:
     class MoveNeg(RewriteRule):
         """Transpose after Neg."""
 
-        def pattern(self, op: Operators) -> Call:
+        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
             return op.Neg(op.Transpose(op.any("x"), name="turn"))
 
-        def replacement(self, new: New, found: Match) -> Any:
-            return new.like(found.turn, new.Neg(found.x))
+        def rewrite(self, new: RewriteContext, match: Match) -> Any:
+            return new.like(match.turn, new.Neg(match.x))
 
     made = model("g (float[2, 3] x) => (float[3, 2] y) { [turn] t = Transpose<perm=[1, 0]>(x) [neg] y = Neg(t) }")
     graph, _ = applied(MoveNeg(), made)
@@ -213,14 +222,14 @@ def test_a_rule_with_a_mistake_is_skipped_and_reported_and_the_others_go_on(rule
     changes = RewriteRules((rule, Negations())).apply(graph)
     ((name, what),) = changes.failed
     assert (name, what.startswith(message)) == (type(rule).__name__, True)
-    assert changes.left == (("sum", what),)
+    assert changes.skipped == (("sum", what),)
     assert ops(graph) == ["Exp", "Add"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
 
 
 def test_a_replacement_of_another_shape_is_left() -> None:
     graph = named_graph(model("g (float[4] x, float[4] z) => (float[4] y) { [sum] y = Add(x, z) }"))
-    assert WrongShape().apply(graph) == RewriteChanges(left=(("sum", "it would make the shape [1, 4] of [4]"),))
+    assert WrongShape().apply(graph) == RewriteChanges(skipped=(("sum", "it would make the shape [1, 4] of [4]"),))
     assert ops(graph) == ["Add"]
 
 
@@ -246,11 +255,11 @@ def test_a_node_stays_if_the_replacement_reads_what_it_makes() -> None:
     class DivideByRoot(RewriteRule):
         """x * (1 / sqrt(s)) is x / sqrt(s)."""
 
-        def pattern(self, op: Operators) -> Call:
+        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
             return op.Mul(op.any("x"), op.Reciprocal(op.Sqrt(op.any("s"))))
 
-        def replacement(self, new: New, found: Match) -> Any:
-            return new.Div(found.x, new.Sqrt(found.s))
+        def rewrite(self, new: RewriteContext, match: Match) -> Any:
+            return new.Div(match.x, new.Sqrt(match.s))
 
     made = model("g (float[2] x) => (float[2] y) { p = Exp(x) s = Sqrt(p) r = Reciprocal(s) y = Mul(r, s) }")
     graph, _ = applied(DivideByRoot(), made)
@@ -261,18 +270,18 @@ def test_rules_that_round_leave_what_decides() -> None:
     class Thirds(RewriteRule):
         """x / 3 is x * (1 / 3), rounded otherwise."""
 
-        def pattern(self, op: Operators) -> Call:
+        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
             return op.Div(op.any("x"), 3.0)
 
-        def rounds(self, found: Match) -> bool:
+        def rounds(self, match: Match) -> bool:
             return True
 
-        def replacement(self, new: New, found: Match) -> Any:
-            return new.Mul(found.x, 1 / 3)
+        def rewrite(self, new: RewriteContext, match: Match) -> Any:
+            return new.Mul(match.x, 1 / 3)
 
     text = "g (float[4] x) => (float[4] y) {{ [d] d = Div(x, k) r = Relu(d) y = {}(r) }}"
     graph = as_graph(model(text.format("Floor"), k=np.array(3, np.float32)))
-    assert Thirds().apply(graph).left == (("d", "its last bit may decide what reads it"),)
+    assert Thirds().apply(graph).skipped == (("d", "its last bit may decide what reads it"),)
     graph = as_graph(model(text.format("Exp"), k=np.array(3, np.float32)))
     assert Thirds().apply(graph).changed == ("d",)
 
@@ -281,17 +290,17 @@ def test_a_rule_that_makes_what_the_runtime_has_no_kernel_for_leaves_it() -> Non
     class UseHardSigmoid(RewriteRule):
         """min(max(x, 0), 1) is HardSigmoid."""
 
-        def pattern(self, op: Operators) -> Call:
+        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
             return op.Min(op.Max(op.any("x"), 0.0), 1.0)
 
-        def replacement(self, new: New, found: Match) -> Any:
-            return new.HardSigmoid(found.x, alpha=1.0, beta=0.0)
+        def rewrite(self, new: RewriteContext, match: Match) -> Any:
+            return new.HardSigmoid(match.x, alpha=1.0, beta=0.0)
 
     made = model(
         "g (double[2] x) => (double[2] y) { m = Max(x, z) [min] y = Min(m, o) }", z=np.zeros(()), o=np.ones(())
     )
     graph, changes = applied(UseHardSigmoid(), made)
-    assert changes.left == (("min", "onnxruntime has no HardSigmoid of float64"),)
+    assert changes.skipped == (("min", "onnxruntime has no HardSigmoid of float64"),)
     assert ops(graph) == ["Max", "Min"]
 
 

@@ -46,7 +46,7 @@ def test_factors_go(made: ModelProto, expected: list[str]) -> None:
     ],
 )
 def test_a_refusal_has_its_reason(made: ModelProto, reason: str) -> None:
-    assert [found for _, found in FoldGemmFactors().apply(named_graph(made)).left] == [reason]
+    assert [found for _, found in FoldGemmFactors().apply(named_graph(made)).skipped] == [reason]
 
 
 def test_a_table_that_is_looked_up_is_not_copied() -> None:
@@ -55,5 +55,5 @@ def test_a_table_that_is_looked_up_is_not_copied() -> None:
             r = Gather(w, i) y = Gemm <alpha = 2.0, transB = 1> (x, w) }""",
         w=values(6, 4),
     )
-    ((_, reason),) = FoldGemmFactors().apply(named_graph(made)).left
+    ((_, reason),) = FoldGemmFactors().apply(named_graph(made)).skipped
     assert reason == "its weight is a table that is looked up too"

@@ -52,7 +52,7 @@ def test_one_is_left(behind: str) -> None:
 def test_others_stay(behind: str, reason: str) -> None:
     graph, changes = fold(behind)
     assert len(ops(graph)) == 1 + behind.count("=")
-    assert [why for _, why in changes.left] == ([reason] if reason else [])
+    assert [why for _, why in changes.skipped] == ([reason] if reason else [])
 
 
 def test_data_of_unknown_rank_stays() -> None:
@@ -61,7 +61,7 @@ def test_data_of_unknown_rank_stays() -> None:
     )
     for info in (*made.graph.input, *made.graph.output):
         info.type.tensor_type.ClearField("shape")
-    assert FoldIntoBatchNorm().apply(named_graph(made)).left[0][1] == "the type of its data is not known"
+    assert FoldIntoBatchNorm().apply(named_graph(made)).skipped[0][1] == "the type of its data is not known"
 
 
 def test_the_default_of_epsilon_is_a_float32() -> None:

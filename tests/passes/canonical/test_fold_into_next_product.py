@@ -97,13 +97,13 @@ def test_a_transposed_weight() -> None:
 def test_what_is_no_part_of_it_stays(made: ModelProto, reason: str) -> None:
     graph, changes = fold(made)
     assert not changes.changed
-    assert reason in changes.left[0][1]
+    assert reason in changes.skipped[0][1]
     assert len(nodes(graph)) == len(made.graph.node)
 
 
 def test_a_constant_of_another_axis_stays() -> None:
     made = rows("a = Mul(e, column) y = Gemm(a, m)")
-    assert "vary along the channels" in fold(made)[1].left[0][1]
+    assert "vary along the channels" in fold(made)[1].skipped[0][1]
 
 
 def test_values_that_others_read_stay() -> None:
@@ -125,4 +125,4 @@ def test_constants_that_make_the_channels_stay(data: str, body: str, constants: 
     made = model(f"g (float[{data}] x) => (y) {{ e = Exp(x) {body} }}", **constants)
     changes = FoldIntoNextProduct().apply(named_graph(made))
     assert not changes.changed
-    assert changes.left[0][1] == "its data is not known to have these channels before"
+    assert changes.skipped[0][1] == "its data is not known to have these channels before"

@@ -60,4 +60,4 @@ def test_others_stay(body: str, data: str, reason: str) -> None:
     graph = named_graph(model(f"g (float[{data}] x) => (float[M, 5] y) {{ {body} }}", **used))
     changes = FoldTransposeIntoWeight().apply(graph)
     assert not changes.changed
-    assert reason in changes.left[0][1]
+    assert reason in changes.skipped[0][1]

@@ -71,7 +71,7 @@ def test_before_opset_20_becomes_what_onnxruntime_fuses(name: str, tmp_path: Pat
     graph = named_graph(made)
     changes = apply_once(GELU, graph)
     assert bool(changes) == (name not in KNOWN)
-    assert [reason for _, reason in FuseGelu().apply(graph).left] == ["ONNX has Gelu from opset 20 on"]
+    assert [reason for _, reason in FuseGelu().apply(graph).skipped] == ["ONNX has Gelu from opset 20 on"]
     save(graph, tmp_path / "model.onnx")
     running = running_graph(tmp_path / "model.onnx")
     assert [node.op_type for node in running.node] == ["Gelu" if name in ERF else "FastGelu", "Neg"]
@@ -97,7 +97,7 @@ def test_leaves_constants_that_widen_the_data() -> None:
         f"g (float[] x) => (float[1] g) {{ {ERF['div, half last']} }}",
         opset=20, **constants() | {"half": np.full(1, 0.5, np.float32)},
     )  # fmt: skip
-    (left,) = FuseGelu().apply(named_graph(made)).left
+    (left,) = FuseGelu().apply(named_graph(made)).skipped
     assert left[1] == "its constants may have more dimensions than its data"
 
 

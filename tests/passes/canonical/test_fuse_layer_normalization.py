@@ -60,7 +60,7 @@ def test_before_opset_17_becomes_what_onnxruntime_fuses(
     graph = named_graph(made)
     changes = apply_once(RewriteRules((FuseLayerNormalization(), DivideBySquareRoot())), graph)
     assert bool(changes) == ("Mul" in "".join(form))
-    assert [reason for _, reason in FuseLayerNormalization().apply(graph).left] == [
+    assert [reason for _, reason in FuseLayerNormalization().apply(graph).skipped] == [
         "ONNX has LayerNormalization from opset 17 on"
     ]
     save(graph, tmp_path / "model.onnx")
@@ -76,7 +76,7 @@ def test_before_opset_17_becomes_what_onnxruntime_fuses(
     ],
 )
 def test_a_refusal_has_its_reason(made: ModelProto, reason: str) -> None:
-    ((_, found),) = FuseLayerNormalization().apply(named_graph(made)).left
+    ((_, found),) = FuseLayerNormalization().apply(named_graph(made)).skipped
     assert reason in found
 
 
@@ -109,5 +109,5 @@ def test_doubles_keep_their_precision() -> None:
             e = Add(epsilon, v) s = Sqrt(e) n = Div(c, s) }""",
         opset=17, epsilon=np.array(1e-5),
     )  # fmt: skip
-    ((_, reason),) = FuseLayerNormalization().apply(named_graph(made)).left
+    ((_, reason),) = FuseLayerNormalization().apply(named_graph(made)).skipped
     assert reason == "float64 would be normalized with float32"

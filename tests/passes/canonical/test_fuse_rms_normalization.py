@@ -63,7 +63,7 @@ def test_before_opset_23_becomes_what_onnxruntime_fuses(
     graph = named_graph(made)
     changes = apply_once(RewriteRules((FuseRmsNormalization(), DivideBySquareRoot())), graph)
     assert bool(changes) == (form != FORMS[0])
-    assert [reason for _, reason in FuseRmsNormalization().apply(graph).left] == [
+    assert [reason for _, reason in FuseRmsNormalization().apply(graph).skipped] == [
         "ONNX has RMSNormalization from opset 23 on"
     ]
     save(graph, tmp_path / "model.onnx")
@@ -80,7 +80,7 @@ def test_before_opset_23_becomes_what_onnxruntime_fuses(
     ],
 )
 def test_a_refusal_has_its_reason(made: ModelProto, reason: str) -> None:
-    ((_, found),) = FuseRmsNormalization().apply(named_graph(made)).left
+    ((_, found),) = FuseRmsNormalization().apply(named_graph(made)).skipped
     assert reason in found
 
 
@@ -106,5 +106,5 @@ def test_doubles_keep_their_precision() -> None:
             e = Add(epsilon, v) s = Sqrt(e) n = Div(x, s) }""",
         opset=23, epsilon=np.array(1e-5), axes=np.array([-1]),
     )  # fmt: skip
-    ((_, reason),) = FuseRmsNormalization().apply(named_graph(made)).left
+    ((_, reason),) = FuseRmsNormalization().apply(named_graph(made)).skipped
     assert reason == "float64 would be normalized with float32"

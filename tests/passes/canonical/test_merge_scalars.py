@@ -55,7 +55,7 @@ def test_others_stay(body: str, reason: str) -> None:
         body = body.replace("y = ", "b = ") + " y = Tanh(b)"
     graph, changes = merge(body)
     assert not changes.changed
-    assert reason in [why for _, why in changes.left]
+    assert reason in [why for _, why in changes.skipped]
     assert len(nodes(graph)) == body.count("=")
 
 
@@ -65,7 +65,7 @@ def test_what_is_only_nearly_1_stays() -> None:
 
 def test_a_scalar_that_raises_the_rank_stays() -> None:
     made = model("g (float[8] x) => (float[1, 8] y) { y = Mul(x, one) }", one=np.ones((1, 1), np.float32))
-    assert MergeScalars().apply(named_graph(made)).left[0][1] == "it may raise the rank"
+    assert MergeScalars().apply(named_graph(made)).skipped[0][1] == "it may raise the rank"
 
 
 def test_values_that_others_read_stay() -> None:

@@ -44,5 +44,5 @@ def test_a_gemm_has_the_bias(made: ModelProto) -> None:
     ],
 )
 def test_a_refusal_has_its_reason(made: ModelProto, reason: str) -> None:
-    ((_, found),) = ReplaceMatMulBetweenReshapes().apply(named_graph(made)).left
+    ((_, found),) = ReplaceMatMulBetweenReshapes().apply(named_graph(made)).skipped
     assert reason in found

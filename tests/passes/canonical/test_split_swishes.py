@@ -40,4 +40,4 @@ def test_one_of_another_domain_is_left() -> None:
 def test_a_slope_of_unknown_type_is_left() -> None:
     graph = as_graph(model(TEXT.format(" <alpha = 1.702>"), opset=24))
     graph.inputs[0].dtype = None
-    assert SplitSwishes().apply(graph).left == (("swish", "the type of its data is not known"),)
+    assert SplitSwishes().apply(graph).skipped == (("swish", "the type of its data is not known"),)

@@ -62,7 +62,7 @@ def test_a_node_that_fails_keeps_only_itself_and_what_depends_on_it() -> None:
     graph = as_graph(made)
     changes = FoldConstants().apply(graph)
     assert changes.changed == ("good", "four")
-    assert [name for name, _ in changes.left] == ["bad", "behind", "shaped"]
+    assert [name for name, _ in changes.skipped] == ["bad", "behind", "shaped"]
     assert ops(graph) == ["Add", "Reshape", "Neg", "Reshape", "Add"]
 
 

@@ -46,7 +46,7 @@ def test_a_small_file_cannot_make_a_huge_result(operator: str, feeds: dict[str, 
         infer_shapes(graph)
     changes = FoldConstants().apply(graph)
     assert "b" not in changes.changed
-    assert "bomb" in dict(changes.left)
+    assert "bomb" in dict(changes.skipped)
     assert node_named(graph, "bomb").op == operator.split("(")[0]
 
 
@@ -61,7 +61,7 @@ def test_results_above_the_limit_are_left(inferred: bool) -> None:
             infer_shapes(graph)
         changes = FoldConstants(largest=largest).apply(graph)
         assert bool(changes) is folds
-        assert ("big" in dict(changes.left)) is not folds
+        assert ("big" in dict(changes.skipped)) is not folds
 
 
 def test_many_results_together_stay_below_the_limit() -> None:
@@ -71,7 +71,7 @@ def test_many_results_together_stay_below_the_limit() -> None:
     infer_shapes(graph)
     changes = FoldConstants(largest=64 * 4 * 4).apply(graph)
     assert changes.changed == ("b0", "b1", "b2", "b3")
-    assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
+    assert {reason for _, reason in changes.skipped} == {"its result and those before it make the model too large"}
 
 
 def test_a_product_of_unknown_shape_is_left_when_it_may_be_too_large() -> None:
@@ -80,7 +80,7 @@ def test_a_product_of_unknown_shape_is_left_when_it_may_be_too_large() -> None:
         v=values(64),
     )
     assert FoldConstants(largest=64 * 64 * 8).apply(as_graph(made)).changed == ("o",)
-    assert dict(FoldConstants(largest=64 * 64 * 4).apply(as_graph(made)).left) == {
+    assert dict(FoldConstants(largest=64 * 64 * 4).apply(as_graph(made)).skipped) == {
         "outer": "its result of up to 4096 elements is too large"
     }
 
@@ -142,7 +142,7 @@ def test_layouts_of_one_weight_cannot_make_a_model_many_times_as_large() -> None
     graph = as_graph(model(f"g (float[128, 128] a0) => (float[128, 128] a9) {{ {turns} }}", w=values(128, 128)))
     changes = FoldConstants(largest=1000).apply(graph)
     assert len(changes.changed) == 2
-    assert {reason for _, reason in changes.left} == {"its result and those before it make the model too large"}
+    assert {reason for _, reason in changes.skipped} == {"its result and those before it make the model too large"}
 
 
 def test_codes_that_are_stored_once_are_not_stored_again_in_another_order() -> None:
@@ -200,7 +200,7 @@ def test_what_is_stored_counts_against_the_constants_that_go(body: str, folded: 
     changes = FoldConstants(growth=10_000).apply(graph)
     assert set(ops(graph)) == ({"Add"} if folded else set(before))
     assert bool(changes) is folded
-    assert bool(changes.left) is not folded
+    assert bool(changes.skipped) is not folded
     if folded:
         inputs = sample(made)
         assert difference(outputs(graph, inputs), outputs(made, inputs)) <= 1e-6

@@ -49,7 +49,7 @@ def left(made: ModelProto) -> dict[str, str]:
     graph, changes = fuse(made)
     assert not changes
     assert ops(graph) == [node.op_type for node in made.graph.node]
-    return dict(changes.left)
+    return dict(changes.skipped)
 
 
 def test_leaves_a_producer_with_two_consumers() -> None:

@@ -31,7 +31,7 @@ def test_other_products_are_left(slope: float, factor: str) -> None:
 def test_a_model_that_cannot_be_converted_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.passes.activations._OPSET", 99)
     graph = named_graph(model(TEXT % (1 / 6, "s"), opset=11))
-    (left,) = JoinHardSwishes().apply(graph).left
+    (left,) = JoinHardSwishes().apply(graph).skipped
     assert "99" in left[1]
     assert graph.opset == 11
 

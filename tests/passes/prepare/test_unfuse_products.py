@@ -90,8 +90,8 @@ def test_the_product_stands_for_itself(body: str, written: list[str]) -> None:
 def test_other_forms_are_left_with_the_reason(body: str, reason: str) -> None:
     changes = apply_once(UnfuseProducts(), graph_of(body))
     assert not changes
-    assert [name for name, _ in changes.left] == ["p"]
-    assert changes.left[0][1].startswith(reason)
+    assert [name for name, _ in changes.skipped] == ["p"]
+    assert changes.skipped[0][1].startswith(reason)
 
 
 def test_all_that_is_made_of_a_node_stands_for_it() -> None:
@@ -108,7 +108,7 @@ def test_a_node_without_outputs_is_no_matter() -> None:
 
 def test_an_opset_whose_split_takes_no_sizes_is_left() -> None:
     changes = UnfuseProducts().apply(graph_of("[p] y = ms.Attention <num_heads = 2> (x, w, b)", opset=12))
-    assert changes.left == (("p", "Split takes sizes from opset 13 on"),)
+    assert changes.skipped == (("p", "Split takes sizes from opset 13 on"),)
 
 
 def test_attention_of_a_fused_network_multiplies_integers(quantize_to, running_graph, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def quantize(made: ModelProto, *decisions: Decision) -> tuple[Graph, Changes]:
     changes = step.apply(graph)
     again = step.apply(graph)
     assert not again
-    assert [reason for _, reason in again.left] == ["its weight is codes already"] * len(changes.changed)
+    assert [reason for _, reason in again.skipped] == ["its weight is codes already"] * len(changes.changed)
     onnx.checker.check_model(to_model(graph), full_check=True)
     return graph, changes
 
@@ -512,7 +512,7 @@ def test_strict_types_are_valid_onnx_that_onnxruntime_cannot_load() -> None:
 def test_a_node_whose_weight_is_computed_is_left() -> None:
     graph, _ = decode(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)))
     plan = plan_for(as_graph(model(MATMUL, opset=21, ir_version=10, w=values(40, 24))), BLOCKS)
-    assert DecodeWeights(plan, encode(plan, graph)).apply(graph).left == (("dot", "its weight is codes already"),)
+    assert DecodeWeights(plan, encode(plan, graph)).apply(graph).skipped == (("dot", "its weight is codes already"),)
     assert node_named(graph, "dot").inputs[1].name == "w.decoded"
 
 
@@ -586,7 +586,7 @@ def test_float16_stays_float16() -> None:
 )
 def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
     graph, changes = replace(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)), spec)
-    assert changes.left == (("dot", "no operator of onnxruntime reads int4 codes so"),)
+    assert changes.skipped == (("dot", "no operator of onnxruntime reads int4 codes so"),)
     assert "DequantizeLinear" in ops(graph)
 
 
@@ -602,7 +602,7 @@ def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
 def test_the_fastest_form_is_standard_onnx_where_that_is_as_fast(text: str, spec: Spec, left: bool) -> None:
     weight = values(40, 24) if text is MATMUL else values(40, 64)
     _, changes = replace(model(text, opset=21, ir_version=10, w=weight), spec, AllowedOps.FASTEST)
-    assert (changes.left == ((ANY, "standard ONNX is as fast"),)) is left
+    assert (changes.skipped == ((ANY, "standard ONNX is as fast"),)) is left
     assert bool(changes.changed) is not left
 
 
