@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,80 @@ from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, rank, stays_i
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 
+# Before, Add and Mul had an axis, and BatchNormalization was in training mode unless it said otherwise.
+_BROADCASTS = 7
+_WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
+_PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
+
+
+# What constants and weights are ---------------------------------------------------------------------------------------
+
+
+def _times(tensor: Constant, factor: npt.ArrayLike) -> Array | None:
+    """Return a constant times factors, or None if its type cannot hold a value of that."""
+    values = np.asarray(tensor.values, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return stored(values * factor, tensor.dtype, values, factor)
+
+
+def _scaled_and_shifted(before: Doubles, factor: Doubles, shift: Doubles, dtype: Any) -> Array | None:
+    """Return a bias behind factors and shifts, or None if its type cannot hold a value of that."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return stored(before * factor + shift, dtype, *(() if shift.any() else (before, factor)))
+
+
+def _varies_along(operand: Constant, rank: int, place: int) -> bool:
+    """Whether a constant has one value, or one for each entry of an axis, which is counted from the end of the rank."""
+    wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
+    return len(operand.shape) <= rank and all(axis == place for axis in wide)
+
+
+def _affine(op: str, operand: Constant) -> tuple[Doubles, Doubles]:
+    """Return the factors and shifts of ``op``, Mul or Div, Add or Sub, by a constant."""
+    values = np.asarray(operand.values, np.float64).reshape(-1)
+    if op in ("Mul", "Div"):
+        return (values if op == "Mul" else 1.0 / values), np.zeros(values.shape)
+    return np.ones(values.shape), (values if op == "Add" else -values)
+
+
+def _output_axis(product: Node) -> int:
+    """Return the axis of a weight, but for that of a ConvTranspose, that lies along the channels of the result."""
+    return 0 if product.op == "Conv" or product.attrs.get("transB", 0) else 1
+
+
+def _channels_made(product: Node) -> int:
+    size = int(product.inputs[1].shape[_output_axis(product)])
+    return size * int(product.attrs.get("group", 1)) if product.op == "ConvTranspose" else size
+
+
+def _channels_read(product: Node) -> int:
+    size = int(product.inputs[1].shape[1 - _output_axis(product)])
+    return size * int(product.attrs.get("group", 1)) if product.op == "Conv" else size
+
+
+def _along_outputs(product: Node, values: Doubles) -> Doubles:
+    """Shape one value for each channel that is made so that it multiplies the weight."""
+    shape = product.inputs[1].shape
+    if product.op == "ConvTranspose":
+        # Rows of the weight are input channels; each group of them feeds its own output channels.
+        groups = int(product.attrs.get("group", 1))
+        rows = np.repeat(values.reshape(groups, -1), shape[0] // groups, axis=0)
+        return rows.reshape(*shape[:2], *[1] * (len(shape) - 2))
+    return values.reshape([-1 if axis == _output_axis(product) else 1 for axis in range(len(shape))])
+
+
+def _along_inputs(product: Node, values: Doubles) -> Doubles:
+    """Shape one value for each channel that is read so that it multiplies the weight."""
+    shape = product.inputs[1].shape
+    if product.op == "Conv":
+        groups = int(product.attrs.get("group", 1))
+        rows = np.repeat(values.reshape(groups, -1), shape[0] // groups, axis=0)
+        return rows.reshape(*shape[:2], *[1] * (len(shape) - 2))
+    return values.reshape([-1 if axis == 1 - _output_axis(product) else 1 for axis in range(len(shape))])
+
+
+# Into the product in front --------------------------------------------------------------------------------------------
+
 
 class FuseBatchNorm(Pass):
     """Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
@@ -47,7 +122,7 @@ class FuseBatchNorm(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Fold; ``changed`` holds the names of the folded nodes, ``left`` those of BatchNormalizations."""
+        """Fold; ``changed`` holds the names of the folded nodes, ``skipped`` those of BatchNormalizations."""
         names, uses = Names(graph), Uses(graph)
         changed, left = [], []
         for scope in all_graphs(graph):
@@ -72,10 +147,7 @@ class FuseBatchNorm(Pass):
         return Changes(tuple(changed), tuple(left))
 
 
-# Before, Add and Mul had an axis, and BatchNormalization was in training mode unless it said otherwise.
-_BROADCASTS = 7
 _AFFINE = frozenset({"BatchNormalization", "Mul", "Div", "Add", "Sub"})
-_PRODUCERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class _Folded(NamedTuple):
@@ -92,7 +164,7 @@ def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
     if source is None:
         return "its factor or data is not as expected: exactly one of its inputs is constant"
     maker = producer(source)
-    if maker is None or maker.op not in _PRODUCERS or maker.domain:
+    if maker is None or maker.op not in _PRODUCTS or maker.domain:
         return "no Conv, ConvTranspose, Gemm or MatMul stands in front of it"
     if maker not in inside:
         return f"{maker.name} stands in the graph around it"
@@ -104,7 +176,7 @@ def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
     if isinstance(affine, str):
         return affine
     factor, shift = affine
-    channels = _producer_channels(maker)
+    channels = _channels_made(maker)
     if factor.size not in (1, channels) or shift.size not in (1, channels):
         return f"it has {max(factor.size, shift.size)} values for {channels} channels"
     if maker.op == "MatMul" and node.op in ("Add", "Sub"):
@@ -145,7 +217,7 @@ def _producer_obstacle(producer: Node) -> str:
     groups = producer.attrs.get("group", 1)
     if groups < 1 or weight.shape[0] % groups:
         return f"the groups of {producer.name} do not divide its weight"
-    channels = _producer_channels(producer)
+    channels = _channels_made(producer)
     # A bias of shape [channels, 1] has a value for each row of a Gemm instead.
     if bias is not None and (bias.shape[-1:] != (channels,) or int(np.prod(bias.shape)) != channels):
         return f"the bias of {producer.name} is not one value for each channel"
@@ -154,15 +226,6 @@ def _producer_obstacle(producer: Node) -> str:
 
 def _bias(producer: Node) -> Any:
     return optional_input(producer, 2)
-
-
-def _producer_channels(producer: Node) -> int:
-    shape = producer.inputs[1].shape
-    if producer.op == "Conv":
-        return int(shape[0])
-    if producer.op == "ConvTranspose":
-        return int(shape[1]) * int(producer.attrs.get("group", 1))
-    return int(shape[0 if producer.op == "Gemm" and producer.attrs.get("transB", 0) else 1])
 
 
 def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, Doubles] | str:
@@ -175,48 +238,25 @@ def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
     operand = next(tensor for tensor in node.inputs if is_constant(tensor))
     if operand.dtype.kind != "f":
         return "its constant is not floating point"
-    rank, axis_from_end = len(producer.inputs[1].shape), 1
+    rank, place = len(producer.inputs[1].shape), -1
     if producer.op in ("Conv", "ConvTranspose"):
-        axis_from_end = rank - 1
+        place = 1 - rank
     elif producer.op == "MatMul":
         # The result has the rank of the data; unless that is known, a constant of rank 2 may raise it.
         shape = producer.outputs[0].shape
         rank = len(shape) if shape is not None else 1
-    wide = [len(operand.shape) - index for index, extent in enumerate(operand.shape) if extent != 1]
-    if len(operand.shape) > rank or any(position != axis_from_end for position in wide):
+    if not _varies_along(operand, rank, place):
         return "its constant varies along another axis than the channels"
-    value = np.asarray(operand.values, np.float64)
-    one, zero = np.ones(1), np.zeros(1)
-    if node.op == "Div" and not value.all():
-        return "it divides by zero"
-    if node.op in ("Mul", "Div"):
-        return (value if node.op == "Mul" else 1.0 / value), zero
-    return one, (value if node.op == "Add" else -value)
+    return "it divides by zero" if node.op == "Div" and not operand.values.all() else _affine(node.op, operand)
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def _folded_into_producer(producer: Node, factor: Doubles, shift: Doubles) -> _Folded | None:
     """Return the new weight and bias, or None if their type cannot hold them."""
     weight, bias = producer.inputs[1], _bias(producer)
     before = np.asarray(bias.values, np.float64).reshape(-1) if bias is not None else np.zeros(1)
-    values, along = np.asarray(weight.values, np.float64), _along_channels(producer, factor)
-    scaled = stored(values * along, weight.dtype, values, along)
-    added = stored(before * factor + shift, weight.dtype, *(() if shift.any() else (before, factor)))
+    scaled = _times(weight, _along_outputs(producer, factor))
+    added = _scaled_and_shifted(before, factor, shift, weight.dtype)
     return None if scaled is None or added is None else _Folded(producer, scaled, added)
-
-
-def _along_channels(producer: Node, factor: Doubles) -> Doubles:
-    """Shape one factor for each output channel so that it multiplies the weight."""
-    full = producer.inputs[1].shape
-    shape = [1] * len(full)
-    if producer.op == "ConvTranspose":
-        # Rows of the weight are input channels; each group of them feeds its own output channels.
-        groups = int(producer.attrs.get("group", 1))
-        rows = np.repeat(factor.reshape(groups, -1), full[0] // groups, axis=0)
-        return rows.reshape(full[0], full[1], *shape[2:])
-    axis = 0 if producer.op == "Conv" or producer.attrs.get("transB", 0) else len(shape) - 1
-    shape[axis] = -1
-    return factor.reshape(shape)
 
 
 def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
@@ -243,9 +283,6 @@ def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
 
 # Into a BatchNormalization in front -----------------------------------------------------------------------------------
 
-Doubles_: TypeAlias = npt.NDArray[np.float64]
-Folded: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
-
 
 class FoldIntoBatchNorm(RewriteRule):
     """What scales and shifts channels behind a BatchNormalization becomes a part of its scale and bias.
@@ -264,68 +301,55 @@ class FoldIntoBatchNorm(RewriteRule):
         )
 
     def check(self, match: Match) -> str:
-        if match.opset < 7:
+        if match.opset < _BROADCASTS:
             return "operands of this opset lie along an axis"
-        if isinstance(own := affine_of(match.norm), str):
-            return own
-        if match.x.dtype is None or match.x.shape is None or len(match.x.shape) < 2:
-            return "the type of its data is not known"
-        affine = _affine_behind_norm(match)
-        if isinstance(affine, str):
-            return affine
-        if not stays_in_range(affine[0], match.scale.dtype):
-            return "its factors are too far from 1"
-        # Runtimes divide the scale by the deviation of its channel.
-        whole = stored(own[0] * affine[0], match.scale.dtype) is not None
-        return (
-            "" if whole and _folded_into_norm(match, *affine) is not None else "its scale or bias would leave the range"
-        )
+        folded = _folded_into_norm(match)
+        return folded if isinstance(folded, str) else ""
 
     def rounds(self, match: Match) -> bool:
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        affine = _affine_behind_norm(match)
-        assert not isinstance(affine, str), "looked at before"
-        folded = _folded_into_norm(match, *affine)
-        assert folded is not None, "looked at before"
-        operands = new.constant(folded[0], "scale"), new.constant(folded[1], "bias")
+        scale, bias = _folded_into_norm(match)
+        operands = new.constant(scale, "scale"), new.constant(bias, "bias")
         return new.like(match.norm, match.x, *operands, match.mean, match.variance)
 
 
-def _affine_behind_norm(match: Match) -> tuple[Doubles_, Doubles_] | str:
+def _folded_into_norm(match: Match) -> tuple[Array, Array] | str:
+    """Return the new scale and bias, or why there are none."""
+    if isinstance(own := affine_of(match.norm), str):
+        return own
+    if match.x.dtype is None or match.x.shape is None or len(match.x.shape) < 2:
+        return "the type of its data is not known"
+    if isinstance(affine := _affine_behind_norm(match), str):
+        return affine
+    factor, shift = affine
+    if not stays_in_range(factor, match.scale.dtype):
+        return "its factors are too far from 1"
+    bias = np.asarray(match.bias.values, np.float64)
+    made = _times(match.scale, factor)
+    added = _scaled_and_shifted(bias, np.broadcast_to(factor, bias.shape), shift, match.bias.dtype)
+    # Runtimes divide the scale by the deviation of its channel.
+    if made is None or added is None or stored(own[0] * factor, match.scale.dtype) is None:
+        return "its scale or bias would leave the range"
+    return made, added
+
+
+def _affine_behind_norm(match: Match) -> tuple[Doubles, Doubles] | str:
     """Return factor and shift of each channel, or why they are not known."""
     rank, channels = len(match.x.shape), match.scale.shape[0]
     if "second" in match.values:
         affine = affine_of(match.second)
-        same = isinstance(affine, str) or affine[0].size == channels
-        return affine if same else "it has another number of channels"
-    operand = match.values["factor" if match.root.op == "Mul" else "shift"]
-    wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
-    if len(operand.shape) > rank or any(axis != 1 - rank for axis in wide):
-        return "its constant does not vary along the channels alone"
-    values = np.asarray(operand.values, np.float64).reshape(-1)
-    if values.size not in (1, channels):
-        return "it has another number of channels"
-    return (values, np.zeros(1)) if match.root.op == "Mul" else (np.ones(1), values)
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _folded_into_norm(match: Match, factor: Doubles_, shift: Doubles_) -> Folded | None:
-    """Return the new scale and bias, or None if their type cannot hold them."""
-    scale, bias = (np.asarray(tensor.values, np.float64) for tensor in (match.scale, match.bias))
-    made = stored(scale * factor, match.scale.dtype, scale, factor)
-    factors = () if shift.any() else (bias, factor)
-    added = stored(np.broadcast_to(bias * factor + shift, bias.shape), match.bias.dtype, *factors)
-    return None if made is None or added is None else (made, added)
+    else:
+        operand = match.values["factor" if match.root.op == "Mul" else "shift"]
+        if not _varies_along(operand, rank, 1 - rank):
+            return "its constant does not vary along the channels alone"
+        affine = _affine(match.root.op, operand)
+    sizes = (channels,) if "second" in match.values else (1, channels)
+    return affine if isinstance(affine, str) or affine[0].size in sizes else "it has another number of channels"
 
 
 # Into the product behind ----------------------------------------------------------------------------------------------
-
-Doubles__: TypeAlias = npt.NDArray[np.float64]
-
-_WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
-_PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
 
 
 class FoldIntoNextProduct(RewriteRule):
@@ -351,7 +375,7 @@ class FoldIntoNextProduct(RewriteRule):
         )
 
     def check(self, match: Match) -> str:
-        if match.opset < 7:
+        if match.opset < _BROADCASTS:
             return "operands of this opset lie along an axis"
         producer = match.x.inputs[0] if match.x.inputs else None
         if isinstance(match.x, Constant) or (producer is not None and _takes(producer, match.x)):
@@ -360,31 +384,16 @@ class FoldIntoNextProduct(RewriteRule):
             return "it is a part of Gelu"
         if reason := _product_obstacle(match):
             return reason
-        affine = _affine_in_front(match)
-        if isinstance(affine, str):
-            return affine
-        factor, shift = affine
-        if shift.any() and (reason := _shift_obstacle(match)):
-            return reason
-        if not stays_in_range(factor, match.w.dtype) or not keeps_digits(shift, match.w.dtype):
-            return "its factors are too far from 1, or its shifts are too large"
-        return (
-            ""
-            if _folded_into_next(match, factor, shift) is not None
-            else "the weight would leave the range of its type"
-        )
+        folded = _folded_into_next(match)
+        return folded if isinstance(folded, str) else ""
 
     def rounds(self, match: Match) -> bool:
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        affine = _affine_in_front(match)
-        assert not isinstance(affine, str), "looked at before"
-        folded = _folded_into_next(match, *affine)
-        assert folded is not None, "looked at before"
-        weight, bias = folded
+        weight, bias = _folded_into_next(match)
         added = [match.values.get("b")] if match.product.op != "MatMul" else []
-        if affine[1].any():
+        if bias is not None:
             added = [new.constant(bias, "bias")]
         while added and added[-1] is None:
             added.pop()
@@ -422,26 +431,13 @@ def _shift_obstacle(match: Match) -> str:
         return f"{product.name} has alpha or beta"
     if bias is not None and (not isinstance(bias, Constant) or bias.overridable_input is not None):
         return f"the bias of {product.name} is not constant"
-    one = bias is None or bias.shape == (_outputs(match),)
+    one = bias is None or bias.shape == (_channels_made(product),)
     return "" if one else f"the bias of {product.name} is not one value for each channel"
 
 
-def _read_channels(match: Match) -> int:
-    """Return how many channels the product reads."""
-    shape, op = match.w.shape, match.product.op
-    if op == "Conv":
-        return int(shape[1]) * int(match.product.attrs.get("group", 1))
-    return int(shape[1 if op == "Gemm" and match.product.attrs.get("transB", 0) else 0])
-
-
-def _outputs(match: Match) -> int:
-    shape = match.w.shape
-    return int(shape[0 if match.product.op == "Conv" or match.product.attrs.get("transB", 0) else 1])
-
-
-def _affine_in_front(match: Match) -> tuple[Doubles__, Doubles__] | str:
+def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
     """Return factor and shift of each channel, or why they are not known."""
-    channels = _read_channels(match)
+    channels = _channels_read(match.product)
     if match.affine.op == "BatchNormalization":
         if match.product.op == "Gemm" and (match.x.shape is None or len(match.x.shape) != 2):
             return "its channel axis is not the last one"
@@ -454,47 +450,39 @@ def _affine_in_front(match: Match) -> tuple[Doubles__, Doubles__] | str:
         place = 1 - rank
     elif match.product.op == "MatMul":
         rank = 1 if match.x.shape is None else len(match.x.shape)
-    wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
-    if operand.dtype.kind != "f" or len(operand.shape) > rank or any(axis != place for axis in wide):
+    if operand.dtype.kind != "f" or not _varies_along(operand, rank, place):
         return "its constant does not vary along the channels alone"
-    values = np.asarray(operand.values, np.float64).reshape(-1)
-    if values.size not in (1, channels):
+    factor, shift = _affine(match.affine.op, operand)
+    if factor.size not in (1, channels):
         return "it has another number of channels"
     data = match.x.shape
     if len(operand.shape) > (1 if data is None else len(data)) or (
-        values.size > 1 and (data is None or data[place] != channels)
+        factor.size > 1 and (data is None or data[place] != channels)
     ):
         return "its data is not known to have these channels before"
-    values = np.broadcast_to(values, channels)
-    return (values, np.zeros(channels)) if match.affine.op == "Mul" else (np.ones(channels), values)
+    return np.broadcast_to(factor, channels), np.broadcast_to(shift, channels)
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def _folded_into_next(
-    match: Match, factor: Doubles__, shift: Doubles__
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-    """Return the new weight and bias, or None if their type cannot hold them."""
-    weight = np.asarray(match.w.values, np.float64)
-    old, added = match.values.get("b"), np.zeros(1)
+def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
+    """Return the new weight, and the new bias where there is a shift, or why there are none."""
+    product, weight, old = match.product, match.w, match.values.get("b")
+    if isinstance(affine := _affine_in_front(match), str):
+        return affine
+    factor, shift = affine
+    if shift.any() and (reason := _shift_obstacle(match)):
+        return reason
+    if not stays_in_range(factor, weight.dtype) or not keeps_digits(shift, weight.dtype):
+        return "its factors are too far from 1, or its shifts are too large"
+    scaled, bias = _times(weight, _along_inputs(product, factor)), None
     if shift.any():
-        axis = 0 if match.product.op == "Conv" or match.product.attrs.get("transB", 0) else 1
-        others = tuple(other for other in range(weight.ndim) if other != axis)
+        values = np.asarray(weight.values, np.float64)
+        others = tuple(axis for axis in range(values.ndim) if axis != _output_axis(product))
         before = 0.0 if old is None else np.asarray(old.values, np.float64)
-        added = before + (weight * _along_inputs(match, shift)).sum(axis=others)
-    along = _along_inputs(match, factor)
-    scaled, bias = stored(weight * along, match.w.dtype, weight, along), stored(added, match.w.dtype)
-    return None if scaled is None or bias is None else (scaled, bias)
-
-
-def _along_inputs(match: Match, values: Doubles__) -> Doubles__:
-    """Shape one value for each channel that is read so that it multiplies the weight."""
-    shape, op = match.w.shape, match.product.op
-    rest = [1] * (len(shape) - 2)
-    if op == "Conv":
-        group = int(match.product.attrs.get("group", 1))
-        return np.repeat(values.reshape(group, -1), shape[0] // group, axis=0).reshape(*shape[:2], *rest)
-    first = op == "ConvTranspose" or not match.product.attrs.get("transB", 0)
-    return values.reshape(-1, 1, *rest) if first else values.reshape(1, -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            bias = stored(before + (values * _along_inputs(product, shift)).sum(axis=others), weight.dtype)
+    if scaled is None or (shift.any() and bias is None):
+        return "the weight would leave the range of its type"
+    return scaled, bias
 
 
 # In front of Concat and pooling ---------------------------------------------------------------------------------------
@@ -529,7 +517,7 @@ class LiftChannelFactors(RewriteRule):
 
     def check(self, match: Match) -> str:
         root, carrier = match.root, match.carrier
-        if match.opset < 7:
+        if match.opset < _BROADCASTS:
             return "operands of this opset lie along an axis"
         if root.attrs.get("training_mode", 0) or len(root.outputs) > 1 or any(out.name for out in carrier.outputs[1:]):
             return "it is in training mode, or there are other outputs"
@@ -540,9 +528,9 @@ class LiftChannelFactors(RewriteRule):
         parameters = [tensor for tensor in root.inputs if tensor is not carrier.outputs[0]]
         place = -1 if root.op == "BatchNormalization" else 1 - rank
         for tensor in parameters:
-            wide = [axis - len(tensor.shape) for axis, size in enumerate(tensor.shape) if size != 1]
-            one = not wide and root.op != "BatchNormalization"
-            if len(tensor.shape) > rank or not (one or (wide == [place] and tensor.shape[place] == sum(sizes))):
+            count = prod(tensor.shape)
+            one = count == 1 and root.op != "BatchNormalization"
+            if not _varies_along(tensor, rank, place) or not (one or count == sum(sizes) > 1):
                 return "its constants do not vary along the channels alone"
         return "" if carrier.op == "Concat" else _pooling_obstacle(match)
 
@@ -573,8 +561,7 @@ def _lifted_channels(tensor: Tensor) -> int:
         isinstance(read, Constant) and read.overridable_input is None for read in producer.inputs[1:] if read.name
     ):
         return 0
-    shape, group = producer.inputs[1].shape, int(producer.attrs.get("group", 1))
-    return int(shape[0]) if producer.op == "Conv" else int(shape[1]) * group
+    return _channels_made(producer)
 
 
 def _part(constant: Constant, first: int, last: int) -> Any:
@@ -601,9 +588,7 @@ def _pooling_obstacle(match: Match) -> str:
 # One number behind a product, at any distance -------------------------------------------------------------------------
 
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-_SCALABLE = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _FARTHEST = 16
-# Before, operands lay along an axis.
 
 
 class FoldScalesIntoProducts(Pass):
@@ -673,7 +658,7 @@ def _terms(tensor: Any, inside: set[Node], farthest: int) -> list[tuple[Node, in
                 terms = _terms(source, inside, farthest - 1)
                 return None if terms is None else [*terms, (producer, index)]
         return None
-    if producer.op in _SCALABLE and len(producer.inputs) > 1:
+    if producer.op in _PRODUCTS and len(producer.inputs) > 1:
         return _product_terms(producer, inside, farthest)
     return None
 
@@ -698,13 +683,9 @@ def _is_weight(tensor: Any) -> bool:
 
 def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
     """Scale the constants, unless one would leave the range of its type."""
-    scaled: list[npt.NDArray[Any]] = []
-    for node, index in terms:
-        before = node.inputs[index].values.astype(np.float64)
-        after = stored(before * factor, node.inputs[index].dtype, before)
-        if after is None:
-            return False
-        scaled.append(after)
+    scaled = [_times(node.inputs[index], factor) for node, index in terms]
+    if any(values is None for values in scaled):
+        return False
     for (node, index), values in zip(terms, scaled, strict=True):
         node.inputs[index] = Constant(names.unique(f"{node.inputs[index].name}.scaled"), values)
     return True
@@ -762,12 +743,6 @@ def _factors(match: Match) -> tuple[float, float, bool]:
     attributes = match.gemm.attrs
     beta = float(attributes.get("beta", 1.0)) if match.bias is not None else 1.0
     return float(attributes.get("alpha", 1.0)), beta, bool(attributes.get("transA", 0))
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _times(tensor: Constant, factor: float) -> Any:
-    values = tensor.values.astype(np.float64)
-    return stored(values * factor, tensor.dtype, values)
 
 
 class MergeScalesOfProduct(RewriteRule):
