@@ -1,4 +1,4 @@
-"""FoldShapes makes shape arithmetic constant where dimensions are numbers, and where names are the data's own."""
+"""Shape arithmetic is folded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from onnx import ModelProto
 from onnxq.ir import Graph, as_graph, to_model
 from onnxq.passes import FoldShapes
 from onnxq.rewrite import Changes, Pass
+
+# FoldShapes -----------------------------------------------------------------------------------------------------------
 
 PARTS = {
     "zero": np.array(0), "one": np.array(1), "two": np.array(2), "first": np.array([0]), "second": np.array([1]),
