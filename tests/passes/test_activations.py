@@ -25,8 +25,9 @@ from onnxq.passes import (
     UseHardSwish,
     UseLeakyRelu,
 )
+from onnxq.passes.activations import FIRST_OPSET, is_gelu_before_halving, rectified
 from onnxq.preparing.preparation import integer_steps, prepare_for_integers
-from onnxq.rewrite import Changes, RewriteRules
+from onnxq.rewrite import Changes, RewriteRule, RewriteRules
 from onnxq.runtime.targets import target_named
 
 # MergeClamps ----------------------------------------------------------------------------------------------------------
@@ -610,3 +611,47 @@ def test_works_in_a_body() -> None:
     apply_once(GELU, graph)
     assert ops(graph) == ["If", "Gelu", "Neg"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-6
+
+
+# GeluParts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("e = Erf(x) a = Add(e, one) y = Mul(x, a)", True),
+        ("e = Tanh(x) a = Add(one, e) y = Mul(a, x)", True),
+        ("e = Exp(x) a = Add(e, one) y = Mul(x, a)", False),
+        ("e = Erf(x) y = Mul(x, e)", False),
+        ("e = Erf(x) a = Add(e, one) y = Add(x, a)", False),
+        ("y = Mul(x, one)", False),
+    ],
+)
+def test_gelu_before_halving(body: str, expected: bool) -> None:
+    graph = as_graph(model(f"g (float[4] x) => (float[4] y) {{ {body} }}", one=np.array(1, np.float32)))
+    assert is_gelu_before_halving(graph.outputs[0]) == expected
+    assert not is_gelu_before_halving(graph.inputs[0])
+
+
+# Rectifiers -----------------------------------------------------------------------------------------------------------
+
+
+class Rectify(RewriteRule):
+    def pattern(self, op):
+        return op.PRelu(op.any("x"), op.constant("slope"))
+
+    def rewrite(self, new, match):
+        return rectified(new, match.x, match.slope.values)
+
+
+@pytest.mark.parametrize(
+    "slope", [[-2, 0, 1], [-2, -1, 1], [1, 1, 1], [1, 2, 3], [-1, 1, 2], [0, 0.5, 1.5], [0, 0, 0], [-0.5, 2, 1]]
+)
+@pytest.mark.parametrize("large", [1.0, 1e38, np.inf])
+def test_each_sign_gets_its_slope(slope: list[float], large: float) -> None:
+    slopes = np.array(slope, np.float32)
+    made = model("g (float[4, 3] x) => (float[4, 3] y) { y = PRelu(x, k) }", opset=FIRST_OPSET, ir_version=5, k=slopes)
+    graph = named_graph(made)
+    assert Rectify().apply(graph)
+    x = np.array([[-3, -0.25, -1], [2, 1, 3], [-1, -1, -1], [1, np.nan, 0.5]], np.float32) * np.float32(large)
+    np.testing.assert_allclose(outputs(graph, {"x": x})["y"], outputs(made, {"x": x})["y"], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Conditions of sound rewrites: what a type holds, what stays in range, what decides, and which kernels there are."""
+"""Predicates under which a rewrite is sound."""
 
 from __future__ import annotations
 
@@ -10,9 +10,23 @@ from model_texts import model, named_graph, node_named
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.ir import Node, Variable, constant
-from onnxq.rewrite.soundness import Uses, affine_of, has_kernel, keeps_digits, stays_in_range, stored
+from onnxq.ir import Node, Variable, as_graph, constant
+from onnxq.rewrite import OpsetPatternBuilder
+from onnxq.rewrite.patterns import find
+from onnxq.rewrite.soundness import (
+    Uses,
+    affine_of,
+    has_kernel,
+    keeps_digits,
+    may_widen,
+    rank,
+    reduces_last_axis,
+    stays_in_range,
+    stored,
+)
 from onnxq.runtime.sessions import open_session
+
+# Soundness ------------------------------------------------------------------------------------------------------------
 
 LARGEST = float(np.finfo(np.float32).max)
 DENORMAL = 1e-40
@@ -244,3 +258,39 @@ def test_the_table_of_kernels_is_that_of_the_runtime(op: str, dtype: type) -> No
     assert not [opset for opset, there in claimed.items() if there and not loads[opset]]
     # Some versions in between have a kernel; an operator that is made at any version needs all.
     assert all(claimed.values()) == all(loads.values())
+
+
+# Ranks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_rank_is_that_of_the_shape_where_there_is_one() -> None:
+    assert rank(Variable("x", np.float32, ["N", None])) == 2
+    assert rank(Variable("x", np.float32, [])) == 0
+    assert rank(Variable("x", np.float32)) is None
+    assert rank(constant("c", np.zeros((1, 2)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "factor", "wider"),
+    [("[3]", (1,), False), ("[3]", (1, 1), True), ("[]", (), False), ("[]", (1,), True), ("[2, 3]", (1, 1), False)],
+)
+def test_constants_of_more_dimensions_widen(shape: str, factor: tuple[int, ...], wider: bool) -> None:
+    graph = as_graph(model(f"g (float{shape} x) => (float[a, b] y) {{ y = Mul(x, f) }}", f=np.ones(factor, np.float32)))
+    found = find(OpsetPatternBuilder("Example").Mul(OpsetPatternBuilder("Example").any("x"), 1.0), graph.nodes[0], 17)
+    assert found is not None
+    assert may_widen(found.nodes, found.x) == wider
+    found.x.shape = None
+    assert may_widen(found.nodes, found.x) == bool(factor)
+
+
+@pytest.mark.parametrize(
+    ("axes", "last"), [("<axes = [-1]>", True), ("<axes = [2]>", True), ("<axes = [1]>", False), ("", False)]
+)
+def test_the_last_axis_is_the_only_one_reduced(axes: str, last: bool) -> None:
+    graph = as_graph(model(f"g (float[2, 3, N] x) => (float[a, b, c] y) {{ y = ReduceMean {axes} (x) }}"))
+    assert reduces_last_axis(graph.nodes[0]) == last
+    text = "g (float[2, 3, N] x, int64[1] k) => (float[a, b, c] y, float[a, b, c] z) {"
+    graph = as_graph(model(f"{text} y = ReduceMean(x, w) z = ReduceMean(x, k) }}", opset=18, w=np.array([-1])))
+    assert [reduces_last_axis(node) for node in graph.nodes] == [True, False]
+    graph.nodes[0].inputs[0].shape = None
+    assert reduces_last_axis(graph.nodes[0])
