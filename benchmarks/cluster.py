@@ -25,9 +25,9 @@ from onnx import TensorProto, helper
 
 from onnxq.calibration.collect import collect
 from onnxq.calibration.dask_cluster import Cluster
-from onnxq.calibration.kinds import Observers, request_for
-from onnxq.calibration.statistics import Evidence
-from onnxq.data.dataset import Stretch
+from onnxq.calibration.kinds import Observers, default_request
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.data.dataset import SampleSlice
 from onnxq.data.inputs import Sample
 
 SAMPLE_BYTES = 5 * 10**6
@@ -55,10 +55,12 @@ def main() -> None:
         options.results.write_text(text)
 
 
-def measured(options: argparse.Namespace, client: Any) -> tuple[Evidence, float, dict[str, list[dict[str, Any]]]]:
+def measured(
+    options: argparse.Namespace, client: Any
+) -> tuple[CalibrationStatistics, float, dict[str, list[dict[str, Any]]]]:
     """Calibrate; return the evidence, how long it took, and what each worker has sent."""
     names = [f"t{number}" for number in range(options.tensors)]
-    requests = [request_for(name, kind) for name in names for kind in ("range", "histogram")]
+    requests = [default_request(name, kind) for name in names for kind in ("range", "histogram")]
     start = time.perf_counter()
     workers = Cluster(client, lease=options.lease)
     evidence = collect(chain(names), Numbered(options.samples), requests, workers=workers)
@@ -85,8 +87,8 @@ class Numbered:
     def __iter__(self) -> Iterator[Sample]:
         return numbers(range(self.count))
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
-        yield Stretch(indices, 0, numbers, stored=True)
+    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
+        yield SampleSlice(indices, 0, numbers, stored=True)
 
 
 def numbers(positions: Sequence[int]) -> Iterator[Sample]:
@@ -103,9 +105,9 @@ def simulate(tensors: int, seconds: float) -> None:
     # What a worker unpickles of this script is named after the main module.
     system.modules["__main__"].__dict__.setdefault("numbers", numbers)
     values = np.random.default_rng(0).normal(size=20_000).astype(np.float32)
-    requests = [request_for("t0", kind) for kind in ("range", "histogram")]
+    requests = [default_request("t0", kind) for kind in ("range", "histogram")]
 
-    def observed(tapped: Any, shard: Any, *, threads: int, room: int) -> Evidence:
+    def observed(tapped: Any, shard: Any, *, threads: int, room: int) -> CalibrationStatistics:
         digests = []
         for stretch in shard.stretches:
             for sample in stretch:
@@ -114,12 +116,12 @@ def simulate(tensors: int, seconds: float) -> None:
         found = {}
         for number in range(tensors):
             for request, statistic in one.statistics.items():
-                found[request_for(f"t{number}", request.kind)] = statistic
-        return Evidence(tuple(sorted(digests)), found)
+                found[default_request(f"t{number}", request.kind)] = statistic
+        return CalibrationStatistics(tuple(sorted(digests)), found)
 
     observers = Observers(requests)
     observers.add("t0", values)
-    one = Evidence((), observers.statistics())
+    one = CalibrationStatistics((), observers.statistics())
     # The very name that leases look up.
     vars(onnxq.calibration.dask_cluster)["observe_shard"] = observed
 
@@ -130,7 +132,7 @@ def sent(dask_worker: Any) -> list[dict[str, Any]]:
 
 
 def report(
-    options: argparse.Namespace, evidence: Evidence, seconds: float, sent: dict[str, list[dict[str, Any]]]
+    options: argparse.Namespace, evidence: CalibrationStatistics, seconds: float, sent: dict[str, list[dict[str, Any]]]
 ) -> str:
     one = sum(array.nbytes for statistic in evidence.statistics.values() for array in statistic.arrays().values())
     # Answers to small questions are no statistics.

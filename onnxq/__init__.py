@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         MovingAverage,
         Percentile,
     )
-    from onnxq.calibration.statistics import Evidence, load_statistics, save_statistics
+    from onnxq.calibration.statistics import CalibrationStatistics, load_statistics, save_statistics
     from onnxq.calibration.workers import Processes
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.commands.dequantization import dequantize
@@ -75,13 +75,13 @@ __all__ = [
     "Audio",
     "Auto",
     "Budget",
+    "CalibrationStatistics",
     "Changes",
     "Collection",
     "Data",
     "DataError",
     "EngineError",
     "Entropy",
-    "Evidence",
     "FidelityError",
     "Fixed",
     "Goal",
@@ -171,7 +171,7 @@ _HOMES = {
         "MovingAverage",
         "Percentile",
     ),
-    "onnxq.calibration.statistics": ("Evidence", "load_statistics", "save_statistics"),
+    "onnxq.calibration.statistics": ("CalibrationStatistics", "load_statistics", "save_statistics"),
     "onnxq.calibration.calibrate": ("Collection",),
     "onnxq.calibration.workers": ("Processes",),
     "onnxq.rewrite": (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data, SamplesLike
-from onnxq.calibration.methods import FIRST_RANGES
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.methods import DEFAULT_METHODS
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Scheme
 from onnxq.errors import SchemeError, collect_failures, note_failure
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
@@ -213,7 +213,7 @@ def calibrate(
     target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
     budget: str | Budget = "fast",
-) -> Evidence:
+) -> CalibrationStatistics:
     """Collect the statistics that quantize() needs, once for any number of calibration methods and goals.
 
     Args:
@@ -230,7 +230,7 @@ def calibrate(
     """
     request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     method, collection = request.scheme.range_method, budget.collection or Collection()
-    methods = FIRST_RANGES if method is None else (method,)
+    methods = DEFAULT_METHODS if method is None else (method,)
     graph = apply_own_passes(model, prepare)
     with staging(None) as folder:
         bench = open_prepared(graph, request, folder, measured=budget.measures and request.target == DEFAULT_TARGET)

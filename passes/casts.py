@@ -24,7 +24,15 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+)
 from onnxq.rewrite.constant_folding import computed
 from onnxq.rewrite.soundness import Uses
 

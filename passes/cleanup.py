@@ -32,7 +32,15 @@ from onnxq.ir import (
     strip_metadata,
 )
 from onnxq.onnx_api import upgrade_opset
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+)
 from onnxq.rewrite.patterns import COMMUTATIVE
 from onnxq.rewrite.shapes import broadcast
 

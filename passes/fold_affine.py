@@ -28,7 +28,15 @@ from onnxq.ir import (
     sole_consumer,
 )
 from onnxq.passes.activations import is_gelu_before_halving
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+)
 from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, rank, stays_in_range, stored
 
 Array = npt.NDArray[Any]

@@ -26,7 +26,15 @@ from onnxq.ir import (
     producer,
     replace_nodes,
 )
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+)
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import Uses, rank, same_extents, stays_in_range, stored
 

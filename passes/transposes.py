@@ -26,7 +26,15 @@ from onnxq.ir import (
     replace_uses,
     toposort,
 )
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+)
 from onnxq.rewrite.shapes import reshape_target
 from onnxq.rewrite.soundness import same_extents
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.accumulators import Option, Request, Statistic
+from onnxq.calibration.accumulators import Accumulator, Option, Request
 from onnxq.calibration.histogram import HISTOGRAM_ELEMENTS
 from onnxq.calibration.kinds import Observers
-from onnxq.calibration.statistics import Evidence, TensorEvidence, observe
+from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics, observe
 from onnxq.numerics.spec import Spec
 
 AFFINE = Spec("uint8", symmetric=False)
@@ -25,19 +25,19 @@ def wanted(tensors: Iterable[str], *kinds: str, elements: int = HISTOGRAM_ELEMEN
     return [Request.of(name, kind, **options.get(kind, {})) for name in tensors for kind in kinds or KINDS]
 
 
-def seen(values: Any, *kinds: str, sample: str = "", elements: int = 0) -> TensorEvidence:
+def seen(values: Any, *kinds: str, sample: str = "", elements: int = 0) -> TensorStatistics:
     """Return what kinds say of the values, all of which are counted unless told otherwise."""
     requests = [Request.of("t", kind, elements=elements) for kind in kinds or KINDS]
     return observe({"t": np.asarray(values)}, requests, sample).of("t")
 
 
-def statistic(values: Any, kind: str, axis: int | None = None, sample: str = "", **options: Option) -> Statistic:
+def statistic(values: Any, kind: str, axis: int | None = None, sample: str = "", **options: Option) -> Accumulator:
     """Return what one kind says of the values."""
     request = Request.of("t", kind, axis, **options)
     return observe({"t": np.asarray(values)}, [request], sample).statistics[request]
 
 
-def one_by_one(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = None, **options: Option) -> Statistic:
+def one_by_one(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = None, **options: Option) -> Accumulator:
     """Return what one observer says of arrays that are shown to it one after the other, each of its own sample."""
     request = Request.of("t", kind, axis, **options)
     observers = Observers([request])
@@ -46,7 +46,7 @@ def one_by_one(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = Non
     return observers.statistics()[request]
 
 
-def evidence(values: Mapping[str, Any], *kinds: str, sample: str = "") -> Evidence:
+def evidence(values: Mapping[str, Any], *kinds: str, sample: str = "") -> CalibrationStatistics:
     """Return the evidence of one sample of several tensors."""
     arrays = {name: np.asarray(one) for name, one in values.items()}
     return observe(arrays, [Request.of(name, kind) for name in arrays for kind in kinds or KINDS], sample)

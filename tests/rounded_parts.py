@@ -9,7 +9,7 @@ from onnxq.algorithms.bias_correction import rounded_by
 from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.segments import stages
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.inputs import Sample
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import Array, open_session, run
@@ -17,7 +17,12 @@ from onnxq.search.prepared_model import PreparedModel
 
 
 def both_outputs(
-    bench: PreparedModel, plan: Plan, evidence: Evidence, recipe: Recipe, samples: Sequence[Sample], folder: Path
+    bench: PreparedModel,
+    plan: Plan,
+    evidence: CalibrationStatistics,
+    recipe: Recipe,
+    samples: Sequence[Sample],
+    folder: Path,
 ) -> Iterator[tuple[Array, Array]]:
     """Yield what the model that is built gives as its output ``y``, and what the parts give, for each sample."""
     rounded = rounded_by(encode(plan, bench.graph, evidence, recipe), plan, bench.graph)

@@ -23,7 +23,7 @@ from reports import FULL
 
 import onnxq
 from onnxq.calibration.kinds import ENTRY_POINTS as STATISTICS
-from onnxq.calibration.methods import ENTRY_POINTS as RANGES
+from onnxq.calibration.methods import ENTRY_POINTS as CALIBRATION_METHODS
 from onnxq.cli.main import cli
 from onnxq.config.scheme import ENTRY_POINTS as ENCODERS
 from onnxq.config.scheme import packaged_encoder
@@ -199,7 +199,7 @@ def test_toml_is_a_scheme_or_names_a_group_of_entry_points(block: Block, tmp_pat
     found = tomllib.loads(block.text)
     if "project" in found:
         groups = found["project"]["entry-points"]
-        assert set(groups) <= {ENCODERS, ENGINES, RANGES, PASSES, SOURCES, STATISTICS}
+        assert set(groups) <= {ENCODERS, ENGINES, CALIBRATION_METHODS, PASSES, SOURCES, STATISTICS}
         assert all(re.fullmatch(r"\w+:\w+", value) for names in groups.values() for value in names.values())
         return
     (tmp_path / "scheme.toml").write_text(block.text)

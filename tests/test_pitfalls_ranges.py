@@ -14,7 +14,7 @@ from stored_values import initializers
 
 from onnxq.calibration.collect import collect
 from onnxq.calibration.methods import MinMax, Percentile
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
@@ -49,7 +49,7 @@ def test_an_outlier_counts_in_whichever_sample_it_is(place: int, build) -> None:
 def test_shards_of_samples_merge_to_the_same_statistics(build, samples_for) -> None:
     model = build("(float[4,50] x) => (float[4,50] y) { h = Exp(x) y = Neg(h) }")
     samples = samples_for(model, 9)
-    merged = Evidence()
+    merged = CalibrationStatistics()
     for start in range(0, 9, 3):
         merged = merged.merge(collect(model, samples[start : start + 3], wanted(["h"])))
     assert merged == collect(model, samples, wanted(["h"]))

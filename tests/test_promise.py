@@ -17,7 +17,17 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq import Budget, Goal, Graph, Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, quantize
+from onnxq import (
+    Budget,
+    Goal,
+    Graph,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    RewriteContext,
+    RewriteRule,
+    quantize,
+)
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
 from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate

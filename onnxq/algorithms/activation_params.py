@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import ChannelMeans, Range, Request
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.methods import RangeMethod, kinds_read, range_by
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.kinds import default_request
+from onnxq.calibration.methods import CalibrationMethod, find_range, required_kinds
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.numerics.affine import Parameters, parameters_from_range
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.spec import Method, Spec
@@ -23,15 +23,18 @@ from onnxq.planning.plan import Activation, Plan
 _FEWEST_ROWS = 3
 
 
-def requests_for(plan: Plan, methods: Iterable[RangeMethod]) -> tuple[Request, ...]:
-    """Return what must be observed for a plan, so that any of these range methods can be used."""
-    kinds = kinds_read(methods)
-    wanted = (request_for(tensor, kind) for tensor in plan.taps for kind in kinds)
+def requests_for(plan: Plan, methods: Iterable[CalibrationMethod]) -> tuple[Request, ...]:
+    """Return what must be observed for a plan, so that any of these calibration methods can be used."""
+    kinds = required_kinds(methods)
+    wanted = (default_request(tensor, kind) for tensor in plan.taps for kind in kinds)
     return tuple(dict.fromkeys((*plan.requests, *wanted)))
 
 
 def activation_parameters(
-    plan: Plan, evidence: Evidence, method: RangeMethod, own: Mapping[str, RangeMethod] = MappingProxyType({})
+    plan: Plan,
+    evidence: CalibrationStatistics,
+    method: CalibrationMethod,
+    own: Mapping[str, CalibrationMethod] = MappingProxyType({}),
 ) -> Mapping[str, Parameters]:
     """Turn what calibration saw into scales and zero points; tensors of one group share them.
 
@@ -60,7 +63,7 @@ def activation_parameters(
     }
 
 
-def channel_means(plan: Plan, evidence: Evidence) -> Mapping[str, NDArray[np.float64]]:
+def channel_means(plan: Plan, evidence: CalibrationStatistics) -> Mapping[str, NDArray[np.float64]]:
     """Return the mean of each channel of the tensors that a plan's corrections rest on.
 
     Left out are those of which calibration kept no means, or along another axis than the plan's, as it does for a plan
@@ -74,7 +77,7 @@ def channel_means(plan: Plan, evidence: Evidence) -> Mapping[str, NDArray[np.flo
     return {tensor: one.means for tensor, one in found.items() if one is not None and one.rows >= _FEWEST_ROWS}
 
 
-def corrected_biases(plan: Plan, evidence: Evidence) -> int:
+def corrected_biases(plan: Plan, evidence: CalibrationStatistics) -> int:
     """Return how many nodes of a plan have a bias that makes up for its rounded weight."""
     known = channel_means(plan, evidence)
     return sum(decision.mean is not None and decision.mean.tensor in known for decision in plan.decisions)
@@ -88,7 +91,9 @@ def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Param
     return parameters_from_range(*found, format_named(spec.format), symmetric=spec.symmetric)
 
 
-def found_range(activation: Activation, evidence: Evidence, method: RangeMethod) -> tuple[float, float]:
+def found_range(
+    activation: Activation, evidence: CalibrationStatistics, method: CalibrationMethod
+) -> tuple[float, float]:
     """Return the range of a tensor by itself: the one that is known, else what a method makes of the evidence.
 
     Raises:
@@ -100,5 +105,5 @@ def found_range(activation: Activation, evidence: Evidence, method: RangeMethod)
     if key not in evidence.ranges:
         seen = evidence.of(activation.tensor)
         # A tensor that was empty in every sample has no range; zero width becomes scale 1.
-        evidence.ranges[key] = range_by(method, seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
+        evidence.ranges[key] = find_range(method, seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
     return evidence.ranges[key]

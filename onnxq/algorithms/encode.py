@@ -17,8 +17,8 @@ from onnxq.algorithms.encoding_config import USUAL, Recipe
 from onnxq.algorithms.encodings import Bias, Codes, CodesCache
 from onnxq.algorithms.equalization import Around, Factors, divided_tensors, makers_of_divided, read_factors
 from onnxq.algorithms.gptq import Sums, Terms, terms_of
-from onnxq.calibration.hessian import Gram
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.hessian import HessianAccumulator
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Node, all_graphs, is_constant, optional_input
 from onnxq.numerics.affine import Parameters, QTensor, quantize, quantize_bias, scale_with_room
@@ -55,7 +55,7 @@ class Encoding:
 
     parameters: Mapping[str, Parameters]
     means: Mapping[str, NDArray[np.float64]]
-    evidence: Evidence
+    evidence: CalibrationStatistics
     target: str
     cache: CodesCache
     recipe: Recipe
@@ -144,12 +144,12 @@ class Encoding:
 
         return Known((self._digest(node, weight), corrected), terms)
 
-    def _shown(self, node: Node, weight: Weight) -> tuple[Gram, Sums] | None:
+    def _shown(self, node: Node, weight: Weight) -> tuple[HessianAccumulator, Sums] | None:
         """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""
         compensation = self.recipe.compensation
         sums = weight_sums(node, weight, compensation) if compensation is not None else None
         gram = self.evidence.statistics.get(sums.request) if sums is not None else None
-        return (gram, sums) if sums is not None and isinstance(gram, Gram) and gram.count else None
+        return (gram, sums) if sums is not None and isinstance(gram, HessianAccumulator) and gram.count else None
 
     def _digest(self, node: Node, weight: Weight) -> Hashable:
         """Return what decides how a weight is compensated."""
@@ -210,13 +210,13 @@ def _rows(values: Array, weight: Weight) -> QTensor:
 
 # --- a whole plan ---------------------------------------------------------------------------------------------------
 
-NOTHING_SEEN = Evidence()
+NOTHING_SEEN = CalibrationStatistics()
 
 
 def encode(
     plan: Plan,
     graph: Graph,
-    evidence: Evidence = NOTHING_SEEN,
+    evidence: CalibrationStatistics = NOTHING_SEEN,
     recipe: Recipe = USUAL,
     cache: CodesCache | None = None,
 ) -> Codes:
@@ -244,7 +244,7 @@ def encode_with(
     graph: Graph,
     parameters: Mapping[str, Parameters],
     means: Mapping[str, NDArray[np.float64]],
-    evidence: Evidence = NOTHING_SEEN,
+    evidence: CalibrationStatistics = NOTHING_SEEN,
     cache: CodesCache | None = None,
     recipe: Recipe = USUAL,
 ) -> Codes:

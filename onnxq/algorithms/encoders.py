@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.gptq import Compensation, Sums, Terms, compensated, sums_of, within
 from onnxq.calibration.accumulators import Request
-from onnxq.calibration.hessian import Gram
+from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import Graph, Node, is_constant
@@ -130,8 +130,10 @@ def weight_sums(node: Node, weight: Weight, compensation: Compensation) -> Sums 
         return None
     with _blamed(encoder, weight):
         found = encoder.sums(node, weight.index, tuple(source.shape), compensation.rows)
-        if found is not None and not (isinstance(found, Sums) and found.request.kind == Gram.kind):
-            raise TypeError(f"it asks for {found!r} of data, expected Sums whose request is of kind {Gram.kind!r}")
+        if found is not None and not (isinstance(found, Sums) and found.request.kind == HessianAccumulator.kind):
+            raise TypeError(
+                f"it asks for {found!r} of data, expected Sums whose request is of kind {HessianAccumulator.kind!r}"
+            )
     return found
 
 

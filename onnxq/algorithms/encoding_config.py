@@ -13,8 +13,8 @@ from onnxq.algorithms.activation_params import channel_means, found_range
 from onnxq.algorithms.equalization import NOTHING, Factors, Migration
 from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.range_search import RangeChoice, unlimited
-from onnxq.calibration.methods import MinMax, RangeMethod, parse_range, range_text
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.methods import CalibrationMethod, MinMax, format_method, parse_calibration_method
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.numerics.affine import Array
 from onnxq.planning.plan import Activation, Damping, Decision, Plan, Scaling
 
@@ -33,14 +33,14 @@ class Recipe:
         scaling: what the channels of float data are divided by, which weights of codes make up for.
     """
 
-    ranges: RangeMethod = field(default_factory=MinMax)
-    own_ranges: Mapping[str, RangeMethod] = field(default_factory=lambda: MappingProxyType({}))
+    ranges: CalibrationMethod = field(default_factory=MinMax)
+    own_ranges: Mapping[str, CalibrationMethod] = field(default_factory=lambda: MappingProxyType({}))
     biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
     compensation: Compensation | None = None
     migration: Migration = NOTHING
     scaling: Migration = NOTHING
 
-    def with_choice(self, choice: RangeChoice[RangeMethod]) -> Recipe:
+    def with_choice(self, choice: RangeChoice[CalibrationMethod]) -> Recipe:
         """Return the recipe with these ranges."""
         return replace(self, ranges=choice.default, own_ranges=choice.own)
 
@@ -56,8 +56,8 @@ class Recipe:
         return tuple(name for name, holds in held.items() if holds)
 
     @property
-    def methods(self) -> tuple[RangeMethod, ...]:
-        """All range methods that are used."""
+    def methods(self) -> tuple[CalibrationMethod, ...]:
+        """All calibration methods that are used."""
         return self.ranges, *self.own_ranges.values()
 
     @property
@@ -79,7 +79,7 @@ USUAL = Recipe()
 _LAST = -1
 
 
-def noted(plan: Plan, recipe: Recipe, evidence: Evidence) -> Plan:
+def noted(plan: Plan, recipe: Recipe, evidence: CalibrationStatistics) -> Plan:
     """Return a plan that says by which recipe, and from which ranges, its model was built.
 
     Not in it are biases that were corrected and weights whose errors cancel, which are as large as the model: they
@@ -100,7 +100,7 @@ def noted(plan: Plan, recipe: Recipe, evidence: Evidence) -> Plan:
         plan,
         decisions=tuple(map(observed, plan.decisions)),
         activations=tuple(_with_recipe(one, recipe, evidence) for one in plan.activations),
-        ranges=range_text(recipe.ranges) if plan.preparation is None else plan.ranges,
+        ranges=format_method(recipe.ranges) if plan.preparation is None else plan.ranges,
         accuracy=recipe.accuracy,
         damping=_damping(recipe, evidence),
         scaling=tuple(Scaling(name, tuple(map(float, one.values))) for name, one in recipe.scaling.factors.items()),
@@ -108,18 +108,18 @@ def noted(plan: Plan, recipe: Recipe, evidence: Evidence) -> Plan:
     )
 
 
-def _damping(recipe: Recipe, evidence: Evidence) -> Damping | None:
+def _damping(recipe: Recipe, evidence: CalibrationStatistics) -> Damping | None:
     compensation = recipe.compensation
-    return Damping(compensation.damping, compensation.bits, tensors_seen(evidence, "gram")) if compensation else None
+    return Damping(compensation.damping, compensation.bits, tensors_seen(evidence, "hessian")) if compensation else None
 
 
-def tensors_seen(evidence: Evidence, kind: str = "") -> tuple[str, ...]:
+def tensors_seen(evidence: CalibrationStatistics, kind: str = "") -> tuple[str, ...]:
     """Return the tensors of which there is a kind of evidence; where none is named, any but that of weights."""
-    requests = (one for one in evidence.statistics if (one.kind == kind if kind else one.kind != "gram"))
+    requests = (one for one in evidence.statistics if (one.kind == kind if kind else one.kind != "hessian"))
     return tuple(dict.fromkeys(one.tensor for one in requests))
 
 
-def _with_recipe(activation: Activation, recipe: Recipe, evidence: Evidence) -> Activation:
+def _with_recipe(activation: Activation, recipe: Recipe, evidence: CalibrationStatistics) -> Activation:
     method, factors = recipe.own_ranges.get(activation.tensor), recipe.migration.factors.get(activation.tensor)
     found = activation.found_range
     if activation.fixed_range is None:
@@ -127,7 +127,7 @@ def _with_recipe(activation: Activation, recipe: Recipe, evidence: Evidence) -> 
         found = float(low), float(high)
     return replace(
         activation,
-        ranges=activation.ranges if method is None else range_text(unlimited(method)),
+        ranges=activation.ranges if method is None else format_method(unlimited(method)),
         found_range=found,
         factors=tuple(map(float, factors.values)) if factors is not None else (),
         channels=factors.axis if factors is not None else 0,
@@ -146,11 +146,11 @@ def recipe_of(plan: Plan, samples: int) -> Recipe:
     """
     # Where all ranges are known, the package whose method found them need not be installed.
     open_ones = {one.tensor: one.ranges for one in plan.activations if one.known_range is None}
-    methods = {tensor: parse_range(text) for tensor, text in open_ones.items() if text}
+    methods = {tensor: parse_calibration_method(text) for tensor, text in open_ones.items() if text}
     factors = {one.tensor: Factors(one.channels, np.array(one.factors)) for one in plan.activations if one.factors}
     damping = plan.damping
     return Recipe(
-        parse_range(plan.ranges) if plan.ranges and open_ones else MinMax(),
+        parse_calibration_method(plan.ranges) if plan.ranges and open_ones else MinMax(),
         methods,
         compensation=Compensation.of_samples(samples, damping.share, damping.bits) if damping is not None else None,
         migration=Migration(factors),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import Option, Request
-from onnxq.calibration.hessian import Gram
+from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.ir import Node, Variable
 from onnxq.numerics.affine import Parameters, QTensor
 from onnxq.numerics.formats import Format, format_named
@@ -430,7 +430,7 @@ def sums_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums |
     if node.op in ("Gemm", "MatMul") and len(shape) == 2:
         transposed = node.op == "Gemm" and bool(node.attrs.get("transB", 0))
         axis = 0 if node.op == "Gemm" and node.attrs.get("transA", 0) else -1
-        request = Request.of(data.name, "gram", axis, rows=rows)
+        request = Request.of(data.name, "hessian", axis, rows=rows)
         return Sums(request, Matrices.of_product((shape[0], shape[1]), transposed=transposed))
     return None
 
@@ -444,7 +444,7 @@ def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> S
     extents |= {name: node.attrs[name] for name in ("strides", "dilations") if name in node.attrs}
     options: dict[str, Option] = {name: ",".join(map(str, numbers)) for name, numbers in extents.items() if numbers}
     rows = rows if groups == 1 else -(-rows // _GROUPED)
-    request = Request.of(data.name, "gram", 1, rows=rows, groups=groups, **options)
+    request = Request.of(data.name, "hessian", 1, rows=rows, groups=groups, **options)
     return Sums(request, Matrices.of_convolution(shape, groups))
 
 
@@ -456,7 +456,7 @@ def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -
     data: Any = node.inputs[0] if index == _WEIGHT else node.outputs[0] if index == _RECURRENCE else None
     if not isinstance(data, Variable) or data.is_empty() or shape[0] != 1 or node.attrs.get("layout", 0):
         return None
-    return Sums(Request.of(data.name, "gram", -1, rows=rows), Matrices.of_cell(shape))
+    return Sums(Request.of(data.name, "hessian", -1, rows=rows), Matrices.of_cell(shape))
 
 
 def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
@@ -468,7 +468,9 @@ def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
         yield request
 
 
-def terms_of(gram: Gram, sums: Sums, factors: NDArray[np.float64] | None, damping: float, *, corrected: bool) -> Terms:
+def terms_of(
+    gram: HessianAccumulator, sums: Sums, factors: NDArray[np.float64] | None, damping: float, *, corrected: bool
+) -> Terms:
     """Return what is known of the data that a weight multiplies.
 
     Args:

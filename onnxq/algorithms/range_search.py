@@ -1,4 +1,4 @@
-"""Range search: a range method for each tensor by the error of the whole model, and limits where functions saturate.
+"""Range search: the method for each tensor by the error of the whole model, and limits where functions saturate.
 
 What a GELU, a HardSwish or a Sigmoid reads may reach far to where the function is flat. A range that ends there leaves
 finer steps for the rest.
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import Range
-from onnxq.calibration.methods import RangeMethod, ends_of_data, kinds_read, range_by
-from onnxq.calibration.statistics import Evidence, TensorEvidence
+from onnxq.calibration.methods import CalibrationMethod, ends_of_data, find_range, required_kinds
+from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.ir import Graph, Node, Tensor, Variable, is_constant
 from onnxq.numerics.affine import largest
 from onnxq.numerics.spec import Spec
@@ -39,7 +39,7 @@ _CERTAIN, _CERTAIN_OF_MANY = 1.0, 2.0
 
 @dataclass(frozen=True)
 class RangeChoice(Generic[Method]):
-    """The range method of each tensor.
+    """The calibration method of each tensor.
 
     Attributes:
         default: of every tensor that has none of its own.
@@ -66,7 +66,7 @@ def choose_ranges(
     methods: Sequence[Method],
     patience: int = 2,
 ) -> RangeChoice[Method]:
-    """Return the range methods with which a model has the least noise, as far as that can be told from chance.
+    """Return the calibration methods with which a model has the least noise, as far as that can be told from chance.
 
     First the one method that is best for all tensors: where some in a row are no better than one before them, those
     that clip yet more are not tried. Then one tensor after the other, the noisiest first, is given each other method
@@ -173,7 +173,7 @@ class Within:
         room: how many times as far the range may reach, for channels whose factors make their ends lie there.
     """
 
-    method: RangeMethod
+    method: CalibrationMethod
     low: float
     high: float
     room: float = 1.0
@@ -181,11 +181,11 @@ class Within:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The statistics that the other method reads."""
-        return kinds_read([self.method])
+        return required_kinds([self.method])
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within those of the other method."""
-        low, high = range_by(self.method, seen, spec)
+        low, high = find_range(self.method, seen, spec)
         return min(max(low, self.room * self.low), high), max(min(high, self.room * self.high), low)
 
     def clip(self, ends: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -193,12 +193,12 @@ class Within:
         return ends.clip(self.low, self.high)
 
 
-def unlimited(method: RangeMethod) -> RangeMethod:
+def unlimited(method: CalibrationMethod) -> CalibrationMethod:
     """Return the method that another one may limit to where values make a difference."""
     return method.method if isinstance(method, Within) else method
 
 
-def flat_ends(graph: Graph, plan: Plan, evidence: Evidence) -> dict[str, tuple[float, float]]:
+def flat_ends(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, tuple[float, float]]:
     """Return from where on values of tensors make no difference, of those that reach beyond, by name.
 
     Told by computing what follows a tensor element by element over its range, up to where anything else reads it.

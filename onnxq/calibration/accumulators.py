@@ -69,7 +69,7 @@ class Request:
 Found = TypeVar("Found")
 Arrays = Mapping[str, NDArray[Any]]
 
-MASK = 8192.0
+MASK_MAGNITUDE = 8192.0
 """Least magnitude of an attention-mask constant: -1e4 with a score added to it still counts."""
 
 
@@ -97,7 +97,7 @@ class _Once(Generic[Found]):
         return found
 
 
-class Seen:
+class TensorSample:
     """An array of a tensor in one sample, not empty, with what several kinds need of it, computed once.
 
     Args:
@@ -145,17 +145,21 @@ class Seen:
         return minimum, maximum
 
     @_Once
-    def core(self) -> NDArray[Any]:
-        """The elements below `MASK` in magnitude, of shape (elements,)."""
+    def unmasked(self) -> NDArray[Any]:
+        """The elements below `MASK_MAGNITUDE` in magnitude, of shape (elements,)."""
         minimum, maximum = self.ends
-        return self.values if max(-minimum, maximum) < MASK else self.values[np.abs(self.values) < MASK]
+        return (
+            self.values
+            if max(-minimum, maximum) < MASK_MAGNITUDE
+            else self.values[np.abs(self.values) < MASK_MAGNITUDE]
+        )
 
     @_Once
-    def core_ends(self) -> tuple[float, float]:
-        """The least and the greatest element below `MASK` in magnitude; +inf and -inf where there is none."""
-        if self.core is self.values:
+    def unmasked_ends(self) -> tuple[float, float]:
+        """The least and the greatest element below `MASK_MAGNITUDE` in magnitude; +inf and -inf where there is none."""
+        if self.unmasked is self.values:
             return self.ends
-        return ends_of(self.core) if self.core.size else (math.inf, -math.inf)
+        return ends_of(self.unmasked) if self.unmasked.size else (math.inf, -math.inf)
 
     def selection(self, size: int, elements: int | None) -> slice:
         """Return which of `size` elements of the array stand for all: about `elements`, evenly spaced; all for None.
@@ -188,16 +192,16 @@ def ends_of(values: NDArray[Any]) -> tuple[float, float]:
 class Observer(Protocol):
     """What is shown the arrays of one tensor, one after the other, and turns them into a statistic."""
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: TensorSample) -> None:
         """Take in one array."""
         ...
 
-    def statistic(self) -> Statistic:
+    def statistic(self) -> Accumulator:
         """Return the statistic of all that was added."""
         ...
 
 
-class Statistic(ABC):
+class Accumulator(ABC):
     """What a request has given: a value that merges, in any order, with ``cls()`` as its neutral element.
 
     A kind is a frozen dataclass (``eq=False``) of this class: it says what it keeps of an array, how two merge, and
@@ -211,7 +215,7 @@ class Statistic(ABC):
 
     @classmethod
     @abstractmethod
-    def observed(cls, seen: Seen, request: Request) -> Self:
+    def observed(cls, seen: TensorSample, request: Request) -> Self:
         """Return the statistic of one array.
 
         Raises:
@@ -272,7 +276,7 @@ class Statistic(ABC):
         return ""
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other) or not isinstance(other, Statistic):
+        if type(self) is not type(other) or not isinstance(other, Accumulator):
             return False
         mine, theirs = self.arrays(), other.arrays()
         return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
@@ -283,14 +287,14 @@ class Statistic(ABC):
 class _Merging:
     """An observer that merges the statistics of the arrays."""
 
-    def __init__(self, kind: type[Statistic], request: Request) -> None:
+    def __init__(self, kind: type[Accumulator], request: Request) -> None:
         self._kind, self._request = kind, request
-        self._total: Statistic = kind()
+        self._total: Accumulator = kind()
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: TensorSample) -> None:
         self._total = self._total.merge(self._kind.observed(seen, self._request))
 
-    def statistic(self) -> Statistic:
+    def statistic(self) -> Accumulator:
         return self._total
 
 
@@ -322,18 +326,18 @@ _NOTHING = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True, eq=False)
-class Range(Statistic):
-    """Count and extremes of the elements of a tensor, of all and of those below `MASK` in magnitude, the core.
+class Range(Accumulator):
+    """Count and extremes of all elements of a tensor, and of the unmasked ones, below `MASK_MAGNITUDE` in magnitude.
 
     Args:
         count: Number of elements.
         minimum: The least element; +inf if there was none.
         maximum: The greatest element; -inf if there was none.
-        core_count: Number of elements of the core.
-        core_minimum: The least element of the core; +inf if there was none.
-        core_maximum: The greatest element of the core; -inf if there was none.
-        below: The greatest element of at most -`MASK`; -inf if there was none.
-        above: The least element of at least `MASK`; +inf if there was none.
+        unmasked_count: Number of unmasked elements.
+        unmasked_minimum: The least element of the unmasked ones; +inf if there was none.
+        unmasked_maximum: The greatest element of the unmasked ones; -inf if there was none.
+        below: The greatest element of at most -`MASK_MAGNITUDE`; -inf if there was none.
+        above: The least element of at least `MASK_MAGNITUDE`; +inf if there was none.
     """
 
     kind: ClassVar[str] = "range"
@@ -341,25 +345,25 @@ class Range(Statistic):
     count: int = 0
     minimum: float = math.inf
     maximum: float = -math.inf
-    core_count: int = 0
-    core_minimum: float = math.inf
-    core_maximum: float = -math.inf
+    unmasked_count: int = 0
+    unmasked_minimum: float = math.inf
+    unmasked_maximum: float = -math.inf
     below: float = -math.inf
     above: float = math.inf
 
     @classmethod
-    def observed(cls, seen: Seen, request: Request) -> Range:
+    def observed(cls, seen: TensorSample, request: Request) -> Range:
         """Return the range of one array.
 
         Raises:
             DataError: The dtype is no float type, or an element is NaN or infinite.
         """
         low, high = seen.ends
-        if seen.core is seen.values:
+        if seen.unmasked is seen.values:
             return cls(seen.values.size, low, high, seen.values.size, low, high)
-        below = float(np.max(seen.values, initial=-math.inf, where=seen.values <= -MASK))
-        above = float(np.min(seen.values, initial=math.inf, where=seen.values >= MASK))
-        return cls(seen.values.size, low, high, seen.core.size, *seen.core_ends, below, above)
+        below = float(np.max(seen.values, initial=-math.inf, where=seen.values <= -MASK_MAGNITUDE))
+        above = float(np.min(seen.values, initial=math.inf, where=seen.values >= MASK_MAGNITUDE))
+        return cls(seen.values.size, low, high, seen.unmasked.size, *seen.unmasked_ends, below, above)
 
     @classmethod
     def observer(cls, request: Request) -> RangeObserver:
@@ -372,29 +376,32 @@ class Range(Statistic):
             self.count + other.count,
             min(self.minimum, other.minimum),
             max(self.maximum, other.maximum),
-            self.core_count + other.core_count,
-            min(self.core_minimum, other.core_minimum),
-            max(self.core_maximum, other.core_maximum),
+            self.unmasked_count + other.unmasked_count,
+            min(self.unmasked_minimum, other.unmasked_minimum),
+            max(self.unmasked_maximum, other.unmasked_maximum),
             max(self.below, other.below),
             min(self.above, other.above),
         )
 
     def arrays(self) -> Arrays:
         """Return counts of shape (2,) and ends of shape (6,)."""
-        ends = (self.minimum, self.maximum, self.core_minimum, self.core_maximum, self.below, self.above)
-        return {"counts": np.array([self.count, self.core_count], np.int64), "ends": np.array(ends, np.float64)}
+        ends = (self.minimum, self.maximum, self.unmasked_minimum, self.unmasked_maximum, self.below, self.above)
+        return {"counts": np.array([self.count, self.unmasked_count], np.int64), "ends": np.array(ends, np.float64)}
 
     @classmethod
     def restored(cls, arrays: Arrays) -> Range:
         """Return the range of which these are the arrays."""
         counts, ends = restored_from(arrays, ("counts", "ends"))
-        count, core_count = (int(one) for one in counts)
-        low, high, core_low, core_high, below, above = (float(end) for end in ends)
-        found = cls(count, low, high, core_count, core_low, core_high, below, above)
+        count, unmasked_count = (int(one) for one in counts)
+        low, high, unmasked_low, unmasked_high, below, above = (float(end) for end in ends)
+        found = cls(count, low, high, unmasked_count, unmasked_low, unmasked_high, below, above)
         ordered = math.isfinite(low) and math.isfinite(high) if count else (low, high) == _NOTHING
-        core = low <= core_low <= core_high <= high if core_count else (core_low, core_high) == _NOTHING
-        masks = below <= -MASK and above >= MASK
-        if not (0 <= core_count <= count and ordered and (low <= high or not count) and core and masks):
+        if unmasked_count:
+            ordered = ordered and low <= unmasked_low <= unmasked_high <= high
+        else:
+            ordered = ordered and (unmasked_low, unmasked_high) == _NOTHING
+        is_outside = below <= -MASK_MAGNITUDE and above >= MASK_MAGNITUDE
+        if not (0 <= unmasked_count <= count and ordered and (low <= high or not count) and is_outside):
             raise ValueError("the ends of a range contradict its counts")
         return found
 
@@ -407,14 +414,14 @@ class RangeObserver:
         self._count, self._minimum, self._maximum = 0, math.inf, -math.inf
         self._with_masks = Range()
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: TensorSample) -> None:
         """Take in one array.
 
         Raises:
             DataError: The dtype is no float type, or an element is NaN or infinite.
         """
         low, high = seen.ends
-        if seen.core is not seen.values:
+        if seen.unmasked is not seen.values:
             self._with_masks = self._with_masks.merge(Range.observed(seen, self._request))
             return
         self._count += seen.values.size
@@ -430,7 +437,7 @@ class RangeObserver:
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelRanges(Statistic):
+class ChannelRanges(Accumulator):
     """The least and the greatest element of each channel.
 
     Args:
@@ -442,7 +449,7 @@ class ChannelRanges(Statistic):
     ends: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @classmethod
-    def observed(cls, seen: Seen, request: Request) -> ChannelRanges:
+    def observed(cls, seen: TensorSample, request: Request) -> ChannelRanges:
         """Return the extremes of the channels of one array.
 
         Raises:
@@ -457,7 +464,7 @@ class ChannelRanges(Statistic):
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
         # There seldom are more channels than places.
         return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
 
@@ -495,7 +502,7 @@ class ChannelRanges(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class SampleExtremes(Statistic):
+class SampleExtremes(Accumulator):
     """The least and the greatest element of each sample; equal samples count as one.
 
     Args:
@@ -510,7 +517,7 @@ class SampleExtremes(Statistic):
     ends: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @classmethod
-    def observed(cls, seen: Seen, request: Request) -> SampleExtremes:
+    def observed(cls, seen: TensorSample, request: Request) -> SampleExtremes:
         """Return the extremes of one array.
 
         Raises:
@@ -520,7 +527,7 @@ class SampleExtremes(Statistic):
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
         return 3 * np.dtype(np.float64).itemsize * samples
 
     def merge(self, other: SampleExtremes) -> SampleExtremes:
@@ -570,7 +577,7 @@ _WAITING = 1 << 11
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelMeans(Statistic):
+class ChannelMeans(Accumulator):
     """The sum of each channel; of what is not finite, or is too large to be added up exactly, none is kept.
 
     Args:
@@ -603,7 +610,7 @@ class ChannelMeans(Statistic):
         return np.asarray(totals / self.rows)
 
     @classmethod
-    def observed(cls, seen: Seen, request: Request) -> ChannelMeans:
+    def observed(cls, seen: TensorSample, request: Request) -> ChannelMeans:
         """Return the sums of one array.
 
         Raises:
@@ -620,7 +627,7 @@ class ChannelMeans(Statistic):
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
         # There seldom are more channels than places.
         return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
 
@@ -672,7 +679,7 @@ class MeansObserver:
         self._total, self._count = ChannelMeans(), 0
         self._waiting: list[NDArray[np.float64]] = []
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: TensorSample) -> None:
         """Take in one array.
 
         Raises:

@@ -17,13 +17,13 @@ from pathlib import Path
 import onnx
 
 from onnxq.calibration.accumulators import Request
-from onnxq.calibration.collect import Ledger, collect
+from onnxq.calibration.collect import CalibrationCheckpoint, collect
 from onnxq.calibration.dask_cluster import Cluster
-from onnxq.calibration.instrument import tap_outputs, tapped_bytes, with_body_sizes
-from onnxq.calibration.kinds import kind_named
+from onnxq.calibration.instrument import added_outputs, append_outputs, expose_body_sizes
+from onnxq.calibration.kinds import find_kind
 from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.calibration.segments import Segment, segments
-from onnxq.calibration.statistics import Evidence, discard, load_statistics, save_statistics
+from onnxq.calibration.statistics import CalibrationStatistics, discard, load_statistics, save_statistics
 from onnxq.calibration.workers import SHARD_BYTES, Processes, Threads, Workers
 from onnxq.data.inputs import Sample, SampleSource, sample_bytes
 from onnxq.data.samples import evenly
@@ -38,7 +38,7 @@ _BODY_WIDTH = 4
 _WIDTH = 4
 
 
-def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
+def measure_tensor_bytes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
     """Return the bytes of each tensor in one sample, by asking the model for sizes and not for the tensors.
 
     Args:
@@ -50,29 +50,29 @@ def tap_sizes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, 
         ModelError: The model does not load, or a name is no tensor of it that can be observed.
         DataError: The sample does not run.
     """
-    proto, inner = with_body_sizes(onnx.load(model, load_external_data=False), tensors)
+    proto, inner = expose_body_sizes(onnx.load(model, load_external_data=False), tensors)
     own = {value.name for value in proto.graph.output}
     computed = [name for name in tensors if name not in sample and name not in inner]
-    declared = {value.name: value for value in (*proto.graph.output, *tap_outputs(proto, computed))}
+    declared = {value.name: value for value in (*proto.graph.output, *added_outputs(proto, computed))}
     widths = dict.fromkeys(inner, _BODY_WIDTH) | {
         name: onnx.helper.tensor_dtype_to_np_dtype(declared[name].type.tensor_type.elem_type).itemsize
         for name in computed
     }
     counts = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in inner]
-    session = open_session(tapped_bytes(serialized(proto), counts, computed), threads=1, external_folder=model.parent)
+    session = open_session(append_outputs(serialized(proto), counts, computed), threads=1, external_folder=model.parent)
     sizes = run(session, sample, [f"{name}/size" for name in widths])
     found = {name: int(size) * widths[name] for name, size in zip(widths, sizes, strict=True)}
     # Outputs of the model are made in any case.
     return dict.fromkeys(tensors, 0) | {name: 0 if name in own else size for name, size in found.items()}
 
 
-def tap_groups(sizes: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], ...]:
+def group_by_bytes(sizes: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], ...]:
     """Split tensors, in their order, into groups of at most `limit` bytes.
 
     Raises:
         DataError: A tensor alone is larger.
 
-    >>> tap_groups({"a": 3, "b": 2, "c": 4}, 5)
+    >>> group_by_bytes({"a": 3, "b": 2, "c": 4}, 5)
     (('a', 'b'), ('c',))
     """
     groups: list[list[str]] = [[]]
@@ -91,14 +91,14 @@ def tap_groups(sizes: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], .
     return tuple(tuple(group) for group in groups)
 
 
-def tap_passes(
+def plan_passes(
     parts: Sequence[Segment], sizes: Mapping[str, int], names: Sequence[str], limit: int
 ) -> tuple[tuple[str, ...], ...]:
     """Split tensors into passes over the samples: in none does a segment of the model hold more than `limit` bytes.
 
     Args:
         parts: The model with all tensors tapped; a pass lets go of a segment's tensors before the next segment runs.
-        sizes: Bytes of all tapped tensors, see `tap_sizes`.
+        sizes: Bytes of all tapped tensors, see `measure_tensor_bytes`.
         names: The tensors to observe.
         limit: Bytes for the tensors of a segment and those that cross its ends.
 
@@ -109,7 +109,7 @@ def tap_passes(
     passes = [[name for name in names if name not in computed]]
     for part in parts:
         given = {name: sizes[name] for name in part.outputs if name in names}
-        for index, group in enumerate(tap_groups(given, limit - _crossing(part, sizes))):
+        for index, group in enumerate(group_by_bytes(given, limit - _crossing(part, sizes))):
             if index == len(passes):
                 passes.append([])
             passes[index] += group
@@ -119,12 +119,12 @@ def tap_passes(
 def hungriest(parts: Sequence[Segment], sizes: Mapping[str, int], names: Sequence[str]) -> tuple[str, int]:
     """Return the tensor that takes the most bytes together with what crosses its segment, and these bytes.
 
-    With a smaller limit there are no `tap_passes`. The name is empty where nothing is computed.
+    With a smaller limit there are no `plan_passes`. The name is empty where nothing is computed.
 
     Args:
-        parts: As for `tap_passes`.
-        sizes: As for `tap_passes`.
-        names: As for `tap_passes`.
+        parts: As for `plan_passes`.
+        sizes: As for `plan_passes`.
+        names: As for `plan_passes`.
     """
     taken = {name: _crossing(part, sizes) + sizes[name] for part in parts for name in part.outputs if name in names}
     return max(taken.items(), key=lambda item: item[1], default=("", 0))
@@ -135,12 +135,12 @@ def evidence_bytes(requests: Iterable[Request], sizes: Mapping[str, int], sample
 
     Args:
         requests: What is wanted of tensors.
-        sizes: Bytes of the tensors in one sample, see `tap_sizes`.
+        sizes: Bytes of the tensors in one sample, see `measure_tensor_bytes`.
         samples: How many samples are seen.
     """
     found: dict[str, int] = {}
     for request in requests:
-        kept = kind_named(request.kind).bytes_kept(request, sizes[request.tensor] // _WIDTH, samples)
+        kept = find_kind(request.kind).bytes_kept(request, sizes[request.tensor] // _WIDTH, samples)
         found[request.tensor] = found.get(request.tensor, 0) + kept
     return found
 
@@ -254,7 +254,7 @@ def calibrate_tensors(
     progress: Callable[[int, int], None] | None = None,
     digest: str = "",
     others: Sequence[str] = (),
-) -> Evidence:
+) -> CalibrationStatistics:
     """Return what is requested of tensors in all samples, with its provenance, running only what is missing.
 
     Args:
@@ -277,11 +277,11 @@ def calibrate_tensors(
     names = tuple(dict.fromkeys((*others, *(request.tensor for request in requests))))
     digest = digest or model_digest(model)
     known = _Known(digest, samples, collection.notice)
-    earlier = known.fitting(Path(collection.reuse), requests) if collection.reuse else Evidence()
+    earlier = known.fitting(Path(collection.reuse), requests) if collection.reuse else CalibrationStatistics()
     if len(earlier.samples) > len(samples):
         return earlier
     workers, passes = _passes(model, samples, requests, earlier, collection)
-    groups = [(tuple(earlier.statistics), earlier), *((group, Evidence()) for group in passes)]
+    groups = [(tuple(earlier.statistics), earlier), *((group, CalibrationStatistics()) for group in passes)]
     found = []
     for group, base in groups:
         if not group:
@@ -292,12 +292,12 @@ def calibrate_tensors(
         if len(base.samples) < len(samples):
             # What is known was compared with all samples, which need not be read for that once more.
             digests = known.digests if base.samples else ()
-            ledger = Ledger(digest, base, _keeper(partial, base, collection.seconds), digests)
+            ledger = CalibrationCheckpoint(digest, base, _keeper(partial, base, collection.seconds), digests)
             base = collect(model, samples, group, progress=progress, workers=workers, others=names, ledger=ledger)
             if partial:
                 save_statistics(base, partial)
         found.append(base)
-    return reduce(Evidence.join, found).select(requests) if found else Evidence()
+    return reduce(CalibrationStatistics.join, found).select(requests) if found else CalibrationStatistics()
 
 
 def discard_checkpoints(checkpoint: Path) -> None:
@@ -307,7 +307,11 @@ def discard_checkpoints(checkpoint: Path) -> None:
 
 
 def _passes(
-    model: Path, samples: SampleSource, requests: Sequence[Request], earlier: Evidence, collection: Collection
+    model: Path,
+    samples: SampleSource,
+    requests: Sequence[Request],
+    earlier: CalibrationStatistics,
+    collection: Collection,
 ) -> tuple[Workers | None, tuple[tuple[Request, ...], ...]]:
     """Return the workers to use and the requests of each pass."""
     workers, most_bytes = collection.run_by, collection.most_bytes
@@ -316,7 +320,7 @@ def _passes(
     if most_bytes is None or not missing:
         return workers, (missing,)
     sample = max(evenly(samples, _SIZED_SAMPLES), key=sample_bytes)
-    sizes = tap_sizes(model, sample, names)
+    sizes = measure_tensor_bytes(model, sample, names)
     parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
     kept = evidence_bytes(missing, sizes, len(samples))
     result = sum(kept.values())
@@ -344,8 +348,8 @@ def _passes(
     copies = {tensor: _COPIES * size for tensor, size in kept.items()}
     passes = [
         frozenset(group)
-        for names in tap_passes(parts, sizes, wanted, limit)
-        for group in tap_groups({name: copies[name] for name in names}, statistics)
+        for names in plan_passes(parts, sizes, wanted, limit)
+        for group in group_by_bytes({name: copies[name] for name in names}, statistics)
     ]
     return workers or Threads(1), tuple(
         tuple(request for request in missing if request.tensor in group) for group in passes
@@ -356,14 +360,16 @@ def _megabytes(size: int) -> str:
     return f"{math.ceil(size / 1e6)} MB"
 
 
-def _keeper(partial: Path | None, base: Evidence, seconds: float) -> Callable[[Evidence], None]:
+def _keeper(
+    partial: Path | None, base: CalibrationStatistics, seconds: float
+) -> Callable[[CalibrationStatistics], None]:
     """Return a function that writes statistics when it is time to; a place that cannot be written shows at once."""
     if partial is None:
         return lambda total: None
     save_statistics(base, partial)
     written = time.monotonic()
 
-    def keep(total: Evidence) -> None:
+    def keep(total: CalibrationStatistics) -> None:
         nonlocal written
         if time.monotonic() - written >= seconds:
             save_statistics(total, partial)
@@ -399,13 +405,13 @@ class _Known:
         """The digest of each sample, in their order; all are read for them, once."""
         return tuple(sample_digest(sample) for sample in self._source)
 
-    def fitting(self, path: Path, requests: Sequence[Request]) -> Evidence:
+    def fitting(self, path: Path, requests: Sequence[Request]) -> CalibrationStatistics:
         """Return what a file holds for these requests from these samples; nothing when it is of anything else."""
         found = load_statistics(path)
         there = [request for request in requests if request in found.statistics]
         if problem := self._misfit(found, whole=len(there) == len(requests)):
             self._notice(f"{path} {problem}; nothing of it is used")
-            return Evidence()
+            return CalibrationStatistics()
         missing = tuple(dict.fromkeys(request.tensor for request in requests if request not in found.statistics))
         if missing:
             tensors = len({request.tensor for request in requests})
@@ -415,9 +421,9 @@ class _Known:
             self._notice(f"{path} lacks {lacking} of {len(self.digests)} samples; they are run now")
         if more := len(found.samples) - len(self.digests) + lacking:
             self._notice(f"{path} holds {more} samples besides these; it is used as it is")
-        return found.select(there) if there else Evidence()
+        return found.select(there) if there else CalibrationStatistics()
 
-    def continued(self, path: Path, requests: Sequence[Request], base: Evidence) -> Evidence:
+    def continued(self, path: Path, requests: Sequence[Request], base: CalibrationStatistics) -> CalibrationStatistics:
         """Return what an interrupted run kept, or `base` where that is more or all that can be used."""
         try:
             found = load_statistics(path)
@@ -430,10 +436,10 @@ class _Known:
         self._notice(f"{path} holds {count} of {len(self._source)} samples of an interrupted run; it goes on")
         return found.select(requests)
 
-    def _misfit(self, found: Evidence, *, whole: bool) -> str:
+    def _misfit(self, found: CalibrationStatistics, *, whole: bool) -> str:
         """Say what evidence is not of, or nothing when it fits.
 
-        Evidence of more samples than these cannot be completed, so it must be whole.
+        Statistics of more samples than these cannot be completed, so it must be whole.
         """
         provenance = found.provenance
         if not provenance.model:

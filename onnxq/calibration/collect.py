@@ -14,12 +14,12 @@ from typing import NamedTuple
 import onnx
 
 from onnxq.calibration.accumulators import Request
-from onnxq.calibration.kinds import kind_named
+from onnxq.calibration.kinds import find_kind
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.segments import read_without_data, segments
-from onnxq.calibration.statistics import Evidence, EvidenceTotal
-from onnxq.calibration.workers import InstrumentedRunError, Shard, Tapped, Threads, Work, Workers
-from onnxq.data.dataset import Selection, picked, stretches
+from onnxq.calibration.statistics import CalibrationStatistics, StatisticsSum
+from onnxq.calibration.workers import InstrumentedModel, InstrumentedRunError, Shard, Threads, Work, Workers
+from onnxq.data.dataset import Subset, picked, stretches
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import CandidateError, DataError
 from onnxq.ir.protos import is_large
@@ -27,7 +27,7 @@ from onnxq.runtime.sessions import open_session, run
 
 
 @dataclass(frozen=True)
-class Ledger:
+class CalibrationCheckpoint:
     """What makes evidence fit to be kept and continued.
 
     Attributes:
@@ -38,8 +38,8 @@ class Ledger:
     """
 
     model: str
-    earlier: Evidence
-    keep: Callable[[Evidence], None]
+    earlier: CalibrationStatistics
+    keep: Callable[[CalibrationStatistics], None]
     digests: tuple[str, ...] = ()
 
 
@@ -51,8 +51,8 @@ def collect(
     progress: Callable[[int, int], None] | None = None,
     workers: Workers | None = None,
     others: Sequence[str] = (),
-    ledger: Ledger | None = None,
-) -> Evidence:
+    ledger: CalibrationCheckpoint | None = None,
+) -> CalibrationStatistics:
     """Run every sample once and return what is requested: the same bits whatever the workers.
 
     Each worker holds the taps of one sample in memory. Nothing is written beside the model.
@@ -75,10 +75,10 @@ def collect(
         SchemeError: The workers or a kind of statistic cannot be had.
     """
     for request in requests:
-        kind_named(request.kind)
+        find_kind(request.kind)
     tapped = replace(tap(model, requests, others), model=ledger.model if ledger else "")
-    earlier = ledger.earlier if ledger else Evidence()
-    left, total = _left(samples, earlier, ledger.digests if ledger else ()), EvidenceTotal(earlier)
+    earlier = ledger.earlier if ledger else CalibrationStatistics()
+    left, total = _left(samples, earlier, ledger.digests if ledger else ()), StatisticsSum(earlier)
     done = len(samples) - len(left)
     with _float_model_blamed_first(model, samples):
         for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
@@ -95,13 +95,13 @@ def collect(
 
 def collect_apart(
     model: onnx.ModelProto | Path,
-    runs: Sequence[Sequence[Selection]],
+    runs: Sequence[Sequence[Subset]],
     requests: Sequence[Request],
     apart: Sequence[Request] = (),
     *,
     progress: Callable[[int, int], None] | None = None,
     others: Sequence[str] = (),
-) -> Iterator[tuple[Evidence, tuple[Evidence, ...]]]:
+) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
     """Run every sample once, in threads of this process, and yield in order what the parts of each run show together.
 
     Args:
@@ -149,7 +149,7 @@ def _told(progress: Callable[[int, int], None] | None, done: int, further: int, 
     return done + further
 
 
-def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()) -> Tapped:
+def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()) -> InstrumentedModel:
     """Return a model with the tensors of the requests as outputs, ready for workers; see `collect`.
 
     Raises:
@@ -161,7 +161,7 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
     parts = segments(
         proto, [name for name in names if name not in fed], [name for name in others if name not in fed | set(names)]
     )
-    return Tapped(
+    return InstrumentedModel(
         segments=parts,
         folder=model.parent if isinstance(model, Path) else None,
         requests=tuple(dict.fromkeys(requests)),
@@ -169,7 +169,7 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
     )
 
 
-def _left(samples: SampleSource, earlier: Evidence, digests: Sequence[str]) -> list[int]:
+def _left(samples: SampleSource, earlier: CalibrationStatistics, digests: Sequence[str]) -> list[int]:
     """Return the indices of the samples that are still to be run; they are read only where digests are not known.
 
     Raises:
@@ -200,12 +200,12 @@ _PARTS = 6
 _ENOUGH = 4
 
 
-def parts_of(samples: Selection) -> list[Selection]:
+def parts_of(samples: Subset) -> list[Subset]:
     """Return parts of some samples, none of them empty."""
     return [replace(samples, places=samples.places[at::_PARTS]) for at in range(min(_PARTS, len(samples)))]
 
 
-def _runs(parts: Sequence[Selection]) -> list[Sequence[Selection]]:
+def _runs(parts: Sequence[Subset]) -> list[Sequence[Subset]]:
     """Return parts of one group in stretches of enough samples that adding up what these show takes little."""
     each = math.ceil(_ENOUGH / max(map(len, parts), default=1))
     return [parts[start : start + each] for start in range(0, len(parts), each)]
@@ -214,9 +214,9 @@ def _runs(parts: Sequence[Selection]) -> list[Sequence[Selection]]:
 class _Group(NamedTuple):
     """What a group of samples has shown, and of what was wanted apart, what each of its parts has."""
 
-    samples: Selection
-    seen: Evidence
-    parts: tuple[Evidence, ...]
+    samples: Subset
+    seen: CalibrationStatistics
+    parts: tuple[CalibrationStatistics, ...]
 
 
 class Grouped:
@@ -231,7 +231,7 @@ class Grouped:
     def observe(
         self,
         model: Path,
-        groups: Sequence[Selection],
+        groups: Sequence[Subset],
         requests: Sequence[Request],
         apart: Sequence[Request],
         progress: Callable[[int, int], None] | None = None,
@@ -246,8 +246,8 @@ class Grouped:
             progress: see `collect`.
         """
         runs = [(place, run) for place, group in enumerate(groups) for run in _runs(parts_of(group))]
-        totals = [EvidenceTotal(Evidence()) for _ in groups]
-        kept: list[list[Evidence]] = [[] for _ in groups]
+        totals = [StatisticsSum(CalibrationStatistics()) for _ in groups]
+        kept: list[list[CalibrationStatistics]] = [[] for _ in groups]
         shown = collect_apart(model, [run for _, run in runs], requests, apart, progress=progress)
         for (place, _), (together, each) in zip(runs, shown, strict=True):
             totals[place].add(together.select(requests))
@@ -264,14 +264,16 @@ class Grouped:
         *,
         progress: Callable[[int, int], None] | None = None,
         others: Sequence[str] = (),
-    ) -> Evidence:
+    ) -> CalibrationStatistics:
         """Return what samples show, see `collect`, from groups of which they are made up where that is known."""
         within = self._made_up_of(samples)
         if within and all(request in one.seen.statistics for one in within for request in requests):
-            return reduce(Evidence.plus, (one.seen for one in within)).select(dict.fromkeys(requests))
+            return reduce(CalibrationStatistics.plus, (one.seen for one in within)).select(dict.fromkeys(requests))
         return collect(model, samples, requests, progress=progress, others=others)
 
-    def parts(self, groups: Sequence[Selection], requests: Sequence[Request]) -> dict[int, tuple[Evidence, ...]]:
+    def parts(
+        self, groups: Sequence[Subset], requests: Sequence[Request]
+    ) -> dict[int, tuple[CalibrationStatistics, ...]]:
         """Return what each part of some groups has shown, by the place of the group, of those where that is known."""
         within = {place: self._made_up_of(samples) for place, samples in enumerate(groups) if samples.places}
         known = {place: found[0].parts for place, found in within.items() if len(found) == 1}
@@ -286,7 +288,7 @@ class Grouped:
         source = self._groups[0].samples.samples if self._groups else None
         if samples is source:
             places = set(range(len(samples)))
-        elif isinstance(samples, Selection) and samples.samples is source:
+        elif isinstance(samples, Subset) and samples.samples is source:
             places = set(samples.places)
         else:
             return []

@@ -18,14 +18,22 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.calibration.accumulators import ChannelMeans, ChannelRanges, Range, Request, SampleExtremes, Statistic
-from onnxq.calibration.hessian import Gram
+from onnxq.calibration.accumulators import Accumulator, ChannelMeans, ChannelRanges, Range, Request, SampleExtremes
+from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.kinds import kind_named
+from onnxq.calibration.kinds import find_kind
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.statistics import Evidence
-from onnxq.calibration.workers import TAPS_BYTES, Pace, Shard, Tapped, Work, carrying_weights, observe_shard
-from onnxq.data.dataset import Stretch
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.calibration.workers import (
+    TAPS_BYTES,
+    AdaptiveBatchSizer,
+    InstrumentedModel,
+    Shard,
+    Work,
+    carrying_weights,
+    observe_shard,
+)
+from onnxq.data.dataset import SampleSlice
 from onnxq.data.inputs import Sample
 from onnxq.data.samples import Items, Kept
 from onnxq.errors import DataError, OnnxqError, SchemeError
@@ -35,14 +43,14 @@ from onnxq.ir.protos import external_files
 _DIGEST = re.compile("[0-9a-f]{32}")
 
 
-def fits(found: object, tapped: Tapped, count: int) -> bool:
+def fits(found: object, tapped: InstrumentedModel, count: int) -> bool:
     """Return whether a worker gave back evidence of so many samples of what is requested, which may be true.
 
     Equal samples are there as often as they were run, so digests need not differ.
     """
     try:
         return (
-            isinstance(found, Evidence)
+            isinstance(found, CalibrationStatistics)
             and len(found.samples) == count
             and set(found.statistics) == set(tapped.requests)
             and found.provenance.model == tapped.model
@@ -55,16 +63,16 @@ def fits(found: object, tapped: Tapped, count: int) -> bool:
         return False
 
 
-def _are_sound(found: Evidence) -> bool:
+def _are_sound(found: CalibrationStatistics) -> bool:
     """Return whether every statistic is of the kind that was asked for; one that contradicts itself raises."""
     for request, statistic in found.statistics.items():
-        if not isinstance(statistic, kind_named(request.kind)):
+        if not isinstance(statistic, find_kind(request.kind)):
             return False
         statistic.check()
     return True
 
 
-def _agree(found: Evidence) -> bool:
+def _agree(found: CalibrationStatistics) -> bool:
     """Return whether statistics of one tensor say the same of it: all were shown the same arrays."""
     said: dict[Hashable, Hashable] = {}
     return all(
@@ -74,7 +82,7 @@ def _agree(found: Evidence) -> bool:
     )
 
 
-def _said(request: Request, statistic: Statistic) -> Iterator[tuple[Hashable, Hashable]]:
+def _said(request: Request, statistic: Accumulator) -> Iterator[tuple[Hashable, Hashable]]:
     """Yield what a statistic says of its tensor: the ends, how many elements there are, how many channels."""
     if isinstance(statistic, Range):
         yield "elements", statistic.count
@@ -90,7 +98,7 @@ def _said(request: Request, statistic: Statistic) -> Iterator[tuple[Hashable, Ha
         yield from _channels(request, len(statistic.ends))
     elif isinstance(statistic, SampleExtremes):
         yield "ends", _outermost(statistic.ends)
-    elif isinstance(statistic, Gram):
+    elif isinstance(statistic, HessianAccumulator):
         kernel = math.prod(int(extent) for extent in str(request.option("kernel", "") or "1").split(","))
         yield from _channels(request, statistic.sums.size / kernel)
 
@@ -104,7 +112,7 @@ def _outermost(ends: NDArray[np.float64]) -> tuple[float, float]:
     return float(ends[:, 0].min(initial=math.inf)), float(ends[:, 1].max(initial=-math.inf))
 
 
-def _know_their_samples(found: Evidence) -> bool:
+def _know_their_samples(found: CalibrationStatistics) -> bool:
     """Return whether the digests of samples are such, and what is kept of each sample is of one of them."""
     if not all(_DIGEST.fullmatch(digest) for digest in found.samples):
         return False
@@ -120,7 +128,7 @@ MOST_BYTES = 16 * 10**6
 every worker would get all by way of the scheduler, while samples that are sent go to one worker each."""
 
 
-class Parcel:
+class PickledDataset:
     """An object in bytes; whoever reads a sample of it opens it, once.
 
     Args:
@@ -133,8 +141,8 @@ class Parcel:
         # An object may not be made for several threads.
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Parcel], tuple[bytes]]:
-        return Parcel, (self._data,)
+    def __reduce__(self) -> tuple[type[PickledDataset], tuple[bytes]]:
+        return PickledDataset, (self._data,)
 
     def __sizeof__(self) -> int:
         """Return the bytes that it takes, by which a cluster decides what to move."""
@@ -178,7 +186,7 @@ class Parcels:
         self._data: dict[Items, bytes | None] = {}
         self._sent: list[tuple[Items, Any]] = []
 
-    def reads(self, stretch: Stretch) -> bool:
+    def reads(self, stretch: SampleSlice) -> bool:
         """Return whether a worker reads a stretch itself, as far as that can be told here."""
         return stretch.stored or self._bytes(stretch) is not None
 
@@ -200,7 +208,7 @@ class Parcels:
         """Let workers forget them."""
         self._sent.clear()
 
-    def _labelled(self, stretch: Stretch) -> Stretch:
+    def _labelled(self, stretch: SampleSlice) -> SampleSlice:
         if not isinstance(stretch.read, Kept):
             return stretch
         items = stretch.read.items
@@ -213,9 +221,9 @@ class Parcels:
     def _there(self, items: Items, future: Any) -> Any:
         if future is not None and future.status == "finished":
             return future
-        return self._client.scatter(Parcel(self._data[items] or b""), broadcast=True, hash=False)
+        return self._client.scatter(PickledDataset(self._data[items] or b""), broadcast=True, hash=False)
 
-    def _bytes(self, stretch: Stretch) -> bytes | None:
+    def _bytes(self, stretch: SampleSlice) -> bytes | None:
         if not isinstance(stretch.read, Kept):
             return None
         items = stretch.read.items
@@ -224,7 +232,7 @@ class Parcels:
         return self._data[items]
 
 
-def unpacked(shard: Shard, parcels: Sequence[Parcel]) -> Shard:
+def unpacked(shard: Shard, parcels: Sequence[PickledDataset]) -> Shard:
     """Return a shard that was labelled, whose samples are read of these parcels."""
     return Shard(
         tuple(
@@ -318,7 +326,7 @@ class _Lease:
 
 
 class _Part(NamedTuple):
-    """Evidence at a worker, of so many leases.
+    """Statistics at a worker, of so many leases.
 
     Attributes:
         future: of the statistics.
@@ -341,7 +349,7 @@ class Job:
         seconds: How long a lease lasts.
     """
 
-    def __init__(self, client: Any, tapped: Tapped, work: Work, seconds: float) -> None:
+    def __init__(self, client: Any, tapped: InstrumentedModel, work: Work, seconds: float) -> None:
         self._client = client
         self._travelling = tapped
         self._tapped: Any = None
@@ -349,7 +357,7 @@ class Job:
         self._parcels = Parcels(client)
         self._seconds = seconds
         self._seen = time.monotonic()
-        self._pace = Pace(seconds / _SHARDS)
+        self._pace = AdaptiveBatchSizer(seconds / _SHARDS)
         self._leases: dict[Any, _Lease] = {}
         self._merging: dict[Any, _Part] = {}
         self._parts: list[_Part] = []
@@ -358,7 +366,7 @@ class Job:
         self._first: tuple[Shard, str] | None = None
         self._lost: Counter[int] = Counter()
 
-    def run(self) -> Iterator[Evidence]:
+    def run(self) -> Iterator[CalibrationStatistics]:
         """Yield evidence whenever about as many leases are merged as there are workers.
 
         Raises:
@@ -503,7 +511,7 @@ class Job:
         self._parts = [part for part in self._parts if part not in found]
         return found
 
-    def _fetched(self, part: _Part) -> Iterator[Evidence]:
+    def _fetched(self, part: _Part) -> Iterator[CalibrationStatistics]:
         """Yield evidence that came back as it should; the samples of any other are run again."""
         found = self._client.gather([part.future], errors="skip")
         if found and fits(found[0], self._travelling, len(part.indices)):
@@ -534,8 +542,12 @@ class Job:
 
 
 def _run_shard(
-    tapped: Tapped, shard: Shard, before: Evidence | None, proof: tuple[Shard, str] | None, parcels: Sequence[Parcel]
-) -> Evidence:
+    tapped: InstrumentedModel,
+    shard: Shard,
+    before: CalibrationStatistics | None,
+    proof: tuple[Shard, str] | None,
+    parcels: Sequence[PickledDataset],
+) -> CalibrationStatistics:
     """Run a shard with all threads of this worker, and add it to what the worker has run before.
 
     Raises:
@@ -560,7 +572,7 @@ def _run_shard(
     return found if before is None else before.plus(found)
 
 
-def _merged(one: Evidence, other: Evidence) -> Evidence:
+def _merged(one: CalibrationStatistics, other: CalibrationStatistics) -> CalibrationStatistics:
     return one.plus(other)
 
 
@@ -572,7 +584,7 @@ class Cluster:
     """The workers of a Dask cluster, which need onnxq but no shared disk; they may join and leave at any time.
 
     Workers read samples themselves where they see the files, or were sent the object whose items these are, see
-    `Parcel`, else they are sent. What a lost worker had not handed over is run again. Security is what Dask's
+    `PickledDataset`, else they are sent. What a lost worker had not handed over is run again. Security is what Dask's
     configuration, or the client, says.
 
     Args:
@@ -589,7 +601,7 @@ class Cluster:
     patience: float = 10.0
     lease: float = 60.0
 
-    def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
+    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield statistics about once a lease, each of all that the workers have run in it.
 
         Raises:
@@ -645,7 +657,7 @@ class Cluster:
             yield client
 
 
-def _travelling(tapped: Tapped) -> Tapped:
+def _travelling(tapped: InstrumentedModel) -> InstrumentedModel:
     if tapped.folder is None:
         return tapped
     parts = [onnx.ModelProto.FromString(segment.model) for segment in tapped.segments]

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import onnx
 
-from onnxq.calibration.statistics import Evidence, load_statistics
+from onnxq.calibration.statistics import CalibrationStatistics, load_statistics
 from onnxq.data.dataset import Origin, RandomAccess, is_random_access, origin_of
-from onnxq.data.images import ImageOptions, images_named
+from onnxq.data.images import ImageOptions, find_image_preset
 from onnxq.data.inputs import Input, Sample, SampleSource, is_floating, model_inputs
 from onnxq.data.samples import Samples, leaves_out, open_samples
-from onnxq.data.sources import Source, source_for, source_named
+from onnxq.data.sources import Source, find_source, source_for
 from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
@@ -57,7 +57,7 @@ class Data:
     limit: int | None = None
     images: ImageOptions | str | None = None
     chain: Mapping[str, str] | str | Sequence[str] = ()
-    statistics: Evidence | str | Path | None = None
+    statistics: CalibrationStatistics | str | Path | None = None
     source: str | Source | None = None
     batch: int | None = None
 
@@ -76,8 +76,10 @@ class Data:
         check_type(self.chain, (Mapping, str, list, tuple), "the chain", "'stateN=state' or {'stateN': 'state'}")
         check_type(self.source, (str, Source, type(None)), "the source", "a name such as audio:rate=8000, or a Source")
         if isinstance(self.source, str):
-            source_named(self.source)
-        check_type(self.statistics, (Evidence, str, Path, type(None)), "statistics", "what calibrate() returns")
+            find_source(self.source)
+        check_type(
+            self.statistics, (CalibrationStatistics, str, Path, type(None)), "statistics", "what calibrate() returns"
+        )
         # Texts that name nothing are told here and not after minutes.
         _ = self.chained, self.image_options
         if self.chained and self.batch not in (None, 1):
@@ -88,12 +90,12 @@ class Data:
     @cached_property
     def image_options(self) -> ImageOptions | None:
         """How image files become arrays."""
-        return images_named(self.images) if isinstance(self.images, str) else self.images
+        return find_image_preset(self.images) if isinstance(self.images, str) else self.images
 
     @cached_property
     def chained(self) -> Mapping[str, str]:
         """Inputs by the output that they take from the sample before."""
-        return self.chain if isinstance(self.chain, Mapping) else chain_of(self.chain)
+        return self.chain if isinstance(self.chain, Mapping) else parse_chain(self.chain)
 
     @property
     def rows(self) -> int | None:
@@ -106,7 +108,7 @@ class Data:
         return self.calibration, self.validation, self.statistics
 
     @property
-    def evidence(self) -> Evidence | None:
+    def evidence(self) -> CalibrationStatistics | None:
         """The statistics, read where they are a file's."""
         return load_statistics(Path(self.statistics)) if isinstance(self.statistics, str | Path) else self.statistics
 
@@ -116,13 +118,13 @@ class Data:
         return given if isinstance(given, Data) else cls(given)
 
 
-def chain_of(texts: str | Sequence[str]) -> dict[str, str]:
+def parse_chain(texts: str | Sequence[str]) -> dict[str, str]:
     """Return the inputs by output for texts such as ``stateN=state``: the output, and the input that it becomes.
 
     Raises:
         SchemeError: a text is none of that form, or names an input twice.
 
-    >>> chain_of("stateN=state")
+    >>> parse_chain("stateN=state")
     {'stateN': 'state'}
     """
     chain: dict[str, str] = {}

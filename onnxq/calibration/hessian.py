@@ -13,10 +13,18 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from onnxq.calibration.accumulators import Arrays, Option, Request, Seen, Statistic, check_channels, restored_from
+from onnxq.calibration.accumulators import (
+    Accumulator,
+    Arrays,
+    Option,
+    Request,
+    TensorSample,
+    check_channels,
+    restored_from,
+)
 from onnxq.errors import DataError
 
-GRAM_ROWS = 128
+HESSIAN_ROWS = 128
 """Rows of each sample: 64 samples then give 8,000, which is what error-compensating rounding needs."""
 
 # Rows are rounded to so many bits below the power of two above their sample's greatest magnitude. Their products then
@@ -30,7 +38,7 @@ _BAND = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Gram(Statistic):
+class HessianAccumulator(Accumulator):
     """The sums of x and of x x^T over rows x of n values each, for each group of channels.
 
     The axis is that of the channels. Options:
@@ -50,8 +58,8 @@ class Gram(Statistic):
         exponents: What each of these is in units of, as a power of two, int32 of shape (rows,).
     """
 
-    kind: ClassVar[str] = "gram"
-    options: ClassVar[tuple[tuple[str, Option], ...]] = (("rows", GRAM_ROWS),)
+    kind: ClassVar[str] = "hessian"
+    options: ClassVar[tuple[tuple[str, Option], ...]] = (("rows", HESSIAN_ROWS),)
 
     count: int = 0
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
@@ -60,7 +68,7 @@ class Gram(Statistic):
     exponents: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @classmethod
-    def observed(cls, seen: Seen, request: Request) -> Gram:
+    def observed(cls, seen: TensorSample, request: Request) -> HessianAccumulator:
         """Return the rows of one array, which are not multiplied yet.
 
         Raises:
@@ -82,13 +90,13 @@ class Gram(Statistic):
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
         # There seldom are more channels than places.
         groups = int(request.option("groups", 1))
         patch = math.prod(int(extent) for extent in str(request.option("kernel", "1")).split(","))
         return groups * (max(math.isqrt(elements) // groups, 1) * patch) ** 2 * np.dtype(np.float64).itemsize // 2
 
-    def merge(self, other: Gram) -> Gram:
+    def merge(self, other: HessianAccumulator) -> HessianAccumulator:
         """Return the sums of the rows of both.
 
         Raises:
@@ -98,7 +106,7 @@ class Gram(Statistic):
             return self if self.count else other
         for mine, theirs in zip(self.sums.shape, other.sums.shape, strict=True):
             check_channels(mine, theirs)
-        merged = Gram(
+        merged = HessianAccumulator(
             self.count + other.count,
             self.sums + other.sums,
             _sum(self.products, other.products),
@@ -108,7 +116,7 @@ class Gram(Statistic):
         groups, size = merged.sums.shape
         return merged.multiplied() if merged.waiting.nbytes * _WAITING > groups * size * size * 8 else merged
 
-    def multiplied(self) -> Gram:
+    def multiplied(self) -> HessianAccumulator:
         """Return the same with no rows waiting."""
         if not len(self.waiting):
             return self
@@ -121,7 +129,7 @@ class Gram(Statistic):
             sums += rows.sum(1)
             for first, last, bands in _bands(products, size):
                 bands += rows[:, :, first:last].transpose(0, 2, 1) @ rows[:, :, first:]
-        return Gram(self.count, sums, products)
+        return HessianAccumulator(self.count, sums, products)
 
     def means(self) -> NDArray[np.float64]:
         """Return E[x], float64 of shape (groups, n)."""
@@ -155,7 +163,7 @@ class Gram(Statistic):
         return {"count": np.array([self.count], np.int64), "sums": whole.sums, "products": whole.products}
 
     @classmethod
-    def restored(cls, arrays: Arrays) -> Gram:
+    def restored(cls, arrays: Arrays) -> HessianAccumulator:
         """Return the sums of which these are the arrays."""
         count, sums, products = restored_from(arrays, ("count", "sums", "products"))
         if sums.ndim != 2 or products.shape != (len(sums), _packed_size(sums.shape[1])):
@@ -193,11 +201,11 @@ class Gram(Statistic):
         return f"products of {self.count} rows of {size} values in {groups} groups" if self.count else ""
 
 
-def rows_of(seen: Seen, request: Request) -> NDArray[Any]:
+def rows_of(seen: TensorSample, request: Request) -> NDArray[Any]:
     """Return rows of an array as a request wants them, float of shape (rows, groups, values).
 
     Raises:
-        DataError: See `Gram.observed`.
+        DataError: See `HessianAccumulator.observed`.
     """
     axis, groups = seen.axis(request.axis), int(request.option("groups", 1))
     array = seen.values.reshape(seen.array.shape)
@@ -211,7 +219,7 @@ def rows_of(seen: Seen, request: Request) -> NDArray[Any]:
     return rows[seen.selection(len(rows), most)].reshape(-1, groups, channels // groups)
 
 
-def _patches(seen: Seen, array: NDArray[Any], request: Request, most: int | None) -> NDArray[Any]:
+def _patches(seen: TensorSample, array: NDArray[Any], request: Request, most: int | None) -> NDArray[Any]:
     """Return patches, float of shape (rows, channels, *kernel)."""
     kernel = _extents(request, "kernel", ())
     rank = len(kernel)

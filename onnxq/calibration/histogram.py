@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.accumulators import Arrays, Option, Request, Seen, Statistic, restored_from
+from onnxq.calibration.accumulators import Accumulator, Arrays, Option, Request, TensorSample, restored_from
 
 BINS = 4096
 """Most bins of a histogram."""
@@ -153,24 +153,24 @@ class Bins:
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram(Statistic):
+class Histogram(Accumulator):
     """The bins of the elements of a tensor, or of an even selection of them.
 
     The option ``elements`` says how many evenly spaced elements of a larger array are counted; 0 counts all.
 
     Args:
         whole: The bins of all.
-        core: Those of the elements below `MASK` in magnitude; None where no other was seen.
+        unmasked: Those of the elements below `MASK_MAGNITUDE` in magnitude; None where no other was seen.
     """
 
     kind: ClassVar[str] = "histogram"
     options: ClassVar[tuple[tuple[str, Option], ...]] = (("elements", HISTOGRAM_ELEMENTS),)
 
     whole: Bins = field(default_factory=Bins)
-    core: Bins | None = None
+    unmasked: Bins | None = None
 
     @classmethod
-    def observed(cls, seen: Seen, request: Request) -> Histogram:
+    def observed(cls, seen: TensorSample, request: Request) -> Histogram:
         """Return the histogram of one array.
 
         Raises:
@@ -187,22 +187,22 @@ class Histogram(Statistic):
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Statistic.bytes_kept`."""
+        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
         return 2 * BINS * np.dtype(np.int64).itemsize
 
     def merge(self, other: Histogram) -> Histogram:
         """Return the histogram of the elements of both."""
-        core = None if self.core is None and other.core is None else self.below_mask.merge(other.below_mask)
-        return Histogram(self.whole.merge(other.whole), core)
+        unmasked = None if self.unmasked is None and other.unmasked is None else self.below_mask.merge(other.below_mask)
+        return Histogram(self.whole.merge(other.whole), unmasked)
 
     @property
     def below_mask(self) -> Bins:
-        """The bins of the elements below `MASK` in magnitude, which may be all."""
-        return self.whole if self.core is None else self.core
+        """The bins of the elements below `MASK_MAGNITUDE` in magnitude, which may be all."""
+        return self.whole if self.unmasked is None else self.unmasked
 
     def arrays(self) -> Arrays:
         """Return ends of shape (1 or 2, 2), how many bins of shape (1 or 2,), and the counts of both."""
-        parts = [self.whole] if self.core is None else [self.whole, self.core]
+        parts = [self.whole] if self.unmasked is None else [self.whole, self.unmasked]
         return {
             "ends": np.array([[part.minimum, part.maximum] for part in parts], np.float64),
             "sizes": np.array([len(part.counts) for part in parts], np.int64),
@@ -232,27 +232,29 @@ class HistogramObserver:
     def __init__(self, elements: int | None) -> None:
         self._elements = elements
         self._whole = _Counter()
-        self._core: _Counter | None = None
+        self._unmasked: _Counter | None = None
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: TensorSample) -> None:
         """Take in one array.
 
         Raises:
             DataError: The dtype is no float type, or an element is NaN or infinite.
         """
         chosen = self._chosen(seen, seen.values)
-        if seen.core is not seen.values and self._core is None:
+        if seen.unmasked is not seen.values and self._unmasked is None:
             # Up to now, all elements were below the magnitude of masks.
-            self._core = self._whole.copy()
+            self._unmasked = self._whole.copy()
         self._whole.take(seen.ends, chosen)
-        if self._core is not None and seen.core.size:
-            self._core.take(seen.core_ends, chosen if seen.core is seen.values else self._chosen(seen, seen.core))
+        if self._unmasked is not None and seen.unmasked.size:
+            self._unmasked.take(
+                seen.unmasked_ends, chosen if seen.unmasked is seen.values else self._chosen(seen, seen.unmasked)
+            )
 
     def statistic(self) -> Histogram:
         """Return the histogram of all that was added."""
-        return Histogram(self._whole.bins(), None if self._core is None else self._core.bins())
+        return Histogram(self._whole.bins(), None if self._unmasked is None else self._unmasked.bins())
 
-    def _chosen(self, seen: Seen, values: NDArray[Any]) -> NDArray[Any]:
+    def _chosen(self, seen: TensorSample, values: NDArray[Any]) -> NDArray[Any]:
         return values[seen.selection(values.size, self._elements)]
 
 

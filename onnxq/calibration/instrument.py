@@ -65,7 +65,7 @@ CARRYING = frozenset({"If", "Loop", "Scan"})
 """Operators out of whose bodies tensors can be carried."""
 
 
-def with_body_taps(model: onnx.ModelProto, names: Iterable[str], others: Iterable[str] = ()) -> onnx.ModelProto:
+def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: Iterable[str] = ()) -> onnx.ModelProto:
     """Return a model whose main graph makes the named tensors of bodies, with all values of a run in one dimension.
 
     They keep their names there, and get others in the bodies. A Loop gives the values of all its iterations, a Scan
@@ -90,20 +90,21 @@ def with_body_taps(model: onnx.ModelProto, names: Iterable[str], others: Iterabl
     return tapped
 
 
-def with_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+def expose_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """Return a model whose main graph makes the numbers of values that the named tensors of bodies have in a run.
 
     No values leave the bodies, so it takes hardly more memory than the model.
 
     Args:
         model: The model; it is not changed, and returned itself where no body makes any of the tensors.
-        names: Tensors of any graph, see `with_body_taps`.
+        names: Tensors of any graph, see `expose_body_tensors`.
 
     Returns:
-        The model, and the tensors of bodies. It makes int64 scalars, each called ``NAME/size`` as `tapped_bytes` does.
+        The model, and the tensors of bodies. It makes int64 scalars, each called ``NAME/size`` as `append_outputs`
+        does.
 
     Raises:
-        ModelError: A tensor cannot be carried out, see `with_body_taps`.
+        ModelError: A tensor cannot be carried out, see `expose_body_tensors`.
     """
     inside = made_inside(model.graph).intersection(names)
     if not inside:
@@ -327,7 +328,7 @@ def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: 
 _OVERRIDABLE = 4
 
 
-def with_taps(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+def add_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """Return a copy of the model with the named tensors as further outputs; the weights are copied once.
 
     Raises:
@@ -335,11 +336,11 @@ def with_taps(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """
     tapped = onnx.ModelProto()
     tapped.CopyFrom(model)
-    tapped.graph.output.extend(tap_outputs(model, names))
+    tapped.graph.output.extend(added_outputs(model, names))
     return tapped
 
 
-def tapped_bytes(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Sequence[str] = ()) -> bytes:
+def append_outputs(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Sequence[str] = ()) -> bytes:
     """Return a serialized model with further outputs, without parsing or copying it message by message.
 
     Protobuf defines concatenated messages as merged ones: repeated fields such as the graph's outputs are appended.
@@ -390,7 +391,7 @@ def tensor_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     }
 
 
-def tap_outputs(model: onnx.ModelProto, names: Iterable[str]) -> list[onnx.ValueInfoProto]:
+def added_outputs(model: onnx.ModelProto, names: Iterable[str]) -> list[onnx.ValueInfoProto]:
     """Return the outputs to add for the named tensors, in their order, leaving out outputs of the model.
 
     Raises:
@@ -450,7 +451,7 @@ def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 # Channel taps: tensors of bodies, carried outwards as matrices with one column for each channel.
 
 
-class ChannelTap(NamedTuple):
+class ChannelAxis(NamedTuple):
     """Where the channels of a tensor lie.
 
     Attributes:
@@ -464,8 +465,8 @@ class ChannelTap(NamedTuple):
     channels: int
 
 
-def with_channel_taps(
-    model: onnx.ModelProto, taps: Mapping[str, ChannelTap]
+def expose_channels(
+    model: onnx.ModelProto, taps: Mapping[str, ChannelAxis]
 ) -> tuple[onnx.ModelProto, Mapping[str, str]]:
     """Return a model whose main graph makes, of tensors of bodies, all values of a run as a matrix [., channels].
 
@@ -474,13 +475,13 @@ def with_channel_taps(
 
     Args:
         model: The model; it is not changed.
-        taps: The tensors of bodies by name, float32, see `with_body_taps`.
+        taps: The tensors of bodies by name, float32, see `expose_body_tensors`.
 
     Returns:
         The model, and the name of the matrix by the name of the tensor.
 
     Raises:
-        ModelError: A tensor cannot be carried out, see `with_body_taps`.
+        ModelError: A tensor cannot be carried out, see `expose_body_tensors`.
     """
     if not taps:
         return model, {}
@@ -493,7 +494,7 @@ def with_channel_taps(
             tap = taps[name]
             order = [*(place for place in range(tap.rank) if place != tap.axis), tap.axis]
             body.node.append(helper.make_node("Transpose", [name], [last[name]], perm=order))
-    carried = with_body_taps(turned, last.values())
+    carried = expose_body_tensors(turned, last.values())
     matrices = {name: f"{name}/channels" for name in taps}
     for name, tap in taps.items():
         shape = helper.make_tensor(f"{name}/matrix", TensorProto.INT64, [2], [-1, tap.channels])

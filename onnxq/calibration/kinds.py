@@ -11,36 +11,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import (
+    Accumulator,
     ChannelMeans,
     ChannelRanges,
     Observer,
     Range,
     Request,
     SampleExtremes,
-    Seen,
-    Statistic,
+    TensorSample,
 )
-from onnxq.calibration.hessian import Gram
+from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.histogram import Histogram
 from onnxq.errors import SchemeError, did_you_mean
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 
 ENTRY_POINTS = "onnxq.statistics"
-"""Group of entry points; each names a class of its own kind of `Statistic`."""
+"""Group of entry points; each names a class of its own kind of `Accumulator`."""
 
-KINDS: Mapping[str, type[Statistic]] = MappingProxyType(
+KINDS: Mapping[str, type[Accumulator]] = MappingProxyType(
     {
         "range": Range,
         "histogram": Histogram,
         "channel-means": ChannelMeans,
         "channel-ranges": ChannelRanges,
         "sample-extremes": SampleExtremes,
-        "gram": Gram,
+        "hessian": HessianAccumulator,
     }
 )
 
 
-def kind_named(name: str) -> type[Statistic]:
+def find_kind(name: str) -> type[Accumulator]:
     """Return the kind of statistic with that name.
 
     Raises:
@@ -54,14 +54,14 @@ def kind_named(name: str) -> type[Statistic]:
         raise SchemeError(
             f"Statistic {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
         )
-    if not (isinstance(found, type) and issubclass(found, Statistic) and found.kind == name):
+    if not (isinstance(found, type) and issubclass(found, Accumulator) and found.kind == name):
         raise SchemeError(f"Statistic {name!r} is no class of that kind, expected one of onnxq's Statistic")
     return found
 
 
-def request_for(tensor: str, kind: str, axis: int | None = None) -> Request:
+def default_request(tensor: str, kind: str, axis: int | None = None) -> Request:
     """Return the request for a kind with the options that it has by default."""
-    return Request(tensor, kind, axis, kind_named(kind).options)
+    return Request(tensor, kind, axis, find_kind(kind).options)
 
 
 # Observing: arrays go in, statistics come out, each array looked at once for all that is wanted of its tensor.
@@ -96,16 +96,16 @@ class Observers:
         """
         if tensor not in self._observers or not array.size:
             return
-        seen = Seen(tensor, array, sample, index)
+        seen = TensorSample(tensor, array, sample, index)
         for observer in self._observers[tensor].values():
             observer.add(seen)
 
-    def statistics(self) -> dict[Request, Statistic]:
+    def statistics(self) -> dict[Request, Accumulator]:
         """Return the statistics of all that was added."""
         pairs = (pair for group in self._observers.values() for pair in group.items())
         return {request: observer.statistic() for request, observer in pairs}
 
-    def taken(self, requests: Iterable[Request]) -> dict[Request, Statistic]:
+    def taken(self, requests: Iterable[Request]) -> dict[Request, Accumulator]:
         """Return the statistics of some requests, which begin anew."""
         found = {}
         for request in requests:
@@ -115,24 +115,24 @@ class Observers:
 
 
 def _observer(request: Request) -> Observer:
-    kind = kind_named(request.kind)
+    kind = find_kind(request.kind)
     return kind.observer(request) if request.kind in KINDS else _OfUser(kind, request)
 
 
 class _OfUser:
     """An observer of a kind that a user has added: what goes wrong in it, or is no statistic, is told by its name."""
 
-    def __init__(self, kind: type[Statistic], request: Request) -> None:
+    def __init__(self, kind: type[Accumulator], request: Request) -> None:
         self._blamed = partial(wrap_plugin_errors, f"Statistic {request.kind!r} of tensor {request.tensor!r}")
         self._kind = kind
         with self._blamed():
             self._observer = kind.observer(request)
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: TensorSample) -> None:
         with self._blamed():
             self._observer.add(seen)
 
-    def statistic(self) -> Statistic:
+    def statistic(self) -> Accumulator:
         with self._blamed():
             found = self._observer.statistic()
             if not isinstance(found, self._kind):

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.accumulators import MASK, Range, SampleExtremes
+from onnxq.calibration.accumulators import MASK_MAGNITUDE, Range, SampleExtremes
 from onnxq.calibration.histogram import BINS, Bins, Histogram
-from onnxq.calibration.statistics import Evidence, TensorEvidence
+from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
 from onnxq.numerics.formats import Format, format_named
 from onnxq.numerics.spec import Spec
@@ -30,54 +30,58 @@ _ROUNDING = 2.0**-10
 _NEVER_DATA = 1e30
 
 
-def sentinels(found: Range) -> tuple[float, ...]:
+def attention_mask_values(found: Range) -> tuple[float, ...]:
     """Return the extremes that are attention-mask constants such as -1e4 or -3.4e38 rather than data.
 
-    They are recognised by a wide gap and a narrow spread: the elements below `MASK` in magnitude, of which there are
-    some, lie within `MASK` / 8 of zero, and those on either side of them spread no more than twice as far as they do,
-    as constants with scores added to them would, rounding of large numbers allowed for. Fewer than 1 in 4096 elements,
-    below 1e30 in magnitude, are outliers and therefore data. A constant of data that looks the same is taken for a mask
-    too; `doubtful_masks` says of which tensors something was.
+    They are recognised by a wide gap and a narrow spread: the elements below `MASK_MAGNITUDE` in magnitude, of which
+    there are some, lie within `MASK_MAGNITUDE` / 8 of zero, and those on either side of them spread no more than twice
+    as far as they do, as constants with scores added to them would, rounding of large numbers allowed for. Fewer than
+    1 in 4096 elements, below 1e30 in magnitude, are outliers and therefore data. A constant of data that looks the
+    same is taken for a mask too; `find_doubtful_masks` says of which tensors something was.
     """
-    far = found.count - found.core_count
-    if not far or not found.core_count or max(-found.core_minimum, found.core_maximum) > MASK / 8:
+    far = found.count - found.unmasked_count
+    if not far or not found.unmasked_count or max(-found.unmasked_minimum, found.unmasked_maximum) > MASK_MAGNITUDE / 8:
         return ()
-    masks = tuple(value for value in (found.minimum, found.maximum) if abs(value) >= MASK)
+    masks = tuple(value for value in (found.minimum, found.maximum) if abs(value) >= MASK_MAGNITUDE)
     if far < found.count / _RARE and min(map(abs, masks)) < _NEVER_DATA:
         return ()
-    spread = 2 * (found.core_maximum - found.core_minimum)
-    below = found.below - found.minimum if found.minimum <= -MASK else 0.0
-    above = found.maximum - found.above if found.maximum >= MASK else 0.0
+    spread = 2 * (found.unmasked_maximum - found.unmasked_minimum)
+    below = found.below - found.minimum if found.minimum <= -MASK_MAGNITUDE else 0.0
+    above = found.maximum - found.above if found.maximum >= MASK_MAGNITUDE else 0.0
     narrow = below <= max(spread, -found.minimum * _ROUNDING) and above <= max(spread, found.maximum * _ROUNDING)
     return masks if narrow else ()
 
 
 def data_range(found: Range) -> tuple[float, float]:
     """Return the least and the greatest element that is no mask constant."""
-    return (found.core_minimum, found.core_maximum) if sentinels(found) else (found.minimum, found.maximum)
+    return (
+        (found.unmasked_minimum, found.unmasked_maximum)
+        if attention_mask_values(found)
+        else (found.minimum, found.maximum)
+    )
 
 
-def doubtful_masks(seen: Mapping[str, Range]) -> dict[str, float]:
+def find_doubtful_masks(seen: Mapping[str, Range]) -> dict[str, float]:
     """Return by tensor the largest value that is taken for a mask constant and may be data all the same.
 
     Args:
         seen: what was seen of tensors, by name.
     """
-    found = {tensor: sentinels(one) for tensor, one in seen.items()}
+    found = {tensor: attention_mask_values(one) for tensor, one in seen.items()}
     largest = {tensor: max(masks, key=abs) for tensor, masks in found.items() if masks}
     return {tensor: value for tensor, value in largest.items() if abs(value) < _NEVER_DATA}
 
 
-# Range methods: pure functions from what calibration saw to the range that codes will cover.
+# Calibration methods: pure functions from what calibration saw to the range that codes will cover.
 
 
-class RangeMethod(Protocol):
+class CalibrationMethod(Protocol):
     """Anything that turns what is known of a tensor into (low, high), for codes of a spec.
 
     It reads the statistics of its ``kinds``, ``("range", "histogram")`` where it does not say.
     """
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high), low <= high, for a tensor of which at least one element was seen."""
         ...
 
@@ -92,7 +96,7 @@ class MinMax:
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (minimum, maximum).
 
         Raises:
@@ -107,7 +111,7 @@ class Extremes:
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (minimum, maximum).
 
         Raises:
@@ -137,7 +141,7 @@ class Percentile:
         if not 0 < self.percent <= 100:
             raise SchemeError(f"Percentile is {self.percent}, expected above 0 and at most 100, such as 99.99")
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -174,7 +178,7 @@ class MovingAverage:
         if not 0 < self.constant <= 1:
             raise SchemeError(f"Averaging constant is {self.constant}, expected above 0 and at most 1, such as 0.01")
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -210,12 +214,12 @@ class Fixed:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
             raise SchemeError(f"Fixed range is {self.low} to {self.high}, expected low and high such as -1,1")
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) as given."""
         return self.low, self.high
 
 
-def ends_of_data(seen: TensorEvidence) -> tuple[float, float]:
+def ends_of_data(seen: TensorStatistics) -> tuple[float, float]:
     """Return the least and the greatest element that is no mask constant.
 
     Raises:
@@ -227,7 +231,7 @@ def ends_of_data(seen: TensorEvidence) -> tuple[float, float]:
     return data_range(found)
 
 
-def bins_of_data(seen: TensorEvidence) -> Bins:
+def bins_of_data(seen: TensorStatistics) -> Bins:
     """Return the histogram of what is data and no mask constant.
 
     Raises:
@@ -235,7 +239,7 @@ def bins_of_data(seen: TensorEvidence) -> Bins:
     """
     ends_of_data(seen)
     histogram = seen.need(Histogram)
-    return histogram.below_mask if sentinels(seen.need(Range)) else histogram.whole
+    return histogram.below_mask if attention_mask_values(seen.need(Range)) else histogram.whole
 
 
 def _last_edge(edges: NDArray[np.float64], below: NDArray[np.float64], cut: float) -> float:
@@ -328,7 +332,7 @@ class MeanSquaredError:
         if self.levels is not None and self.levels < 2:
             raise SchemeError(f"MSE levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Data that is all negative may end nearer to zero where codes are symmetric, which reach further below it.
@@ -454,7 +458,7 @@ class Entropy:
         if self.levels is not None and not 2 <= self.levels <= _BINS // 2:
             raise SchemeError(f"Entropy levels are {self.levels}, expected 2 to {_BINS // 2}, such as 128 for 8 bits")
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -546,7 +550,7 @@ class HistogramSearch:
         if self.levels is not None and self.levels < 2:
             raise SchemeError(f"Search levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -620,12 +624,12 @@ def _error(counts: NDArray[np.float32], start: int, end: int, width: float, leve
     return float((density * (to_center + whole + from_center) / np.float32(3)).sum())
 
 
-# Range methods by name: the table, one that chooses among them, and those that other packages register.
+# Calibration methods by name: the table, one that chooses among them, and those that other packages register.
 
 ENTRY_POINTS = "onnxq.ranges"
-"""Group of entry points; each names a class or function that makes a `RangeMethod`."""
+"""Group of entry points; each names a class or function that makes a `CalibrationMethod`."""
 
-FIRST_RANGES: tuple[RangeMethod, ...] = (
+DEFAULT_METHODS: tuple[CalibrationMethod, ...] = (
     MinMax(),
     Percentile(99.999),
     Percentile(99.99),
@@ -633,9 +637,15 @@ FIRST_RANGES: tuple[RangeMethod, ...] = (
     Percentile(99.9),
     Entropy(),
 )
-"""The range methods that are tried when the user names none; the first is taken where nothing is measured."""
+"""The calibration methods that are tried when the user names none; the first is taken where nothing is measured."""
 
-_CANDIDATES: tuple[RangeMethod, ...] = (MinMax(), Percentile(99.99), Percentile(99.9), Entropy(), MeanSquaredError())
+_CANDIDATES: tuple[CalibrationMethod, ...] = (
+    MinMax(),
+    Percentile(99.99),
+    Percentile(99.9),
+    Entropy(),
+    MeanSquaredError(),
+)
 _KINDS = ("range", "histogram")
 # A method that clips must be better than this share of the error of one before it.
 _WORTH = 0.95
@@ -658,7 +668,7 @@ class Auto:
         if self.levels is not None and self.levels < 2:
             raise SchemeError(f"Auto levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def choose(self, seen: TensorEvidence, spec: Spec) -> RangeMethod:
+    def choose(self, seen: TensorStatistics, spec: Spec) -> CalibrationMethod:
         """Return the method for a tensor.
 
         Raises:
@@ -672,7 +682,7 @@ class Auto:
                 chosen = index
         return _CANDIDATES[chosen]
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         """Return (low, high) of the chosen method.
 
         Raises:
@@ -681,7 +691,7 @@ class Auto:
         return self.choose(seen, spec)(seen, spec)
 
 
-RANGES: Mapping[str, Callable[..., RangeMethod]] = MappingProxyType(
+CALIBRATION_METHODS: Mapping[str, Callable[..., CalibrationMethod]] = MappingProxyType(
     {
         "minmax": MinMax,
         "extremes": Extremes,
@@ -696,42 +706,46 @@ RANGES: Mapping[str, Callable[..., RangeMethod]] = MappingProxyType(
 )
 
 
-def parse_range(text: str) -> RangeMethod:
-    """Return the range method for ``NAME`` or ``NAME:NUMBER``, such as ``percentile:99.9``, ``mse:16``, ``fixed:-1,1``.
+def parse_calibration_method(text: str) -> CalibrationMethod:
+    """Return the calibration method for ``NAME`` or ``NAME:NUMBER``, such as ``percentile:99.9`` or ``fixed:-1,1``.
 
-    Names are those of `RANGES` and those that installed packages register as entry points of the group
+    Names are those of `CALIBRATION_METHODS` and those that installed packages register as entry points of the group
     ``onnxq.ranges``: what such an entry point names is called with the numbers.
 
     Raises:
         SchemeError: The name is unknown, or its numbers are none or not allowed.
 
-    >>> parse_range("percentile:99.9")
+    >>> parse_calibration_method("percentile:99.9")
     Percentile(percent=99.9)
     """
     name, separator, numbers = text.strip().partition(":")
-    make = RANGES.get(name) or load_registered(ENTRY_POINTS, name, "Range method")
+    make = CALIBRATION_METHODS.get(name) or load_registered(ENTRY_POINTS, name, "Calibration method")
     if make is None:
-        known = [*RANGES, *registered_names(ENTRY_POINTS)]
+        known = [*CALIBRATION_METHODS, *registered_names(ENTRY_POINTS)]
         raise SchemeError(
-            f"Range method {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+            f"Calibration method {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
         )
     options = _options(make)
-    if separator and name in RANGES and not options:
-        raise SchemeError(f"Range method {name!r} takes no number, found {numbers!r}; write {name!r} alone")
+    if separator and name in CALIBRATION_METHODS and not options:
+        raise SchemeError(f"Calibration method {name!r} takes no number, found {numbers!r}; write {name!r} alone")
     # What may be left out is a number of codes.
     whole = bool(options) and (options[0].default is None or isinstance(options[0].default, int))
     try:
         given = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
-        with wrap_plugin_errors(f"Range method {text!r}") if name not in RANGES and not options else nullcontext():
+        with (
+            wrap_plugin_errors(f"Calibration method {text!r}")
+            if name not in CALIBRATION_METHODS and not options
+            else nullcontext()
+        ):
             return make(*given)
     except (TypeError, ValueError) as error:
         wanted = ", ".join(option.name for option in options) or "its options"
         raise SchemeError(
-            f"Range method {text!r} has {numbers!r} for {wanted}, expected {_example(name, options)}"
+            f"Calibration method {text!r} has {numbers!r} for {wanted}, expected {_example(name, options)}"
         ) from error
 
 
-def range_by(method: RangeMethod, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+def find_range(method: CalibrationMethod, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
     """Return the range that a method finds for a tensor.
 
     Raises:
@@ -740,8 +754,8 @@ def range_by(method: RangeMethod, seen: TensorEvidence, spec: Spec) -> tuple[flo
     """
 
     def what() -> str:
-        name = range_text(method) or getattr(method, "__name__", repr(method))
-        return f"Range method {name!r} for tensor {seen.tensor!r}"
+        name = format_method(method) or getattr(method, "__name__", repr(method))
+        return f"Calibration method {name!r} for tensor {seen.tensor!r}"
 
     with wrap_plugin_errors(what):
         low, high = map(float, method(seen, spec))
@@ -750,13 +764,13 @@ def range_by(method: RangeMethod, seen: TensorEvidence, spec: Spec) -> tuple[flo
     return low, high
 
 
-def range_text(method: object) -> str:
-    """Return what `parse_range` makes an equal method from; an empty string for one that has no name.
+def format_method(method: object) -> str:
+    """Return what `parse_calibration_method` makes an equal method from; an empty string for one that has no name.
 
-    >>> range_text(Percentile(99.9999999)), range_text(MinMax()), range_text(MeanSquaredError(16))
+    >>> format_method(Percentile(99.9999999)), format_method(MinMax()), format_method(MeanSquaredError(16))
     ('percentile:99.9999999', 'minmax', 'mse:16')
     """
-    for name, make in chain(RANGES.items(), _packaged()):
+    for name, make in chain(CALIBRATION_METHODS.items(), _packaged()):
         if type(method) is make:
             given = [getattr(method, field.name) for field in _options(make)]
             numbers = ",".join(_number_text(number) for number in given if number is not None)
@@ -768,7 +782,7 @@ def _packaged() -> Iterator[tuple[str, object]]:
     """Yield what installed packages register and can be loaded, by name."""
     for name in registered_names(ENTRY_POINTS):
         with suppress(SchemeError):
-            yield name, load_registered(ENTRY_POINTS, name, "Range method")
+            yield name, load_registered(ENTRY_POINTS, name, "Calibration method")
 
 
 def _number_text(number: float) -> str:
@@ -776,12 +790,12 @@ def _number_text(number: float) -> str:
     return str(int(number)) if float(number).is_integer() and abs(number) < 2**53 else repr(float(number))
 
 
-def kinds_read(methods: Iterable[object]) -> tuple[str, ...]:
-    """Return the kinds of statistics that range methods read, each once."""
+def required_kinds(methods: Iterable[object]) -> tuple[str, ...]:
+    """Return the kinds of statistics that calibration methods read, each once."""
     return tuple(dict.fromkeys(kind for method in methods for kind in getattr(method, "kinds", _KINDS)))
 
 
-def chosen_methods(method: object, specs: Mapping[str, Spec], evidence: Evidence) -> dict[str, str]:
+def list_chosen_methods(method: object, specs: Mapping[str, Spec], evidence: CalibrationStatistics) -> dict[str, str]:
     """Return which method a method that chooses has chosen for each tensor; nothing for one that does not."""
     if not isinstance(method, Auto):
         return {}
@@ -806,7 +820,7 @@ def _example(name: str, options: tuple[dataclasses.Field[Any], ...]) -> str:
 _PERCENT = 99.99
 
 
-def described(evidence: Evidence) -> dict[str, Any]:
+def described(evidence: CalibrationStatistics) -> dict[str, Any]:
     """Return what evidence says, as plain values for people and JSON."""
     return {
         "model": evidence.provenance.model,
@@ -817,7 +831,7 @@ def described(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _described(seen: TensorEvidence) -> dict[str, Any]:
+def _described(seen: TensorStatistics) -> dict[str, Any]:
     found = seen.find(Range) or Range()
     notes = [statistic.note for _, statistic in sorted(seen.statistics.items(), key=lambda one: one[0])]
     counted = found.count and seen.find(Histogram) is not None
@@ -835,7 +849,7 @@ def _range_note(found: Range | None) -> str:
         return ""
     if not found.count:
         return "empty"
-    if masks := sentinels(found):
+    if masks := attention_mask_values(found):
         return "masked with " + ", ".join(f"{value:g}" for value in masks)
     if found.minimum == found.maximum:
         return "all zero" if found.minimum == 0 else "constant"

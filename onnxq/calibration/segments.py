@@ -13,7 +13,13 @@ from typing import Self
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.calibration.instrument import overridable_bytes, tap_outputs, tapped_bytes, tensor_types, with_body_taps
+from onnxq.calibration.instrument import (
+    added_outputs,
+    append_outputs,
+    expose_body_tensors,
+    overridable_bytes,
+    tensor_types,
+)
 from onnxq.errors import DataError, ModelError, did_you_mean
 from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
@@ -62,7 +68,7 @@ def segments(
     Args:
         model: The model; its external data is not looked at.
         observed: Tensors that are given: outputs of nodes, or initializers of the main graph. Those of bodies are given
-            as `with_body_taps` carries them out.
+            as `expose_body_tensors` carries them out.
         others: Tensors that are computed as if they were observed.
         cuts: Tensors behind whose nodes segments end, instead of behind every few taps; whatever is needed later
             crosses as well, if it is a tensor whose type is known.
@@ -73,10 +79,10 @@ def segments(
             inferred, or the model is too large for memory.
     """
     given, sized = frozenset(observed), frozenset(others)
-    model = with_body_taps(model, given, sized)
+    model = expose_body_tensors(model, given, sized)
     graph = model.graph
     own = {value.name: value for value in graph.output}
-    types = own | {value.name: value for value in tap_outputs(model, sorted(given | sized))}
+    types = own | {value.name: value for value in added_outputs(model, sorted(given | sized))}
     if cuts is not None:
         types = tensor_types(model) | types
     needs = [_needs(node) for node in graph.node]
@@ -100,7 +106,7 @@ def segments(
         counted = [name for name in made if name in sized and name not in outputs and name not in own]
         live = [name for name in dict.fromkeys([*live, *outputs]) if last.get(name, -1) >= end]
         weights = tuple(name for name in used if name in free)
-        data = overridable_bytes(tapped_bytes(serialized(part), more, counted), model, weights)
+        data = overridable_bytes(append_outputs(serialized(part), more, counted), model, weights)
         found.append(Segment(data, tuple(inputs), tuple(outputs), frozenset(live), weights))
     return tuple(found)
 
@@ -304,7 +310,7 @@ def stages(
         model: the model; a path for models whose weights are in external files.
         cuts: tensors behind whose nodes a stage ends, or as soon behind as nothing else crosses than tensors of a known
             type; those that no node of the main graph makes cut nothing.
-        observed: further tensors that are given; those of bodies as `with_body_taps` carries them out.
+        observed: further tensors that are given; those of bodies as `expose_body_tensors` carries them out.
         free: initializers of the main graph that can be fed.
         optimize: whether onnxruntime's graph optimisations are on; they fuse nothing across a cut and fold no free
             weight.

@@ -17,19 +17,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.accumulators import Arrays, Request, Statistic
-from onnxq.calibration.kinds import Observers, kind_named
+from onnxq.calibration.accumulators import Accumulator, Arrays, Request
+from onnxq.calibration.kinds import Observers, find_kind
 from onnxq.calibration.provenance import Provenance
 from onnxq.data.arrays import StoredArray, npz_arrays
 from onnxq.errors import DataError, check_path
 from onnxq.system.publish import replace_file
 from onnxq.system.records import html_table
 
-Wanted = TypeVar("Wanted", bound=Statistic)
+Wanted = TypeVar("Wanted", bound=Accumulator)
 
 
 @dataclass(frozen=True)
-class TensorEvidence:
+class TensorStatistics:
     """What is known of one tensor.
 
     Args:
@@ -38,7 +38,7 @@ class TensorEvidence:
     """
 
     tensor: str
-    statistics: Mapping[Request, Statistic]
+    statistics: Mapping[Request, Accumulator]
 
     def find(self, kind: type[Wanted], axis: int | None = None) -> Wanted | None:
         """Return the statistic of a kind, along an axis where the kind has one; None where it was not requested."""
@@ -62,7 +62,7 @@ class TensorEvidence:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CalibrationStatistics:
     """What samples have shown of tensors.
 
     Args:
@@ -73,7 +73,7 @@ class Evidence:
     """
 
     samples: tuple[str, ...] = ()
-    statistics: Mapping[Request, Statistic] = field(default_factory=lambda: MappingProxyType({}))
+    statistics: Mapping[Request, Accumulator] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
     def __sizeof__(self) -> int:
@@ -83,21 +83,23 @@ class Evidence:
 
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(request.kind for request in self.statistics))
-        return f"Evidence({len(self.samples)} samples, {len(self.by_tensor)} tensors: {kinds or 'nothing'})"
+        return (
+            f"CalibrationStatistics({len(self.samples)} samples, {len(self.by_tensor)} tensors: {kinds or 'nothing'})"
+        )
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: of each tensor the kinds of statistics that are known."""
         rows = [(tensor, ", ".join(request.kind for request in known)) for tensor, known in self.by_tensor.items()]
         return html_table(f"{len(self.samples)} samples, {len(rows)} tensors", ("tensor", "statistics"), rows)
 
-    def of(self, tensor: str) -> TensorEvidence:
+    def of(self, tensor: str) -> TensorStatistics:
         """Return what is known of a tensor."""
-        return TensorEvidence(tensor, self.by_tensor.get(tensor, {}))
+        return TensorStatistics(tensor, self.by_tensor.get(tensor, {}))
 
     @cached_property
-    def by_tensor(self) -> Mapping[str, Mapping[Request, Statistic]]:
+    def by_tensor(self) -> Mapping[str, Mapping[Request, Accumulator]]:
         """The statistics by tensor, and of each by request."""
-        found: dict[str, dict[Request, Statistic]] = {}
+        found: dict[str, dict[Request, Accumulator]] = {}
         for request, statistic in self.statistics.items():
             found.setdefault(request.tensor, {})[request] = statistic
         return found
@@ -107,7 +109,7 @@ class Evidence:
         """The ranges that were found from it so far, by what they were asked for: every candidate asks again."""
         return {}
 
-    def merge(self, other: Evidence) -> Evidence:
+    def merge(self, other: CalibrationStatistics) -> CalibrationStatistics:
         """Return the evidence of the samples of both; statistics that only one has are kept.
 
         Raises:
@@ -120,21 +122,21 @@ class Evidence:
             )
         return self.plus(other)
 
-    def plus(self, other: Evidence) -> Evidence:
+    def plus(self, other: CalibrationStatistics) -> CalibrationStatistics:
         """Return the evidence of the samples of both, of which some may be equal.
 
         Raises:
             DataError: Both are known to be of different models or runtimes.
         """
-        total = EvidenceTotal(self)
+        total = StatisticsSum(self)
         total.add(other)
         return total.evidence
 
-    def select(self, requests: Iterable[Request]) -> Evidence:
+    def select(self, requests: Iterable[Request]) -> CalibrationStatistics:
         """Return the statistics of these requests only, in that order."""
         return replace(self, statistics=MappingProxyType({one: self.statistics[one] for one in requests}))
 
-    def join(self, other: Evidence) -> Evidence:
+    def join(self, other: CalibrationStatistics) -> CalibrationStatistics:
         """Return the statistics of both, which saw the same samples; what both have is taken from `self`."""
         assert self.samples == other.samples, "only evidence of the same samples can be joined"
         return replace(self, statistics=MappingProxyType({**other.statistics, **self.statistics}))
@@ -144,20 +146,21 @@ class Evidence:
         return (Counter(samples) - Counter(self.samples)).total()
 
 
-class EvidenceTotal:
-    """Evidence that that of further samples is added to; what a sum takes the place of is let go at once.
+class StatisticsSum:
+    """Statistics that that of further samples is added to; what a sum takes the place of is let go at once.
 
-    So it takes no more memory than it has and what is added, where `Evidence.plus` takes that of the sum besides.
+    So it takes no more memory than it has and what is added, where `CalibrationStatistics.plus` takes that of the sum
+    besides.
 
     Args:
         first: what there is to begin with.
     """
 
-    def __init__(self, first: Evidence) -> None:
+    def __init__(self, first: CalibrationStatistics) -> None:
         self._samples, self._provenance = first.samples, first.provenance
         self._statistics = dict(first.statistics)
 
-    def add(self, other: Evidence) -> None:
+    def add(self, other: CalibrationStatistics) -> None:
         """Add the evidence of further samples, of which some may be equal.
 
         Raises:
@@ -170,20 +173,20 @@ class EvidenceTotal:
             self._statistics[request] = statistic if known is None else known.merge(statistic)
 
     @property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> CalibrationStatistics:
         """All that was added so far."""
-        return Evidence(self._samples, MappingProxyType(dict(self._statistics)), self._provenance)
+        return CalibrationStatistics(self._samples, MappingProxyType(dict(self._statistics)), self._provenance)
 
 
-# Evidence in a file: one .npz archive without pickles, and a JSON header; equal evidence is equal bytes.
+# Calibration statistics in a file: one .npz archive without pickles, and a JSON header; equal evidence is equal bytes.
 
-_FORMAT = "onnxq statistics 7"
+_FORMAT = "onnxq statistics 8"
 # Histograms are mostly small numbers, which the fastest level already packs well.
 _COMPRESSION = 1
 _BUFFER = 1 << 25
 
 
-def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> Evidence:
+def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> CalibrationStatistics:
     """Return the evidence of one sample.
 
     Args:
@@ -198,10 +201,10 @@ def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sam
     observers = Observers(requests)
     for tensor, array in arrays.items():
         observers.add(tensor, array, sample)
-    return Evidence((sample,), observers.statistics())
+    return CalibrationStatistics((sample,), observers.statistics())
 
 
-def save_statistics(statistics: Evidence, path: str | Path) -> None:
+def save_statistics(statistics: CalibrationStatistics, path: str | Path) -> None:
     """Write evidence to `path`: at any moment it holds the old content or the new one, never a part.
 
     Raises:
@@ -215,7 +218,7 @@ def save_statistics(statistics: Evidence, path: str | Path) -> None:
     _synchronize(path.parent)
 
 
-def load_statistics(path: str | Path) -> Evidence:
+def load_statistics(path: str | Path) -> CalibrationStatistics:
     """Read what `save_statistics` wrote.
 
     Raises:
@@ -228,12 +231,15 @@ def load_statistics(path: str | Path) -> Evidence:
     try:
         header = json.loads(stored["header"].read().tobytes())
         if header["format"] != _FORMAT:
-            raise DataError(f"{path} has format {header['format']!r}, expected {_FORMAT!r}; calibrate again")
+            raise DataError(
+                f"{path} has format {header['format']!r}, in which statistics have other names, expected {_FORMAT!r}; "
+                "calibrate again"
+            )
         origin = header["provenance"]
         machines = tuple(str(machine) for machine in origin["machines"])
         provenance = Provenance(str(origin["model"]), str(origin["runtime"]), machines)
         samples = tuple(str(digest) for digest in header["samples"])
-        return Evidence(
+        return CalibrationStatistics(
             tuple(sorted(samples)), MappingProxyType(dict(_restored(header["statistics"], stored))), provenance
         )
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -242,7 +248,7 @@ def load_statistics(path: str | Path) -> Evidence:
         ) from error
 
 
-def merged_files(paths: Sequence[Path]) -> Evidence:
+def merge_files(paths: Sequence[Path]) -> CalibrationStatistics:
     """Return the evidence of the samples of all files.
 
     Raises:
@@ -285,7 +291,7 @@ def _synchronize(path: Path) -> None:
         os.close(number)
 
 
-def _write(evidence: Evidence, archive: zipfile.ZipFile) -> None:
+def _write(evidence: CalibrationStatistics, archive: zipfile.ZipFile) -> None:
     entries = [(request, evidence.statistics[request].arrays()) for request in sorted(evidence.statistics)]
     header = {
         "format": _FORMAT,
@@ -334,7 +340,7 @@ def _write_array(archive: zipfile.ZipFile, name: str, pieces: Sequence[NDArray[A
 
 def _restored(
     described: Iterable[Mapping[str, Any]], stored: Mapping[str, StoredArray]
-) -> Iterator[tuple[Request, Statistic]]:
+) -> Iterator[tuple[Request, Accumulator]]:
     columns: dict[str, NDArray[Any]] = {}
     taken: dict[str, int] = {}
 
@@ -350,7 +356,7 @@ def _restored(
         axis = None if one["axis"] is None else int(one["axis"])
         request = Request(str(one["tensor"]), str(one["kind"]), axis, options)
         arrays: Arrays = {name: take(_column(request.kind, name), shape) for name, shape in one["shapes"].items()}
-        kind = kind_named(request.kind)
+        kind = find_kind(request.kind)
         if any(arrays[name].dtype != array.dtype for name, array in kind().arrays().items()):
             raise ValueError(f"the arrays of {request.kind} have other types than theirs")
         yield request, kind.restored(arrays)

@@ -26,12 +26,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from onnxq.calibration.accumulators import Request, Statistic
+from onnxq.calibration.accumulators import Accumulator, Request
 from onnxq.calibration.kinds import Observers
 from onnxq.calibration.provenance import Provenance, instruction_set, sample_digest
 from onnxq.calibration.segments import Segment
-from onnxq.calibration.statistics import Evidence
-from onnxq.data.dataset import Stretch, held, stretches
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.data.dataset import SampleSlice, held, stretches
 from onnxq.data.inputs import Sample, SampleSource, sample_bytes
 from onnxq.errors import DataError, ModelError, RunError, SchemeError, check_type
 from onnxq.runtime.sessions import (
@@ -63,7 +63,7 @@ _GROWTH = 4.0
 class Shard:
     """Samples that one worker runs before anybody hears of it again."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[SampleSlice, ...]
 
     def __len__(self) -> int:
         return sum(map(len, self.stretches))
@@ -99,7 +99,7 @@ class Work:
         *,
         carried: bool = False,
         nbytes: int = SHARD_BYTES,
-        reads: Callable[[Stretch], bool] = attrgetter("stored"),
+        reads: Callable[[SampleSlice], bool] = attrgetter("stored"),
     ) -> Shard:
         """Return at most so many of the samples that are left.
 
@@ -112,7 +112,7 @@ class Work:
         Raises:
             DataError: A sample that is read here cannot be read or does not fit.
         """
-        taken: list[Stretch] = []
+        taken: list[SampleSlice] = []
         size = 0
         while most and size < nbytes and (stretch := next(self._ahead, None)):
             head, rest = stretch.split(most)
@@ -136,7 +136,7 @@ class Work:
         self.left += len(indices)
 
 
-class Pace:
+class AdaptiveBatchSizer:
     """How many samples a worker is given at a time, so that it comes back after about so many seconds."""
 
     def __init__(self, seconds: float) -> None:
@@ -158,7 +158,7 @@ class Pace:
         self._rate = samples / max(seconds, 1e-6)
 
 
-def _read(stretch: Stretch, nbytes: int) -> tuple[Stretch, Stretch]:
+def _read(stretch: SampleSlice, nbytes: int) -> tuple[SampleSlice, SampleSlice]:
     """Return the first samples, read into memory, that take so many bytes, and the stretch of the others."""
     samples, size = [], 0
     for sample in stretch:
@@ -197,7 +197,7 @@ class InstrumentedRunError(RunError):
 
 
 @dataclass(frozen=True, eq=False)
-class Tapped:
+class InstrumentedModel:
     """A model with taps, and all that a worker must know to observe them.
 
     Attributes:
@@ -221,7 +221,9 @@ class Tapped:
         return sum(len(segment.model) for segment in self.segments) + sum(len(data) for _, data in self.weights)
 
 
-def observe_shard(tapped: Tapped, shard: Shard, *, threads: int = 1, room: int = TAPS_BYTES) -> Evidence:
+def observe_shard(
+    tapped: InstrumentedModel, shard: Shard, *, threads: int = 1, room: int = TAPS_BYTES
+) -> CalibrationStatistics:
     """Run the samples of a shard and return what they show. This is what a worker does.
 
     Args:
@@ -239,12 +241,12 @@ def observe_shard(tapped: Tapped, shard: Shard, *, threads: int = 1, room: int =
         return _observe(tapped, opened, queue, room)
     with ThreadPoolExecutor(threads) as executor:
         parts = [executor.submit(_observe, tapped, opened, queue, room) for _ in range(threads)]
-    return reduce(Evidence.plus, (part.result() for part in parts))
+    return reduce(CalibrationStatistics.plus, (part.result() for part in parts))
 
 
 def observe_parts(
-    tapped: Tapped, parts: Iterable[Shard], apart: Iterable[Request], *, room: int = TAPS_BYTES
-) -> tuple[Evidence, tuple[Evidence, ...]]:
+    tapped: InstrumentedModel, parts: Iterable[Shard], apart: Iterable[Request], *, room: int = TAPS_BYTES
+) -> tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]:
     """Run the samples of some shards, and return what all of them show, and what each does of some requests.
 
     To keep what samples show apart takes longer than to let it add up.
@@ -263,10 +265,10 @@ def observe_parts(
         digests += shown
         each.append(_evidence(tapped, shown, observers.taken(wanted)))
     rest = _evidence(tapped, digests, observers.statistics())
-    return reduce(Evidence.plus, each).join(rest), tuple(each)
+    return reduce(CalibrationStatistics.plus, each).join(rest), tuple(each)
 
 
-def _observe(tapped: Tapped, opened: _Opened, queue: _Queue, room: int) -> Evidence:
+def _observe(tapped: InstrumentedModel, opened: _Opened, queue: _Queue, room: int) -> CalibrationStatistics:
     observers = Observers(tapped.requests)
     digests = _show(opened, observers, queue, room)
     return _evidence(tapped, digests, observers.statistics())
@@ -286,10 +288,12 @@ def _show(opened: _Opened, observers: Observers, queue: _Queue, room: int) -> li
     return digests
 
 
-def _evidence(tapped: Tapped, digests: Iterable[str], statistics: Mapping[Request, Statistic]) -> Evidence:
+def _evidence(
+    tapped: InstrumentedModel, digests: Iterable[str], statistics: Mapping[Request, Accumulator]
+) -> CalibrationStatistics:
     # What runs here may be another version than where the samples are handed out.
     provenance = Provenance(tapped.model, runtime_version(), (instruction_set(),))
-    return Evidence(tuple(sorted(digests)), statistics, provenance)
+    return CalibrationStatistics(tuple(sorted(digests)), statistics, provenance)
 
 
 class _Queue:
@@ -321,14 +325,14 @@ class _Queue:
                 yield from ((index, [sample]) for index, sample in zip(stretch.indices, stretch, strict=True))
 
 
-def forget_sessions(tapped: Tapped) -> None:
+def forget_sessions(tapped: InstrumentedModel) -> None:
     """Close the sessions that this process holds of a model."""
     with _LOCK:
         if _OPENED.pop(tapped, None):
             release_shared_memory()
 
 
-def carrying_weights(tapped: Tapped, files: Iterable[Path]) -> Tapped:
+def carrying_weights(tapped: InstrumentedModel, files: Iterable[Path]) -> InstrumentedModel:
     """Return the same with its external data inside, for workers that see other disks.
 
     Raises:
@@ -400,10 +404,10 @@ def _run_segment(
 
 
 _LOCK = threading.Lock()
-_OPENED: WeakKeyDictionary[Tapped, _Opened] = WeakKeyDictionary()
+_OPENED: WeakKeyDictionary[InstrumentedModel, _Opened] = WeakKeyDictionary()
 
 
-def _opened(tapped: Tapped) -> _Opened:
+def _opened(tapped: InstrumentedModel) -> _Opened:
     """Return the sessions of this process, opened once however many threads ask."""
     with _LOCK:
         if tapped not in _OPENED:
@@ -411,7 +415,7 @@ def _opened(tapped: Tapped) -> _Opened:
         return _OPENED[tapped]
 
 
-def _sessions(tapped: Tapped) -> list[Session]:
+def _sessions(tapped: InstrumentedModel) -> list[Session]:
     def opened(folder: Path | None) -> list[Session]:
         # One thread an operator: results then depend on neither the number of cores nor that of workers.
         return [
@@ -450,7 +454,7 @@ _PATIENCE = 2.0
 _ENDING = 2.0
 """Seconds for which the thread that manages processes is waited for once these are dead; it takes some thousandths."""
 
-Timed: TypeAlias = tuple[Evidence, float]
+Timed: TypeAlias = tuple[CalibrationStatistics, float]
 
 
 @dataclass(frozen=True)
@@ -471,7 +475,7 @@ class Pool:
 class Workers(Protocol):
     """Where samples run; statistics are the same bits wherever that is."""
 
-    def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
+    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield the statistics of some samples after the other, until all have run."""
         ...
 
@@ -489,13 +493,13 @@ class Threads:
     def __post_init__(self) -> None:
         _check_count(self.count, "threads")
 
-    def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
+    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
         yield from run_pool(lambda: self._opened(tapped), work)
 
     def run_parts(
-        self, tapped: Tapped, runs: Iterable[Sequence[Shard]], apart: Sequence[Request]
-    ) -> Iterator[tuple[Evidence, tuple[Evidence, ...]]]:
+        self, tapped: InstrumentedModel, runs: Iterable[Sequence[Shard]], apart: Sequence[Request]
+    ) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
         """Yield in order what the shards of each run show together, and of some requests each; see `observe_parts`."""
         with self._started(tapped) as (executor, room):
             begun = deque([executor.submit(observe_parts, tapped, run, apart, room=room) for run in runs])
@@ -503,12 +507,12 @@ class Threads:
                 yield begun.popleft().result()
 
     @contextmanager
-    def _opened(self, tapped: Tapped) -> Iterator[Pool]:
+    def _opened(self, tapped: InstrumentedModel) -> Iterator[Pool]:
         with self._started(tapped) as (executor, room):
             yield Pool(lambda shard: executor.submit(_timed, tapped, shard, room), self._threads)
 
     @contextmanager
-    def _started(self, tapped: Tapped) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    def _started(self, tapped: InstrumentedModel) -> Iterator[tuple[ThreadPoolExecutor, int]]:
         """Start the threads, and end them when whoever gives them work is done; they hold so many bytes of taps."""
         executor = ThreadPoolExecutor(self._threads)
         try:
@@ -536,12 +540,12 @@ class Processes:
     def __post_init__(self) -> None:
         _check_count(self.count, "jobs")
 
-    def run(self, tapped: Tapped, work: Work) -> Iterator[Evidence]:
+    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
         yield from run_pool(lambda: self._open(tapped), work)
 
     @contextmanager
-    def _open(self, tapped: Tapped) -> Iterator[Pool]:
+    def _open(self, tapped: InstrumentedModel) -> Iterator[Pool]:
         """Start processes; they import onnxq anew, since a fork would copy the threads of onnxruntime half-alive."""
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
@@ -585,7 +589,7 @@ class Processes:
             starter.shutdown(wait=False)
 
 
-def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> Iterator[Evidence]:
+def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> Iterator[CalibrationStatistics]:
     """Yield statistics of samples in the order in which they are finished; together they are those of all the work.
 
     Few more shards than there are workers are in memory at a time. When workers die, new ones are started and run the
@@ -595,7 +599,7 @@ def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> 
         DataError: Workers died again and again without finishing a shard, or what `observe_shard` raises.
         ModelError: What `observe_shard` raises.
     """
-    pace, fruitless = Pace(_SECONDS), 0
+    pace, fruitless = AdaptiveBatchSizer(_SECONDS), 0
     pending: dict[Future[Timed], Shard] = {}
     while work.left:
         try:
@@ -642,11 +646,11 @@ def _finished(pending: dict[Future[Timed], Shard], is_broken: Callable[[], bool]
         yield pending.pop(future), found
 
 
-_TAPPED: list[Tapped] = []
+_TAPPED: list[InstrumentedModel] = []
 """What this process runs, where it is a worker of `Processes`: it is handed over once and not with each shard."""
 
 
-def _begin(tapped: Tapped) -> None:
+def _begin(tapped: InstrumentedModel) -> None:
     # The terminal tells all processes of Ctrl-C; the one that started this one decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _TAPPED[:] = [tapped]
@@ -656,7 +660,7 @@ def _here(shard: Shard) -> Timed:
     return _timed(_TAPPED[0], shard, TAPS_BYTES)
 
 
-def _timed(tapped: Tapped, shard: Shard, room: int) -> Timed:
+def _timed(tapped: InstrumentedModel, shard: Shard, room: int) -> Timed:
     start = time.perf_counter()
     evidence = observe_shard(tapped, shard, room=room)
     return evidence, time.perf_counter() - start

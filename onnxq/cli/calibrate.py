@@ -48,7 +48,9 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 @batch_option
 @source_option
 @chain_option
-@range_option("Keep what this range method needs, which costs less for minmax.  [default: what all but average need]")
+@range_option(
+    "Keep what this calibration method needs, which costs less for minmax.  [default: what all but average need]"
+)
 @collection_options
 @image_options
 def calibrate(
@@ -62,7 +64,7 @@ def calibrate(
     limit: int | None,
     rows: int | None,
     source: str | None,
-    range_text: str | None,
+    format_method: str | None,
     collection: Collection | None,
     chain: tuple[str, ...],
     images: ImageOptions | None,
@@ -87,7 +89,7 @@ def calibrate(
         statistics = calibrating.calibrate(
             model,
             Data(calib, limit=limit, images=images, chain=chain, source=source, batch=rows),
-            scheme=replace(scheme, ranges=range_text) if range_text is not None else scheme,
+            scheme=replace(scheme, ranges=format_method) if format_method is not None else scheme,
             target=target,
             prepare=passes,
             budget=Budget(collection=replace(how, checkpoint=chosen), progress=progress),
@@ -107,11 +109,11 @@ def stats() -> None:
 @click.option("-o", "--output", required=True, type=FILE, help="File to write.")
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Merge statistics of different samples of one model, in any order."""
-    from onnxq.calibration.statistics import merged_files, save_statistics
+    from onnxq.calibration.statistics import merge_files, save_statistics
     from onnxq.system.publish import check_output
 
     check_output(output, None, files)
-    save_statistics(merged_files(files), output)
+    save_statistics(merge_files(files), output)
     click.echo(output)
 
 

@@ -176,10 +176,10 @@ def _targets() -> Iterable[tuple[str, str]]:
 
 
 def _ranges() -> Iterable[tuple[str, str]]:
-    from onnxq.calibration.methods import ENTRY_POINTS, RANGES
+    from onnxq.calibration.methods import CALIBRATION_METHODS, ENTRY_POINTS
     from onnxq.system.plugins import registered_names
 
-    return ((name, "") for name in (*RANGES, *registered_names(ENTRY_POINTS)))
+    return ((name, "") for name in (*CALIBRATION_METHODS, *registered_names(ENTRY_POINTS)))
 
 
 def _efforts() -> Iterable[tuple[str, str]]:

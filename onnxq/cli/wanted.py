@@ -40,12 +40,12 @@ def preset_option(told: str) -> Callable[[Command], Command]:
 
 
 def range_option(told: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds ``range_text`` to a command, told of in these words."""
-    return option("--range", "range_text", group=WHAT, type=RANGE, is_eager=True, metavar="METHOD", help=told)
+    """Return a decorator that adds ``format_method`` to a command, told of in these words."""
+    return option("--range", "format_method", group=WHAT, type=RANGE, is_eager=True, metavar="METHOD", help=told)
 
 
 SAID_BY_PLANS = (
-    *("preset", "scheme_file", "exclude", "range_text", "target"),
+    *("preset", "scheme_file", "exclude", "format_method", "target"),
     *("search", "prefer", "accuracy", "exact", "emit", "strict_types"),
 )
 """Parameters that a plan to carry out takes the place of."""
@@ -163,7 +163,16 @@ def scheme_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_scheme(*args: Any, **kwargs: Any) -> None:
-        names = ("preset", "scheme_file", "exclude", "passes", "range_text", "emit", "strict_types", "strip_metadata")
+        names = (
+            "preset",
+            "scheme_file",
+            "exclude",
+            "passes",
+            "format_method",
+            "emit",
+            "strict_types",
+            "strip_metadata",
+        )
         preset, file, exclude, passes, ranges, emit, strict, strip = (kwargs.pop(name) for name in names)
         if strict and emit == "ort":
             raise click.UsageError("--strict-types is about standard ONNX and --emit ort is not; leave one of them out")

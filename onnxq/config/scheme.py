@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
-from onnxq.calibration.methods import RangeMethod, parse_range
+from onnxq.calibration.methods import CalibrationMethod, parse_calibration_method
 from onnxq.errors import SchemeError, did_you_mean, parse_choice
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.spec import Granularity, Method, Rounding, Spec, Storage
@@ -137,8 +137,8 @@ class Scheme:
     Attributes:
         rules: the rules, most specific first.
         name: how reports call the scheme.
-        ranges: the range method for activations, or its name as parse_range takes it; empty tries several on the whole
-            model and keeps the best, or takes min-max without that accuracy method.
+        ranges: the calibration method for activations, or its name as parse_calibration_method takes it; empty tries
+            several on the whole model and keeps the best, or takes min-max without that accuracy method.
         correct_biases: whether biases make up for the mean error of rounded weights.
         emit: what the written model may hold, see AllowedOps; a model of pure ONNX types is verified in the form that
             onnxruntime can load, and then written in the other.
@@ -147,7 +147,7 @@ class Scheme:
 
     rules: tuple[Rule, ...]
     name: str = "custom"
-    ranges: str | RangeMethod = ""
+    ranges: str | CalibrationMethod = ""
     correct_biases: bool = True
     emit: str = AllowedOps.FASTEST
     excluded: tuple[Rule, ...] = ()
@@ -160,9 +160,13 @@ class Scheme:
         return replace(self, rules=(rule, *self.rules), excluded=(rule, *self.excluded))
 
     @property
-    def range_method(self) -> RangeMethod | None:
-        """The range method for activations; None leaves the choice to measuring."""
-        return (parse_range(self.ranges) if self.ranges else None) if isinstance(self.ranges, str) else self.ranges
+    def range_method(self) -> CalibrationMethod | None:
+        """The calibration method for activations; None leaves the choice to measuring."""
+        return (
+            (parse_calibration_method(self.ranges) if self.ranges else None)
+            if isinstance(self.ranges, str)
+            else self.ranges
+        )
 
     @property
     def multiplies_integers(self) -> bool:

@@ -18,8 +18,8 @@ def load_scheme(path: str | Path) -> Scheme:
 
     The file holds ``[[rule]]`` tables with the fields of Rule; ``weight`` and ``activation`` are tables with the
     fields of Spec. ``base = "int8"`` adds the rules of a preset behind the file's own, ``ranges = "mse"`` names the
-    range method for activations, by default that of the base, ``correct_biases = false`` leaves biases as they are, and
-    ``emit`` is one of the values of AllowedOps.
+    calibration method for activations, by default that of the base, ``correct_biases = false`` leaves biases as they
+    are, and ``emit`` is one of the values of AllowedOps.
 
     Args:
         path: the file.

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SampleSlice:
     """Some samples of one origin, in their order; iterating reads and checks them.
 
     Attributes:
@@ -63,7 +63,7 @@ class Stretch:
         """Where in the origin the samples lie."""
         return self.places or [index - self.start for index in self.indices]
 
-    def split(self, count: int) -> tuple[Stretch, Stretch]:
+    def split(self, count: int) -> tuple[SampleSlice, SampleSlice]:
         """Return the first so many samples, and the rest, which may be none."""
         return (
             replace(self, indices=self.indices[:count], places=self.places[:count]),
@@ -96,17 +96,17 @@ class IndexedSamples(Protocol):
         """Start again at the first sample."""
         ...
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
+    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
         """Yield the samples with these indices, which rise, in a stretch for each origin."""
         ...
 
 
-def held(indices: Sequence[int], samples: Sequence[Sample]) -> Stretch:
+def held(indices: Sequence[int], samples: Sequence[Sample]) -> SampleSlice:
     """Return samples that are in memory, and known to fit, as a stretch."""
-    return Stretch(indices, 0, partial(_read_held, dict(zip(indices, samples, strict=True))))
+    return SampleSlice(indices, 0, partial(_read_held, dict(zip(indices, samples, strict=True))))
 
 
-def stretches(source: SampleSource, indices: Sequence[int]) -> Iterator[Stretch]:
+def stretches(source: SampleSource, indices: Sequence[int]) -> Iterator[SampleSlice]:
     """Yield the samples with these indices, which rise, in stretches; a stream is read on the way."""
     if isinstance(source, IndexedSamples):
         yield from source.stretches(indices)
@@ -150,10 +150,10 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
             last = index
 
 
-def even_places(count: int, most: int) -> list[int]:
+def evenly_spaced_indices(count: int, most: int) -> list[int]:
     """Return at most `most` of `count` places, evenly spaced.
 
-    >>> even_places(10, 4)
+    >>> evenly_spaced_indices(10, 4)
     [0, 3, 6, 9]
     """
     return [int(index) for index in np.linspace(0, count - 1, min(count, most)).round()]
@@ -180,7 +180,7 @@ class Origin:
 
 
 @runtime_checkable
-class TracedSamples(Protocol):
+class TraceableSamples(Protocol):
     """Samples that know where each of them comes from."""
 
     def origin(self, index: int) -> Origin:
@@ -194,7 +194,7 @@ def origin_of(samples: SampleSource, index: int) -> Origin:
     >>> origin_of([{}, {}], 1)
     Origin(place=1, file='')
     """
-    return samples.origin(index) if isinstance(samples, TracedSamples) else Origin(index)
+    return samples.origin(index) if isinstance(samples, TraceableSamples) else Origin(index)
 
 
 def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -228,13 +228,13 @@ class SelectedSamples(Protocol):
         ...
 
 
-def by_file(samples: SampleSource) -> list[list[int]]:
+def group_by_file(samples: SampleSource) -> list[list[int]]:
     """Return the places of samples, those of one file together, such as the rows of a stack.
 
     Each stands for itself where it has a file of its own, and where there are fewer than 8 files, or one of these holds
     more than a quarter of all.
 
-    >>> by_file([{"x": 0}, {"x": 1}])
+    >>> group_by_file([{"x": 0}, {"x": 1}])
     [[0], [1]]
     """
     found = _together(origin_of(samples, place).file or place for place in range(len(samples)))
@@ -243,31 +243,31 @@ def by_file(samples: SampleSource) -> list[list[int]]:
     return found
 
 
-def shared_files(samples: SampleSource) -> tuple[str, ...]:
+def list_shared_files(samples: SampleSource) -> tuple[str, ...]:
     """Return for each sample the file that it shares with others of these, or an empty text where it shares none.
 
     Samples of one file are alike and count as one in what is told of all others, where files can be told apart so, see
-    `by_file`: of selected samples, among all that they were selected from.
+    `group_by_file`: of selected samples, among all that they were selected from.
 
     Returns:
         Nothing where each sample counts by itself.
 
-    >>> shared_files([{"x": 0}, {"x": 1}])
+    >>> list_shared_files([{"x": 0}, {"x": 1}])
     ()
     """
     files = [origin_of(samples, place).file for place in range(len(samples))]
-    shared = {files[one[0]] for one in counting_as_one(files) if len(one) > 1}
+    shared = {files[one[0]] for one in group_equal(files) if len(one) > 1}
     while isinstance(samples, SelectedSamples):
         samples = samples.samples
-    if not shared or len(by_file(samples)) == len(samples):
+    if not shared or len(group_by_file(samples)) == len(samples):
         return ()
     return tuple(file if file in shared else "" for file in files)
 
 
-def counting_as_one(files: Sequence[str]) -> list[list[int]]:
+def group_equal(files: Sequence[str]) -> list[list[int]]:
     """Return the places of samples, those of one file together; where it is empty, a sample stands for itself.
 
-    >>> counting_as_one(["a", "", "a", ""])
+    >>> group_equal(["a", "", "a", ""])
     [[0, 2], [1], [3]]
     """
     return _together(file or place for place, file in enumerate(files))
@@ -293,9 +293,9 @@ def halves(samples: SampleSource, count: int) -> tuple[list[int], list[int]]:
     >>> halves([{"x": place} for place in range(10)], 4)
     ([0, 6], [3, 9])
     """
-    files = by_file(samples)
+    files = group_by_file(samples)
     if len(files) == len(samples):
-        places = even_places(len(samples), count)
+        places = evenly_spaced_indices(len(samples), count)
         return places[::2], places[1::2]
     many = min(count, len(files) // 2)
     while many < len(files) and sum(map(len, _evenly(files, many))) < count:
@@ -305,14 +305,14 @@ def halves(samples: SampleSource, count: int) -> tuple[list[int], list[int]]:
     # One half makes up for what the other lacks.
     first = min(count - min(count // 2, len(parts[1])), len(parts[0]))
     one, other = (
-        [part[place] for place in even_places(len(part), most)]
+        [part[place] for place in evenly_spaced_indices(len(part), most)]
         for part, most in zip(parts, (first, count - first), strict=True)
     )
     return one, other
 
 
 def _evenly(files: list[list[int]], most: int) -> list[list[int]]:
-    return [files[place] for place in even_places(len(files), most)]
+    return [files[place] for place in evenly_spaced_indices(len(files), most)]
 
 
 # Some of the samples as a source of their own, and all of them in two parts: to choose by, and to judge by.
@@ -325,14 +325,14 @@ _MOST_JUDGING, _FILES = 64, 8
 
 
 @dataclass(frozen=True)
-class Selection:
+class Subset:
     """The samples at some places, read anew by each iteration and without the others where that can be.
 
     Attributes:
         samples: all of them.
         places: rising indices.
 
-    >>> [sample["x"] for sample in Selection([{"x": index} for index in range(5)], [0, 3])]
+    >>> [sample["x"] for sample in Subset([{"x": index} for index in range(5)], [0, 3])]
     [0, 3]
     """
 
@@ -349,7 +349,7 @@ class Selection:
         """Return where a selected sample comes from."""
         return origin_of(self.samples, self.places[index])
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
+    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
         """Yield the samples with these indices among the selected ones, which rise, in a stretch for each origin."""
         first = 0
         for stretch in stretches(self.samples, [self.places[index] for index in indices]):
@@ -362,8 +362,8 @@ def split(samples: SampleSource, most: int = _MOST_JUDGING) -> tuple[SampleSourc
     """Return the samples that set ranges and by which plans are chosen, and those by which the model is judged.
 
     Every fourth judges, 64 at most unless more are wanted; of fewer than 8 samples, none can be spared, and all are for
-    both. Samples that share a file with one that judges, as far as files can be told apart so (see `by_file`), are for
-    neither or judge as well.
+    both. Samples that share a file with one that judges, as far as files can be told apart so (see `group_by_file`),
+    are for neither or judge as well.
 
     Args:
         samples: all of them.
@@ -376,10 +376,10 @@ def split(samples: SampleSource, most: int = _MOST_JUDGING) -> tuple[SampleSourc
     count = len(samples)
     if count < _FEWEST_SAMPLES:
         return samples, samples
-    files = by_file(samples)
+    files = group_by_file(samples)
     many = min(len(files) // _EACH, max(most * len(files) // count, _FILES))
-    apart = {place for one in even_places(len(files), many) for place in files[one]}
+    apart = {place for one in evenly_spaced_indices(len(files), many) for place in files[one]}
     near = sorted(apart)
-    judging = [near[place] for place in even_places(len(near), most)]
+    judging = [near[place] for place in evenly_spaced_indices(len(near), most)]
     others = [place for place in range(count) if place not in apart]
-    return Selection(samples, others), Selection(samples, judging)
+    return Subset(samples, others), Subset(samples, judging)

@@ -97,7 +97,7 @@ IMAGE_PRESETS: Mapping[str, ImageOptions] = MappingProxyType(
 """How models of a kind were trained to see images, by name."""
 
 
-def images_named(name: str) -> ImageOptions:
+def find_image_preset(name: str) -> ImageOptions:
     """Return the options of a preset.
 
     Raises:

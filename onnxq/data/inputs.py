@@ -317,7 +317,7 @@ _LARGE = 10.0
 _SHARE_OF_ZEROS = 0.05
 
 
-def made_up_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
+def generate_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
     """Yield samples that fit the inputs of a model, the same ones each time.
 
     Dims that are not fixed are equal where they have one name and differ from all others. In every second sample all of
@@ -330,7 +330,7 @@ def made_up_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
         count: how many.
 
     >>> wanted = Input("x", np.dtype(np.int64), ("N", 2))
-    >>> [sample["x"].shape for sample in made_up_samples([wanted], 3)]
+    >>> [sample["x"].shape for sample in generate_samples([wanted], 3)]
     [(3, 2), (2, 2), (3, 2)]
     """
     wanted = required(inputs)

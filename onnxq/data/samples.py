@@ -18,11 +18,18 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.dataset import Origin, RandomAccess, Stretch, even_places, is_random_access, picked
+from onnxq.data.dataset import (
+    Origin,
+    RandomAccess,
+    SampleSlice,
+    evenly_spaced_indices,
+    is_random_access,
+    picked,
+)
 from onnxq.data.files import Part, as_sample, files_below, is_read, spooled_part, stack_size, suffixes, walk
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample, SampleSource, check_sample, is_floating, model_inputs, required
-from onnxq.data.sources import Source, does_take, source_for, source_named
+from onnxq.data.sources import Source, does_take, find_source, source_for
 from onnxq.data.stores import Location, check_there, location
 from onnxq.errors import DataError, OutputError
 from onnxq.system.plugins import wrap_plugin_errors
@@ -290,7 +297,7 @@ class Kept:
 
     def stays(self) -> bool:
         """Read some items twice, and return whether each is one sample, and the same both times."""
-        for position in even_places(len(self.items), _TWICE):
+        for position in evenly_spaced_indices(len(self.items), _TWICE):
             once, again = self.items.samples(position), self.items.samples(position)
             if len(once) != 1 or len(again) != 1 or not _equal(once[0], again[0]):
                 return False
@@ -394,7 +401,7 @@ def from_rows(
         # It may never say that it has come to its end.
         chosen = map(rows.__getitem__, range(len(rows)))
     if share is not None and isinstance(rows, Sized) and len(rows):
-        places = even_places(len(rows), share)
+        places = evenly_spaced_indices(len(rows), share)
         each = math.ceil(share / len(places))
         chosen = map(rows.__getitem__, places) if hasattr(rows, "__getitem__") else picked(chosen, places)
     for number, row in enumerate(chosen):
@@ -422,7 +429,7 @@ def item_parts(
     """
     if not isinstance(rows, RandomAccess) or not len(rows):
         return []
-    places = range(len(rows)) if share is None else even_places(len(rows), share)
+    places = range(len(rows)) if share is None else evenly_spaced_indices(len(rows), share)
     kept = Kept(Items(rows, places, tuple(inputs), "samples", as_given), folder)
     if not kept.stays():
         return []
@@ -466,7 +473,7 @@ def from_files(
         raise DataError(f"{place} holds no files that {source} takes; name another source, complete it, or add samples")
     each = None
     if share is not None:
-        files = [files[index] for index in even_places(len(files), share)]
+        files = [files[index] for index in evenly_spaced_indices(len(files), share)]
         each = math.ceil(share / len(files))
     for file in files:
         rows = rows_of(source, file, inputs, images, str(file))
@@ -514,7 +521,7 @@ class Samples:
         (sample,) = stretch
         return sample
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[Stretch]:
+    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
         """Yield the samples with these indices, which rise, in a stretch for each origin; nothing is read yet."""
         first = done = 0
         for part in self._parts:
@@ -522,7 +529,7 @@ class Samples:
             if end > done:
                 inside = indices[done:end]
                 places = [self._places[index] - first for index in inside]
-                yield Stretch(inside, first, part.read, self._inputs, part.where, part.stacked, part.stored, places)
+                yield SampleSlice(inside, first, part.read, self._inputs, part.where, part.stacked, part.stored, places)
             first, done = first + part.count, end
 
     def origin(self, index: int) -> Origin:
@@ -547,7 +554,7 @@ def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
     >>> [sample["x"] for sample in evenly([{"x": index} for index in range(10)], 4)]
     [0, 3, 6, 9]
     """
-    return picked(samples, even_places(len(samples), most))
+    return picked(samples, evenly_spaced_indices(len(samples), most))
 
 
 def leaves_out(samples: SampleSource) -> bool:
@@ -622,7 +629,7 @@ def open_samples(
     images, share, wanted = images or ImageOptions(), None if in_order else limit, inputs
     if batch is not None:
         inputs, share = single_rows(inputs, batch), share and share * batch
-    named = source_named(source) if isinstance(source, str) else source
+    named = find_source(source) if isinstance(source, str) else source
     with ExitStack() as held:
 
         def spooled(samples: Iterable[Named], *, of_files: bool = False) -> list[Part]:
@@ -662,7 +669,7 @@ def open_samples(
             parts = in_batches(parts, wanted, batch)
         total = sum(part.count for part in parts)
         places = range(total if limit is None else min(limit, total))
-        used = places if len(places) == total or in_order else even_places(total, len(places))
+        used = places if len(places) == total or in_order else evenly_spaced_indices(total, len(places))
         samples = Samples(parts, wanted, used, leaves_out=len(used) < total)
         if not len(samples):
             raise DataError(f"{where} holds no samples, expected at least one; add samples")
@@ -692,7 +699,7 @@ def _file_parts(
     if path.is_file() and not is_read(path) and source_for(path) is not None:
         return []
     found = list(walk(path, inputs, images))
-    chosen = found if share is None else [found[index] for index in even_places(len(found), share)]
+    chosen = found if share is None else [found[index] for index in evenly_spaced_indices(len(found), share)]
     # One array file is a data set of rows; several files are what the model is run with.
     return [opened(together and len(found) > 1) for opened in chosen]
 

@@ -452,7 +452,7 @@ ENTRY_POINTS = "onnxq.sources"
 """The group in which packages register sources."""
 
 
-def source_named(text: str) -> Source:
+def find_source(text: str) -> Source:
     """Return the source that a text names.
 
     Args:
@@ -461,7 +461,7 @@ def source_named(text: str) -> Source:
     Raises:
         DataError: there is no such source or option, or a value is none.
 
-    >>> source_named("audio:rate=8000")
+    >>> find_source("audio:rate=8000")
     Audio(rate=8000, seconds=0.0)
     """
     name, *given = text.split(":")
@@ -491,7 +491,7 @@ def source_named(text: str) -> Source:
 
 def source_for(given: object) -> Source | None:
     """Return the first source that takes a file or object; None where none does."""
-    return next((one for one in map(source_named, _names()) if does_take(one, given)), None)
+    return next((one for one in map(find_source, _names()) if does_take(one, given)), None)
 
 
 def does_take(source: Source, given: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.calibration.data import Data, SamplesLike, samples_of
-from onnxq.data.dataset import Selection, counting_as_one, even_places, picked, shared_files
+from onnxq.data.dataset import Subset, evenly_spaced_indices, group_equal, list_shared_files, picked
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.bounds import RISK, decibels_of_labels
@@ -175,8 +175,8 @@ def compare(
     Raises:
         DataError: there is no sample, or a run fails.
     """
-    stand_ins, places = one.views.stand_ins, even_places(len(samples), most or len(samples))
-    files, pairs = shared_files(Selection(samples, places)), run_beside(one, other, picked(samples, places))
+    stand_ins, places = one.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
+    files, pairs = list_shared_files(Subset(samples, places)), run_beside(one, other, picked(samples, places))
     found = agreement_of(one.views.names, pairs, risk, one.views.parts, files)
     outputs = [
         replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
@@ -229,7 +229,7 @@ def agreement_of(
         pairs: one for each sample.
         risk: how often a bound may be wrong; see `alpha_spending`.
         parts: that outputs are joined of.
-        files: of each sample, see `shared_files`; nothing where each counts by itself.
+        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
     """
     tallies = [DetailedErrorAccumulator(parts.get(name, ())) for name in names]
     count = 0
@@ -240,7 +240,7 @@ def agreement_of(
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
     outputs = (_told(name, tally, risk, files) for name, tally in zip(names, tallies, strict=True))
-    return Agreement(count, tuple(outputs), len(counting_as_one(files)))
+    return Agreement(count, tuple(outputs), len(group_equal(files)))
 
 
 def _told(name: str, tally: DetailedErrorAccumulator, risk: float, files: Sequence[str]) -> OutputAgreement:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.dataset import counting_as_one
+from onnxq.data.dataset import group_equal
 
 RISK = 0.05
 """How often a bound may be wrong."""
@@ -89,7 +89,7 @@ def of_files(energies: Sequence[Energies], files: Sequence[str]) -> list[Energie
 
     Args:
         energies: of signal and noise for each sample.
-        files: of each sample, see `shared_files`; nothing where each counts by itself.
+        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
 
     >>> of_files([(1.0, 0.25), (2.0, 0.0), (1.0, 0.5)], ["a", "b", "a"])
     [(2.0, 0.75), (2.0, 0.0)]
@@ -98,7 +98,7 @@ def of_files(energies: Sequence[Energies], files: Sequence[str]) -> list[Energie
         return list(energies)
     return [
         (math.fsum(energies[place][0] for place in one), math.fsum(energies[place][1] for place in one))
-        for one in counting_as_one(files)
+        for one in group_equal(files)
     ]
 
 
@@ -174,7 +174,7 @@ def influences(
     if files:
         found = np.ones(len(files))
         alone = influences(of_files(energies, files), spreads)
-        for one, influence in zip(counting_as_one(files), alone, strict=True):
+        for one, influence in zip(group_equal(files), alone, strict=True):
             found[one] = influence
         return found
     signal, noise = np.array(energies, np.float64).T
@@ -249,12 +249,12 @@ def effective_sample_size(differing: Sequence[int], compared: Sequence[int], fil
     Args:
         differing: how many labels of each sample differ.
         compared: of how many.
-        files: of each sample, see `shared_files`.
+        files: of each sample, see `list_shared_files`.
 
     >>> effective_sample_size([2, 2, 0, 0, 0, 0], [2] * 6, ["a", "a", "b", "b", "c", "c"])
     1.0
     """
-    clusters = counting_as_one(files)
+    clusters = group_equal(files)
     counted, sizes = (
         np.array([sum(labels[place] for place in one) for one in clusters]) for labels in (differing, compared)
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.data.arrays import npy_array, npz_arrays
-from onnxq.data.dataset import counting_as_one, shared_files
+from onnxq.data.dataset import group_equal, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
@@ -271,7 +271,7 @@ class Scorer:
         samples: in the order of the data.
         outputs: the float model's, for each sample.
         score: of the float model.
-        files: of each sample, see `shared_files`; nothing where each counts by itself.
+        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
         judging: places of the samples by which models are judged, where plans are chosen by the others; else none.
     """
 
@@ -299,7 +299,7 @@ class Scorer:
         views, given = ComparisonSpec.whole(reference), tuple(samples)
         outputs = _run_each(views, reference, given)
         reached = score(metric, outputs, given)
-        return cls(metric, views, given, outputs, reached, shared_files(samples), tuple(judging))
+        return cls(metric, views, given, outputs, reached, list_shared_files(samples), tuple(judging))
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of what it has lost.
@@ -357,7 +357,7 @@ class Scorer:
     @cached_property
     def _apart(self) -> list[list[int]]:
         """The places of samples, those together that count as one."""
-        return counting_as_one(self.files or ("",) * len(self.samples))
+        return group_equal(self.files or ("",) * len(self.samples))
 
     @property
     def _most_of_a_sample(self) -> float:

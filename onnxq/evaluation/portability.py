@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.calibration.instrument import tapped_bytes, tensor_types
+from onnxq.calibration.instrument import append_outputs, tensor_types
 from onnxq.data.images import ImageOptions
-from onnxq.data.inputs import Sample, is_floating, made_up_samples, model_inputs
+from onnxq.data.inputs import Sample, generate_samples, is_floating, model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import DataError, EngineError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, agreement_of, compare
@@ -87,7 +87,7 @@ class FirstDifference:
         if name not in self.seen:
             path = self.folder / f"tapped-{len(self.seen)}.onnx"
             declared = any(one.name == name for one in self.model.graph.output)
-            path.write_bytes(tapped_bytes(serialized(self.model), [] if declared else [value]))
+            path.write_bytes(append_outputs(serialized(self.model), [] if declared else [value]))
             try:
                 expected, found = (self._value(engine, path, name) for engine in (self.known, self.other))
                 worst = agreement_of([name], [([expected], [found])])
@@ -302,7 +302,7 @@ def _samples(model: Path, data: Path | None, images: ImageOptions | None, limit:
     if data is not None:
         return list(evenly(open_samples(data, inputs, images=images, limit=limit), _COMPARED_SAMPLES))
     session, running = open_session(model), []
-    for sample in made_up_samples(inputs, _MADE_UP):
+    for sample in generate_samples(inputs, _MADE_UP):
         try:
             run(session, sample)
         except DataError as error:

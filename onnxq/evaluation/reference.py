@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.calibration.provenance import sample_digest
-from onnxq.data.dataset import Selection, even_places, shared_files
+from onnxq.data.dataset import Subset, evenly_spaced_indices, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec, EngineComparisonSession
 from onnxq.ir.protos import is_large
@@ -183,7 +183,7 @@ class ReferenceOutputs:
         expected: what is compared of the float model, for each sample.
         seconds: of a run of the float model.
         numbers: of the samples, which no others have.
-        files: that samples share, for each sample, see `shared_files`; nothing where each counts by itself.
+        files: that samples share, for each sample, see `list_shared_files`; nothing where each counts by itself.
     """
 
     samples: tuple[Sample, ...]
@@ -216,14 +216,14 @@ class ReferenceOutputs:
     def _by(cls, model: ReferenceModel, samples: SampleSource) -> ReferenceOutputs:
         kept = tuple(samples)
         held = sum(model.answer(sample).nbytes for sample in kept[:1])
-        places = even_places(len(kept), max(_HELD_BYTES // max(held, 1), _FEWEST_SAMPLES))
+        places = evenly_spaced_indices(len(kept), max(_HELD_BYTES // max(held, 1), _FEWEST_SAMPLES))
         kept = tuple(kept[place] for place in places)
         answers = list(model.answer_each(kept))
         expected = tuple(tuple(answer.outputs) for answer in answers)
         seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
         numbers = tuple(itertools.islice(_NUMBERS, len(kept)))
         given = tuple({**sample, **answer.choices} for sample, answer in zip(kept, answers, strict=True))
-        return cls(kept, given, model, expected, seconds, numbers, shared_files(Selection(samples, places)))
+        return cls(kept, given, model, expected, seconds, numbers, list_shared_files(Subset(samples, places)))
 
     def part(self, places: Sequence[int]) -> ReferenceOutputs:
         """Return some of the samples, for which the float model does not run again."""

@@ -395,7 +395,7 @@ def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstim
 
     Args:
         pairs: for each sample, the outputs of both models.
-        files: of each sample, see `shared_files`; nothing where each counts by itself.
+        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
     """
     outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
     return SqnrEstimate(

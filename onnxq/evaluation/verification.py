@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.data.dataset import Selection, even_places
+from onnxq.data.dataset import Subset, evenly_spaced_indices
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly, leaves_out
 from onnxq.errors import ModelError
@@ -399,7 +399,7 @@ class Verifier:
             return cls(reference, samples, seconds)
         whole: SampleSource = samples
         judging: tuple[int, ...] = ()
-        if metric.knows_samples and isinstance(samples, Selection):
+        if metric.knows_samples and isinstance(samples, Subset):
             whole, judging = samples.samples, tuple(samples.places)
         metric = of_first_samples(metric) if leaves_out(whole) else metric
         return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, judging))
@@ -429,5 +429,5 @@ class Verifier:
 
     def hardest(self, candidate: Path, most: int) -> SampleSource:
         """Return the samples that a model is least faithful to, at most so many."""
-        judging = Selection(self.samples, even_places(len(self.samples), COMPARED_SAMPLES))
-        return Selection(judging, hardest(self.reference, candidate, judging, most))
+        judging = Subset(self.samples, evenly_spaced_indices(len(self.samples), COMPARED_SAMPLES))
+        return Subset(judging, hardest(self.reference, candidate, judging, most))

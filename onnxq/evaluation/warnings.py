@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.instrument import tensor_types
-from onnxq.calibration.methods import doubtful_masks
+from onnxq.calibration.methods import find_doubtful_masks
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.segments import Stage, read_without_data, stages
-from onnxq.calibration.statistics import Evidence
-from onnxq.data.dataset import Selection
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
@@ -83,7 +83,7 @@ def drop_equal_samples(samples: SampleSource, looked: Sequence[Sample]) -> Sampl
     first: dict[str, int] = {}
     for place, sample in enumerate(samples):
         first.setdefault(sample_digest(sample), place)
-    return Selection(samples, sorted(first.values()))
+    return Subset(samples, sorted(first.values()))
 
 
 def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
@@ -97,10 +97,10 @@ def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
         )
 
 
-def warn_mask_values(evidence: Evidence, tensors: Iterable[str]) -> Iterator[str]:
+def warn_mask_values(evidence: CalibrationStatistics, tensors: Iterable[str]) -> Iterator[str]:
     """Say which of some tensors have values that get no range, as they look like the constants of attention masks."""
     seen = {tensor: evidence.of(tensor).find(Range) for tensor in tensors}
-    found = doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
+    found = find_doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
     if found:
         tensor, value = next(iter(found.items()))
         others = f", as are those of {len(found) - 1} other tensors" if len(found) > 1 else ""

@@ -22,7 +22,13 @@ from onnx import (
 from onnxq.errors import ModelError
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.graph import Graph
-from onnxq.ir.protos import NEWEST_IR_VERSION, NEWEST_OPSET, copy_other_fields, minimum_ir_version, subgraph_protos
+from onnxq.ir.protos import (
+    NEWEST_IR_VERSION,
+    NEWEST_OPSET,
+    copy_other_fields,
+    minimum_ir_version,
+    subgraph_protos,
+)
 from onnxq.ir.queries import all_nodes
 from onnxq.onnx_api.inlining import check_functions
 from onnxq.onnx_api.weightless import WeightlessModel

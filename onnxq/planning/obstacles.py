@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.instrument import CARRYING
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
 from onnxq.ir import (
@@ -222,7 +222,7 @@ def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
     return reasons
 
 
-def leave_idle_bodies(graph: Graph, plan: Plan, evidence: Evidence) -> dict[str, Demotion]:
+def leave_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, Demotion]:
     """Return what takes the static nodes out of bodies that did not run in calibration, which says nothing of them.
 
     A body ran when any of its own tensors was seen. One in which nothing has to be calibrated, because its static nodes
@@ -249,7 +249,7 @@ def leave_idle_bodies(graph: Graph, plan: Plan, evidence: Evidence) -> dict[str,
     return found
 
 
-def refuse_idle_bodies(graph: Graph, plan: Plan, evidence: Evidence) -> None:
+def refuse_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> None:
     """Refuse a plan to be carried out as it is that has static nodes in bodies of which calibration says nothing.
 
     Args:

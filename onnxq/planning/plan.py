@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxq.calibration.accumulators import Request
-from onnxq.calibration.kinds import request_for
+from onnxq.calibration.kinds import default_request
 from onnxq.config.scheme import Mode, Spec
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
@@ -69,7 +69,7 @@ class Activation:
             asked.
         every_consumer: whether float consumers read the dequantized tensor too, which an integer kernel that can
             only give codes demands; otherwise only the integer nodes do.
-        ranges: its own range method, as parse_range takes it; empty where it has that of the plan.
+        ranges: its own calibration method, as parse_calibration_method takes it; empty where it has that of the plan.
         found_range: what calibration has found by that method; None where that is still to be done.
         factors: what its channels are divided by before they become codes; empty where they stay.
         channels: axis of these channels.
@@ -210,7 +210,8 @@ class Plan:
         activations: the tensors that get QuantizeLinear and DequantizeLinear, in graph order.
         scheme: name of the scheme.
         target: name of the target.
-        ranges: the range method for the activations, as parse_range takes it; empty when it is not known yet.
+        ranges: the calibration method for the activations, as parse_calibration_method takes it; empty when it is not
+            known yet.
         accuracy: names of the accuracy methods by which codes are chosen, where they pay.
         emit: what the written model may hold.
         damping: how errors of rounding cancel; None where all weights are rounded to their nearest codes.
@@ -284,11 +285,11 @@ class Plan:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """What must be observed whatever the range method: ranges, and means that biases are corrected by."""
+        """What must be observed whatever the calibration method: ranges, and means that biases are corrected by."""
         means = (decision.mean for decision in self.decisions if decision.mean is not None)
         wanted = [
-            *(request_for(tensor, "range") for tensor in self.taps),
-            *(request_for(mean.tensor, "channel-means", mean.axis) for mean in means),
+            *(default_request(tensor, "range") for tensor in self.taps),
+            *(default_request(mean.tensor, "channel-means", mean.axis) for mean in means),
         ]
         return tuple(dict.fromkeys(wanted))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.data.images import ImageOptions
-from onnxq.data.inputs import Input, Sample, is_floating, made_up_samples, model_inputs
+from onnxq.data.inputs import Input, Sample, generate_samples, is_floating, model_inputs
 from onnxq.data.samples import open_samples
 from onnxq.errors import CandidateError, DataError
 from onnxq.ir import load
@@ -151,7 +151,7 @@ def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]]
 def _runnable(session: Session, inputs: Sequence[Input]) -> Iterator[Sample]:
     """Yield made-up samples that a model runs."""
     ran, reason = 0, ""
-    for sample in made_up_samples(inputs, _TRIES if inputs else 1):
+    for sample in generate_samples(inputs, _TRIES if inputs else 1):
         try:
             run(session, sample)
         except DataError as error:

@@ -13,7 +13,7 @@ from importlib import import_module
 import numpy as np
 
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import EvaluationSplit
 from onnxq.evaluation.layers import Layers
@@ -161,7 +161,7 @@ class WeightChannels:
     maxima: tuple[float, float, float, float, float]
 
 
-def tensor_values(plan: Plan, evidence: Evidence) -> tuple[TensorValues, ...]:
+def tensor_values(plan: Plan, evidence: CalibrationStatistics) -> tuple[TensorValues, ...]:
     """Return the values of each tensor of which a histogram was kept, in the plan's order.
 
     Tensors whose channels are divided by factors are left out: their ranges are of other values.
@@ -173,7 +173,7 @@ def tensor_values(plan: Plan, evidence: Evidence) -> tuple[TensorValues, ...]:
     return tuple(_tensor_values(plan, evidence))
 
 
-def _tensor_values(plan: Plan, evidence: Evidence) -> Iterator[TensorValues]:
+def _tensor_values(plan: Plan, evidence: CalibrationStatistics) -> Iterator[TensorValues]:
     for activation in plan.activations:
         seen = evidence.of(activation.tensor).find(Histogram)
         known = activation.known_range
@@ -337,7 +337,7 @@ class Encoding:
     """How codes were chosen.
 
     Attributes:
-        ranges: the range method that turned statistics into scales.
+        ranges: the calibration method that turned statistics into scales.
         range_methods: the method of each tensor, where one was chosen for each.
         corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
         gains: what each accuracy method that was tried did to the whole model.

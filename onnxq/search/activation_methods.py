@@ -29,19 +29,19 @@ from onnxq.algorithms.range_search import Range as Ends
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
 from onnxq.calibration.collect import collect_apart, parts_of
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.instrument import ChannelTap, with_channel_taps
+from onnxq.calibration.instrument import ChannelAxis, expose_channels
 from onnxq.calibration.methods import (
-    FIRST_RANGES,
+    DEFAULT_METHODS,
+    CalibrationMethod,
     Grid,
     MinMax,
-    RangeMethod,
     bins_of_data,
     ends_of_data,
     expected_errors,
 )
-from onnxq.calibration.statistics import Evidence, TensorEvidence
+from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.config.effort import Accuracy
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.ir import Graph, constants
 from onnxq.numerics.spec import Spec
 from onnxq.planning.plan import Plan
@@ -55,7 +55,7 @@ def with_ranges(
     plan: Plan,
     basis: AlgorithmResult,
     accuracy: Accuracy,
-    methods: Sequence[RangeMethod] = FIRST_RANGES,
+    methods: Sequence[CalibrationMethod] = DEFAULT_METHODS,
 ) -> AlgorithmResult:
     """Return the basis with the ranges of least noise, see `choose_ranges`, where they hold on samples held out.
 
@@ -73,7 +73,7 @@ def with_ranges(
     evaluator = replace(validator.evaluator, evidence=basis.evidence)
     recipe = _narrowed(evaluator, plan, basis.recipe)
 
-    def measure(choice: RangeChoice[RangeMethod]) -> Noise:
+    def measure(choice: RangeChoice[CalibrationMethod]) -> Noise:
         return evaluator.noise(plan, _chosen(recipe, choice))
 
     # Tensors are looked at one by one only where models are left for them.
@@ -96,7 +96,7 @@ def _narrowed(evaluator: PlanEvaluator, plan: Plan, recipe: Recipe) -> Recipe:
     return found if own and pooled(evaluator.noise(plan, found)) < pooled(evaluator.noise(plan, recipe)) else recipe
 
 
-def _chosen(recipe: Recipe, choice: RangeChoice[RangeMethod]) -> Recipe:
+def _chosen(recipe: Recipe, choice: RangeChoice[CalibrationMethod]) -> Recipe:
     """Return a recipe with these ranges, which end where its own do."""
     ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
     own = {tensor: replace(one, method=choice.of(tensor)) for tensor, one in ends.items()}
@@ -116,14 +116,14 @@ def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before
 
 
 def ranges_by_tensor(
-    plan: Plan, evidence: Evidence, methods: Sequence[RangeMethod]
-) -> dict[str, dict[RangeMethod, Ends]]:
+    plan: Plan, evidence: CalibrationStatistics, methods: Sequence[CalibrationMethod]
+) -> dict[str, dict[CalibrationMethod, Ends]]:
     """Return the range that each method means for each tensor of a plan, tensors of much noise for their signal first.
 
     Args:
         plan: names the tensors and their specs.
         evidence: of the tensors.
-        methods: hashable range methods.
+        methods: hashable calibration methods.
     """
     specs = plan.calibrated
     seen = {tensor: evidence.of(tensor) for tensor in specs if evidence.of(tensor).need(Range).count}
@@ -132,7 +132,7 @@ def ranges_by_tensor(
     return {tensor: {method: found_range(by_name[tensor], evidence, method) for method in methods} for tensor in order}
 
 
-def noise_share(seen: TensorEvidence, spec: Spec) -> float:
+def noise_share(seen: TensorStatistics, spec: Spec) -> float:
     """Return the squared error that codes from minimum to maximum have, in units of the variance of the data."""
     data = bins_of_data(seen)
     low, high = ends_of_data(seen)
@@ -175,7 +175,7 @@ def with_equalization(
         return basis.unfit("hardly any of the noise comes from tensors whose channels could have factors")
     channels = _Channels(validator.evaluator.bench, validator.groups, plan, found, basis.evidence)
     first = _Candidate(channels, basis, dict.fromkeys(found, _FIRST))
-    # A range method that the user names stays.
+    # A calibration method that the user names stays.
     whole = first.whole() if "ranges" in accuracy.methods else first
     if accuracy.thorough:
         # First the ranges, and then, with these, how much of them.
@@ -190,7 +190,7 @@ def with_equalization(
     return validator.kept(plan, basis, [other]) if kept is basis else kept
 
 
-def _share(found: Iterable[Site], plan: Plan, evidence: Evidence) -> float:
+def _share(found: Iterable[Site], plan: Plan, evidence: CalibrationStatistics) -> float:
     """Return the part of sites in the noise that codes of whole ranges have for their signal, as histograms tell it.
 
     Without any, all noise may be theirs.
@@ -205,9 +205,7 @@ def _share(found: Iterable[Site], plan: Plan, evidence: Evidence) -> float:
     return sum(noises[tensor] for tensor in within & noises.keys()) / every if every else float(bool(within))
 
 
-def refit_equalization(
-    bench: PreparedModel, groups: Sequence[Selection], plan: Plan, basis: AlgorithmResult
-) -> Migration:
+def refit_equalization(bench: PreparedModel, groups: Sequence[Subset], plan: Plan, basis: AlgorithmResult) -> Migration:
     """Return the factors that the settings of a basis mean on other samples than those it was found on.
 
     Args:
@@ -285,7 +283,12 @@ class _Channels:
     """What the channels of sites use of their ranges."""
 
     def __init__(
-        self, bench: PreparedModel, groups: Sequence[Selection], plan: Plan, found: Sequence[Site], evidence: Evidence
+        self,
+        bench: PreparedModel,
+        groups: Sequence[Subset],
+        plan: Plan,
+        found: Sequence[Site],
+        evidence: CalibrationStatistics,
     ) -> None:
         self._plan, self._found, self._evidence = plan, found, evidence
         self._constants = {tensor.name: tensor for tensor in constants(bench.graph)}
@@ -315,16 +318,16 @@ class _Channels:
         bits = {site: -np.log2(factors_of(site, parts[site], Setting(1.0, cover=0.0))).mean() for site in self._found}
         return sorted(bits, key=lambda site: -float(bits[site]))
 
-    def _knows(self, site: Site, parts: Sequence[Evidence]) -> bool:
+    def _knows(self, site: Site, parts: Sequence[CalibrationStatistics]) -> bool:
         """Whether all tensors of a site had values in any sample, as those of a body that did not run have not."""
         return all(any(len(self._ends(name, part)) for part in parts) for name in site.tensors)
 
-    def _used(self, site: Site, part: Evidence, recipe: Recipe) -> dict[str, Array]:
+    def _used(self, site: Site, part: CalibrationStatistics, recipe: Recipe) -> dict[str, Array]:
         """Return the ends of the channels of each tensor of a site, no further than where they make a difference."""
         found = {name: (self._ends(name, part), recipe.own_ranges.get(name)) for name in site.tensors}
         return {name: own.clip(ends) if isinstance(own, Within) else ends for name, (ends, own) in found.items()}
 
-    def _ends(self, name: str, part: Evidence) -> Array:
+    def _ends(self, name: str, part: CalibrationStatistics) -> Array:
         constant = self._constants.get(name)
         if constant is None:
             request = self._requests[name]
@@ -336,15 +339,15 @@ class _Channels:
 
 
 def _seen(
-    bench: PreparedModel, groups: Sequence[Selection], plan: Plan, found: Sequence[Site]
-) -> tuple[dict[str, Request], list[tuple[int, Evidence]]]:
+    bench: PreparedModel, groups: Sequence[Subset], plan: Plan, found: Sequence[Site]
+) -> tuple[dict[str, Request], list[tuple[int, CalibrationStatistics]]]:
     """Return what is asked of each tensor of sites, and what each part of each group shows, with the group."""
     requests, inside = channel_requests(bench.graph, found), _inside(bench.graph, found)
     known = {} if inside else bench.grouped.parts(groups, tuple(requests.values()))
     shown = [(group, part) for group, parts in known.items() for part in parts]
     unknown = [group for group in range(len(groups)) if group not in known]
     if left := [(group, part) for group in unknown for part in parts_of(groups[group])]:
-        proto, matrices = with_channel_taps(onnx.load(bench.prepared, load_external_data=False), inside)
+        proto, matrices = expose_channels(onnx.load(bench.prepared, load_external_data=False), inside)
         model = bench.prepared.with_name("channels.onnx")
         model.write_bytes(proto.SerializeToString())
         requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in inside}
@@ -355,11 +358,11 @@ def _seen(
     return requests, sorted(shown, key=itemgetter(0))
 
 
-def _inside(graph: Graph, found: Sequence[Site]) -> dict[str, ChannelTap]:
+def _inside(graph: Graph, found: Sequence[Site]) -> dict[str, ChannelAxis]:
     """Return where the channels of the tensors of sites lie that bodies make."""
     known = {tensor.name for tensor in constants(graph)}
     return {
-        name: ChannelTap(own.axis, own.rank, len(own.places))
+        name: ChannelAxis(own.axis, own.rank, len(own.places))
         for site in found
         for name, own in site.tensors.items()
         if name in site.inside and name not in known

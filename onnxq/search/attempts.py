@@ -10,7 +10,7 @@ from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.range_search import pooled
 from onnxq.config.effort import OFF, Accuracy, Effort
 from onnxq.config.scheme import Spec
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, aim_of, enough_of
 from onnxq.evaluation.latency import NOT_SLOWER
@@ -336,7 +336,7 @@ def refit_on_all_samples(
     ):
         return refined, found
     start, before = time.monotonic(), found.verification.agreement.worst_sqnr
-    more = Selection(judge.samples, range(len(judge.samples)))
+    more = Subset(judge.samples, range(len(judge.samples)))
     validator = CrossValidator(context.evaluator, context.samples)
     reached, better, count = before, False, len(context.samples) + len(more)
     with tolerate("ranges of all samples"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.encodings import Codes
 from onnxq.calibration.provenance import file_digest
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import Accuracy, Effort
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
@@ -116,7 +116,7 @@ class SearchContext:
     files: ModelPaths
     samples: SampleSource
     judge: Verifier
-    evidence: Evidence
+    evidence: CalibrationStatistics
     progress: Progress
     split: EvaluationSplit
     costs: CostCache = field(default_factory=CostCache)
@@ -126,7 +126,7 @@ class SearchContext:
         """Candidates are tried on a few of the samples."""
         return PlanEvaluator(self.bench, self.evidence, self.split.answered, built=self.split.built)
 
-    def with_evidence(self, evidence: Evidence) -> SearchContext:
+    def with_evidence(self, evidence: CalibrationStatistics) -> SearchContext:
         """Return a chooser that builds from other evidence."""
         return self if evidence is self.evidence else replace(self, evidence=evidence)
 

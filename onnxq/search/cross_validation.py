@@ -15,10 +15,10 @@ from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.equalization import Setting, Site, sites
 from onnxq.algorithms.range_search import Noise, pooled, takes_off
 from onnxq.calibration.accumulators import Request
-from onnxq.calibration.methods import RangeMethod
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.methods import CalibrationMethod
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import Accuracy
-from onnxq.data.dataset import Selection, by_file, even_places, halves
+from onnxq.data.dataset import Subset, evenly_spaced_indices, group_by_file, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.evaluation.bounds import student_t_quantile
 from onnxq.ir import Graph, constants
@@ -60,7 +60,7 @@ class AlgorithmResult:
     """
 
     recipe: Recipe
-    evidence: Evidence
+    evidence: CalibrationStatistics
     settings: Mapping[Site, Setting] = field(default_factory=lambda: MappingProxyType({}))
     left: str = ""
 
@@ -77,7 +77,7 @@ Finding: TypeAlias = Callable[[Groups], AlgorithmResult]
 Found = TypeVar("Found", bound=Finding)
 
 
-def split_groups(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
+def split_groups(samples: SampleSource, judging: int) -> tuple[Subset, ...]:
     """Return the two halves of those samples by which candidates are judged, and others, at most 512 in all.
 
     Where samples share files, each half has those too that share one with it, by which nothing is judged.
@@ -88,14 +88,14 @@ def split_groups(samples: SampleSource, judging: int) -> tuple[Selection, ...]:
     """
     judges = halves(samples, judging)
     others = sorted(set(range(len(samples))).difference(*judges))
-    kept = {others[place] for place in even_places(len(others), _MOST - sum(map(len, judges)))}
+    kept = {others[place] for place in evenly_spaced_indices(len(others), _MOST - sum(map(len, judges)))}
     groups = [set(half) for half in judges]
-    for file in by_file(samples):
+    for file in group_by_file(samples):
         near = next((group for group in groups if not group.isdisjoint(file)), None)
         if near is not None:
             near.update(kept.intersection(file))
     groups.append(kept.difference(*groups))
-    return tuple(Selection(samples, sorted(places)) for places in groups)
+    return tuple(Subset(samples, sorted(places)) for places in groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class CrossValidator:
     samples: SampleSource
 
     @cached_property
-    def groups(self) -> tuple[Selection, ...]:
+    def groups(self) -> tuple[Subset, ...]:
         """The samples by group, at most 512 in all."""
         return split_groups(self.samples, len(self.evaluator.answered.samples))
 
@@ -130,10 +130,10 @@ class CrossValidator:
         places = sorted((*one, *other))
         return self.evaluator.part(list(map(places.index, one))), self.evaluator.part(list(map(places.index, other)))
 
-    def of(self, groups: Groups, most: int) -> Selection:
+    def of(self, groups: Groups, most: int) -> Subset:
         """Return at most so many samples of some groups, evenly spaced."""
         places = sorted(place for group in groups for place in self.groups[group].places)
-        return Selection(self.samples, [places[place] for place in even_places(len(places), most)])
+        return Subset(self.samples, [places[place] for place in evenly_spaced_indices(len(places), most)])
 
     def lowest_error(self, plan: Plan, findings: Sequence[Found]) -> Found:
         """Return the finding with which the first fold has the least noise."""
@@ -246,7 +246,7 @@ def observe_groups(
     plan: Plan,
     samples: SampleSource,
     accuracy: Accuracy,
-    methods: Sequence[RangeMethod],
+    methods: Sequence[CalibrationMethod],
     progress: Progress,
 ) -> None:
     """Let the bench know what each of the groups shows by which methods of accuracy are judged.

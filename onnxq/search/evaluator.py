@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.algorithms.encoding_config import Recipe
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
-from onnxq.data.dataset import Selection, counting_as_one, halves
+from onnxq.data.dataset import Subset, group_equal, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import tolerate
 from onnxq.evaluation.reference import ReferenceOutputs, held_bytes
@@ -145,9 +145,9 @@ Judgement = TypeVar("Judgement")
 
 @dataclass(frozen=True, eq=False)
 class _ThisEvidence:
-    """Evidence as part of a key: equal where it is the very same, since to compare all it holds takes longer."""
+    """Statistics as part of a key: equal where they are the very same, since to compare all they hold takes longer."""
 
-    evidence: Evidence
+    evidence: CalibrationStatistics
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _ThisEvidence) and self.evidence is other.evidence
@@ -194,7 +194,7 @@ class EvaluationSplit:
 
     def _answered(self, count: int) -> ReferenceOutputs:
         places = sorted(chain.from_iterable(halves(self.samples, count)))
-        return ReferenceOutputs.of(self.reference, self.prepared, Selection(self.samples, places))
+        return ReferenceOutputs.of(self.reference, self.prepared, Subset(self.samples, places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ class PlanEvaluator:
     """
 
     bench: PreparedModel
-    evidence: Evidence
+    evidence: CalibrationStatistics
     answered: ReferenceOutputs
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
     built: BuiltModels = field(default_factory=BuiltModels)
@@ -227,7 +227,9 @@ class PlanEvaluator:
         return _STARTUP_SECONDS + len(self.answered.samples) * run
 
     @classmethod
-    def of(cls, bench: PreparedModel, reference: Path, samples: SampleSource, evidence: Evidence) -> PlanEvaluator:
+    def of(
+        cls, bench: PreparedModel, reference: Path, samples: SampleSource, evidence: CalibrationStatistics
+    ) -> PlanEvaluator:
         """Run the float model once on a few samples, to try plans against it; see `ReferenceOutputs.of`."""
         return cls(bench, evidence, ReferenceOutputs.of(reference, bench.prepared, samples))
 
@@ -258,7 +260,7 @@ class PlanEvaluator:
         Whether noise became less by more than chance is told by how these differ, and samples of one file are alike.
         """
         found = self._judged(nsr_by_sample, plan, recipe)
-        together = counting_as_one(self.answered.files)
+        together = group_equal(self.answered.files)
         return np.stack([found[one].sum(0) for one in together]) if together else found
 
     def begin(self, plan: Plan, recipe: Recipe) -> None:
@@ -329,7 +331,7 @@ def _convolves_floats(plan: Plan, graph: Graph) -> bool:
     return weights[True] > weights[False] and not any(one.every_consumer for one in plan.activations)
 
 
-def candidate_key(plan: Plan, recipe: Recipe, evidence: Evidence) -> Hashable:
+def candidate_key(plan: Plan, recipe: Recipe, evidence: CalibrationStatistics) -> Hashable:
     """Return what tells the model that is built of a plan from others that are built on the same workbench."""
     return plan.effect, recipe.key, _ThisEvidence(evidence)
 

@@ -15,9 +15,9 @@ from onnxq.algorithms.encodings import Codes, CodesCache
 from onnxq.calibration.calibrate import Collection, Notice, calibrate_tensors
 from onnxq.calibration.collect import Grouped
 from onnxq.calibration.data import ChainedSamples, Data, SamplesLike, with_optional
-from onnxq.calibration.methods import FIRST_RANGES, RangeMethod
+from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod
 from onnxq.calibration.provenance import model_digest
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Scheme
 from onnxq.data.inputs import SampleSource, model_inputs
 from onnxq.data.samples import open_samples
@@ -115,8 +115,10 @@ class PreparedModel:
         without = tuple(sorted(self.making.without))
         return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0, without)
 
-    def check(self, evidence: Evidence, plan: Plan, methods: Sequence[RangeMethod] = FIRST_RANGES) -> None:
-        """Check that evidence is of this model and has what a plan and any of these range methods need.
+    def check(
+        self, evidence: CalibrationStatistics, plan: Plan, methods: Sequence[CalibrationMethod] = DEFAULT_METHODS
+    ) -> None:
+        """Check that evidence is of this model and has what a plan and any of these calibration methods need.
 
         Raises:
             DataError: It is of another model, or lacks something.
@@ -131,15 +133,15 @@ class PreparedModel:
             wanted = request.tensor in plan.calibrated and request.kind != "channel-means"
             if wanted and not any(request.like(other) for other in evidence.of(request.tensor).statistics):
                 raise DataError(
-                    f"The given statistics lack the {request}, expected what this plan and range method need; "
-                    "calibrate again with the same scheme and range method"
+                    f"The given statistics lack the {request}, expected what this plan and calibration method need; "
+                    "calibrate again with the same scheme and calibration method"
                 )
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Plan with some nodes taken out of integer arithmetic."""
         return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
 
-    def without_idle_bodies(self, plan: Plan, evidence: Evidence) -> PreparedModel:
+    def without_idle_bodies(self, plan: Plan, evidence: CalibrationStatistics) -> PreparedModel:
         """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
         return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
@@ -171,20 +173,22 @@ class PreparedModel:
         samples: SampleSource,
         progress: Progress,
         collection: Collection | None = None,
-        methods: Sequence[RangeMethod] = FIRST_RANGES,
-    ) -> Evidence:
-        """Run the float model and observe what the plan needs, for any of these range methods; see `Collection`."""
+        methods: Sequence[CalibrationMethod] = DEFAULT_METHODS,
+    ) -> CalibrationStatistics:
+        """Run the float model and observe what the plan needs for any of these methods; see `Collection`."""
         requests, told = requests_for(plan, methods), partial(progress, "calibrate")
         # Means alone would need runs of the float model, which a large one's weights make expensive.
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
-            return Evidence()
+            return CalibrationStatistics()
         if collection is None:
             return self.grouped.collected(self.prepared, samples, requests, progress=told, others=plan.observed)
         return calibrate_tensors(
             self.prepared, samples, requests, collection, progress=told, digest=self.digest, others=plan.observed
         )
 
-    def build(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, *, external_data: bool) -> Graph:
+    def build(
+        self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe, path: Path, *, external_data: bool
+    ) -> Graph:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
         with self._sharing():
             return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
@@ -197,7 +201,7 @@ class PreparedModel:
             save(graph, path, external_data=external_data)
         return graph
 
-    def build_beside(self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path) -> Graph:
+    def build_beside(self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe, path: Path) -> Graph:
         """Write a model as `build` does, but beside the prepared one, where its floats and large codes stay."""
         with self._sharing():
             codes = self.codes_of(plan, evidence, recipe)
@@ -207,7 +211,7 @@ class PreparedModel:
         return graph
 
     def build_switched(
-        self, plan: Plan, evidence: Evidence, recipe: Recipe, path: Path, nodes: Set[str] | None = None
+        self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe, path: Path, nodes: Set[str] | None = None
     ) -> Switches:
         """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these."""
         graph = self.graph_for(plan).copy()
@@ -223,7 +227,7 @@ class PreparedModel:
         """Return what lets the codes of a large model wait in a file, for this model and others."""
         return spilling(self.prepared.parent, "codes.data") if self.is_large else nullcontext()
 
-    def codes_of(self, plan: Plan, evidence: Evidence, recipe: Recipe) -> Codes:
+    def codes_of(self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe) -> Codes:
         """Return the codes of all that a plan quantizes."""
         return encode(plan, self.graph_for(plan), evidence, recipe, self.codes)
 

@@ -14,9 +14,9 @@ from onnxq.algorithms.encoders import encoder_named
 from onnxq.algorithms.encoding_config import Recipe, tensors_seen
 from onnxq.algorithms.equalization import NOTHING, costly, folded
 from onnxq.algorithms.range_search import pooled
-from onnxq.calibration.methods import kinds_read, range_text
+from onnxq.calibration.methods import format_method, required_kinds
 from onnxq.config.effort import FULL, Accuracy
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
 from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Plan
@@ -208,12 +208,12 @@ def _kept(name: str, basis: AlgorithmResult, before: Recipe) -> tuple[str, tuple
         return "", ()
     own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
     places = {
-        "ranges": (f"{range_text(found.ranges) or found.ranges}{own}", found.own_ranges),
+        "ranges": (f"{format_method(found.ranges) or found.ranges}{own}", found.own_ranges),
         "migration": (f"{len(found.migration.factors)} tensors", found.migration.factors),
         "scaling": (f"{len(found.scaling.factors)} tensors", found.scaling.factors),
         "compensation": (
             f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
-            tensors_seen(basis.evidence, "gram"),
+            tensors_seen(basis.evidence, "hessian"),
         ),
         "bias": (f"{len(found.biases)} biases", found.biases),
     }
@@ -238,9 +238,7 @@ CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, Accuracy
 # Ranges and factors found again on more samples, once it is settled what they are found by.
 
 
-def refit(
-    validator: CrossValidator, full: Plan, plan: Plan, basis: AlgorithmResult, more: Selection
-) -> AlgorithmResult:
+def refit(validator: CrossValidator, full: Plan, plan: Plan, basis: AlgorithmResult, more: Subset) -> AlgorithmResult:
     """Return a basis whose ranges and factors of channels are those of all samples.
 
     Means and Gram matrices stay: a plan holds ranges and factors, and what it does not hold is found again from the
@@ -255,7 +253,7 @@ def refit(
     """
     bench, methods = validator.evaluator.bench, basis.recipe.methods
     seen = bench.calibrate(full, more, silent, methods=methods)
-    kinds = {"range", *kinds_read(methods)}
+    kinds = {"range", *required_kinds(methods)}
     evidence = basis.evidence.plus(seen.select(one for one in seen.statistics if one.kind in kinds))
     basis = replace(basis, evidence=evidence)
     # Factors that were left, since they cost time, stay left.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.evaluation.comparison import ComparisonSession
@@ -266,7 +266,7 @@ def worst_output_nsr(ratios: Ratios) -> float:
     return min(largest(ratios), LARGEST_NSR)
 
 
-def likely_shares(plan: Plan, evidence: Evidence) -> Mapping[QuantizerId, float]:
+def likely_shares(plan: Plan, evidence: CalibrationStatistics) -> Mapping[QuantizerId, float]:
     """Return the noise-to-signal ratio of each tensor of a plan where it becomes codes, as its histogram tells it.
 
     What of it reaches an output is much the same for neighbours, so this is how noise that was measured of some

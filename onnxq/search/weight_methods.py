@@ -21,8 +21,8 @@ from onnxq.algorithms.gptq import GRAM_BYTES, Compensation, Matrices, within
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
-from onnxq.calibration.hessian import Gram
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.hessian import HessianAccumulator
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Threads
 from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.scheme import Mode
@@ -72,7 +72,7 @@ def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accu
     for one in possible.values():
         sums = [weight_sums(reader, _weight(reader, plan), rows) for reader in one.readers]
         if sums and all(sums):
-            request = Request.of(one.tensor.name, "gram", -1, rows=rows.rows)
+            request = Request.of(one.tensor.name, "hessian", -1, rows=rows.rows)
             asked[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)
     if bench.is_large:
         return basis.unfit(LARGE)
@@ -84,16 +84,17 @@ def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accu
         return basis.unfit("Gram matrices of the data have no room in memory")
 
     @cache
-    def seen(group: int) -> Evidence:
+    def seen(group: int) -> CalibrationStatistics:
         return collect(bench.prepared, validator.groups[group], tuple(asked), workers=gram_workers(accuracy))
 
     @cache
     def found(groups: Groups) -> AlgorithmResult:
-        statistics = reduce(Evidence.plus, map(seen, groups)).statistics
+        statistics = reduce(CalibrationStatistics.plus, map(seen, groups)).statistics
         factors = {
             one.tensor.name: best
             for request, one in asked.items()
-            if isinstance(gram := statistics[request], Gram) and (best := _best(one, plan, gram)) is not None
+            if isinstance(gram := statistics[request], HessianAccumulator)
+            and (best := _best(one, plan, gram)) is not None
         }
         return replace(basis, recipe=replace(basis.recipe, scaling=Migration(factors)))
 
@@ -110,7 +111,7 @@ def gram_workers(accuracy: Accuracy) -> Threads | None:
     return None if accuracy.memory is None else Threads(1)
 
 
-def _best(one: Divisible, plan: Plan, gram: Gram) -> Factors | None:
+def _best(one: Divisible, plan: Plan, gram: HessianAccumulator) -> Factors | None:
     """Return the factors with which the readers of a tensor lose least; None where they lose least without."""
     products = gram.moments()[0] if gram.count else np.zeros(0)
     if not products.any() or not np.isfinite(products).all():
@@ -167,12 +168,12 @@ def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, acc
         return basis.unfit(reason)
 
     @cache
-    def seen(group: int) -> Evidence:
+    def seen(group: int) -> CalibrationStatistics:
         return collect(bench.prepared, validator.groups[group], requests, workers=gram_workers(accuracy))
 
     @cache
-    def joined(groups: Groups) -> Evidence:
-        return _joined(basis.evidence, reduce(Evidence.plus, map(seen, groups)))
+    def joined(groups: Groups) -> CalibrationStatistics:
+        return _joined(basis.evidence, reduce(CalibrationStatistics.plus, map(seen, groups)))
 
     def found(recipe: Recipe, damping: float, groups: Groups) -> AlgorithmResult:
         compensated = replace(recipe, compensation=replace(first, damping=damping))
@@ -259,13 +260,15 @@ def with_seen_rows(
     requests = tuple(request for request in wanted if request.tensor in observed)
     groups = [validator.groups[group] for group in ALL if requests and len(validator.groups[group])]
     grams = [collect(bench.prepared, group, requests, others=observed) for group in groups]
-    return replace(basis, evidence=_joined(basis.evidence, reduce(Evidence.plus, grams))) if grams else basis
+    return (
+        replace(basis, evidence=_joined(basis.evidence, reduce(CalibrationStatistics.plus, grams))) if grams else basis
+    )
 
 
-def _joined(evidence: Evidence, grams: Evidence) -> Evidence:
+def _joined(evidence: CalibrationStatistics, grams: CalibrationStatistics) -> CalibrationStatistics:
     """Return the evidence with Gram matrices beside, whose samples are not all of its own."""
     # Rows that wait are multiplied now, and not again for every candidate.
-    whole = {one: gram.multiplied() for one, gram in grams.statistics.items() if isinstance(gram, Gram)}
+    whole = {one: gram.multiplied() for one, gram in grams.statistics.items() if isinstance(gram, HessianAccumulator)}
     return replace(evidence, statistics=MappingProxyType({**evidence.statistics, **whole}))
 
 
@@ -332,7 +335,7 @@ def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 # What a plan does not hold of how its codes were chosen, found again from the same samples to the last bit.
 
 
-def replay(validator: CrossValidator, plan: Plan, evidence: Evidence) -> AlgorithmResult:
+def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistics) -> AlgorithmResult:
     """Return what the codes of a plan are chosen by, with nothing tried.
 
     Args:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from onnxq.algorithms.encoding_config import Recipe, recipe_of
 from onnxq.calibration.calibrate import Collection, Notice
 from onnxq.calibration.data import Data
-from onnxq.calibration.methods import FIRST_RANGES, Extremes, MinMax, RangeMethod
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, Accuracy
 from onnxq.data.dataset import split
 from onnxq.data.inputs import Sample, SampleSource
@@ -94,7 +94,7 @@ class CalibratedModel:
 
     bench: PreparedModel
     plan: Plan
-    evidence: Evidence
+    evidence: CalibrationStatistics
     samples: SampleSource
     judged: SampleSource
     doubts: tuple[str, ...] = ()
@@ -115,12 +115,12 @@ def open_samples_for(model: PreparedRun, data: Data, goal: Goal, budget: Budget)
 def calibrate_model(
     model: PreparedRun,
     data: Data,
-    methods: Sequence[RangeMethod],
+    methods: Sequence[CalibrationMethod],
     goal: Goal,
     budget: Budget,
     known: OpenedSamples | None = None,
 ) -> CalibratedModel:
-    """Calibrate what the plan needs for any of these range methods, or take the statistics that were given.
+    """Calibrate what the plan needs for any of these calibration methods, or take the statistics that were given.
 
     Samples that are known were opened before.
 
@@ -164,9 +164,9 @@ def _doubts(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal
     return found
 
 
-def range_methods(model: PreparedRun, budget: Budget) -> tuple[RangeMethod, ...]:
-    """Return the range methods that may be used, for any of which evidence is kept."""
-    return FIRST_RANGES if "ranges" in accuracy_tried(model, budget).methods else initial_recipe(model).methods
+def range_methods(model: PreparedRun, budget: Budget) -> tuple[CalibrationMethod, ...]:
+    """Return the calibration methods that may be used, for any of which evidence is kept."""
+    return DEFAULT_METHODS if "ranges" in accuracy_tried(model, budget).methods else initial_recipe(model).methods
 
 
 def initial_recipe(model: PreparedRun) -> Recipe:

@@ -11,16 +11,16 @@ import onnx
 
 from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import noted
-from onnxq.calibration.methods import chosen_methods
+from onnxq.calibration.methods import list_chosen_methods
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import (
-    Selection,
-    counting_as_one,
-    even_places,
+    Subset,
+    evenly_spaced_indices,
+    group_equal,
+    list_shared_files,
     origin_of,
     picked,
     ranges_of,
-    shared_files,
 )
 from onnxq.errors import DataError, tolerate
 from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
@@ -126,7 +126,7 @@ def build_report(
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
         encoding=Encoding(
             ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
-            range_methods=chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
+            range_methods=list_chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
             corrected_biases=corrected_biases(outcome.plan, seen.evidence),
             gains=(*refined.gains, *found.gains),
             skipped_at_sqnr=refined.spared,
@@ -146,7 +146,7 @@ def build_report(
 
 def _layers(model: PreparedRun, seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:
     """Return the layers of both models beside each other; None where they have no tensor in common."""
-    places = even_places(len(seen.judged), samples)
+    places = evenly_spaced_indices(len(seen.judged), samples)
     compared = list(picked(seen.judged, places))
     try:
         found = compare_layers(model.files.reference, model.files.staged, compared, plan=plan)
@@ -170,14 +170,14 @@ def _judged(
 ) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
     count = len(seen.judged)
-    places = even_places(count, count if goal.metric is not None else COMPARED_SAMPLES)
+    places = evenly_spaced_indices(count, count if goal.metric is not None else COMPARED_SAMPLES)
     judged = EvaluationSplit.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
     searched = budget.effort is not None and model.replay is None
     if goal.metric is not None and searched and seen.judged is seen.samples:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
         judged = replace(judged, seen=judged.samples)
     given = ranges_of(origin_of(seen.judged, place).place for place in places)
-    files = len(counting_as_one(shared_files(Selection(seen.judged, places))))
+    files = len(group_equal(list_shared_files(Subset(seen.judged, places))))
     return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
 
 

@@ -25,7 +25,7 @@ def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | No
     Args:
         group: of entry points.
         name: of the entry point.
-        what: begins the sentence of an error, as in "Range method".
+        what: begins the sentence of an error, as in "Calibration method".
 
     Raises:
         SchemeError: it cannot be loaded, or is None.

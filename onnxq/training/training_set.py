@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onnxq.calibration.activations import Activations
 from onnxq.data.arrays import npy_array
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError, OnnxqError
 from onnxq.runtime.sessions import open_session, output_names, run
@@ -253,7 +253,7 @@ def _check_numbers(arrays: Sample, place: int) -> None:
 
 def _places(samples: SampleSource) -> tuple[list[int], int]:
     """Return the indices of samples in the set that they were selected from, and the size of that set."""
-    if not isinstance(samples, Selection):
+    if not isinstance(samples, Subset):
         return list(range(len(samples))), len(samples)
     around, count = _places(samples.samples)
     return [around[place] for place in samples.places], count

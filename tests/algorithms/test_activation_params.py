@@ -8,8 +8,8 @@ from observations import evidence
 
 from onnxq.algorithms.activation_params import activation_parameters, channel_means, requests_for
 from onnxq.calibration.accumulators import Request
-from onnxq.calibration.methods import FIRST_RANGES, MinMax, MovingAverage
-from onnxq.calibration.statistics import Evidence, observe
+from onnxq.calibration.methods import DEFAULT_METHODS, MinMax, MovingAverage
+from onnxq.calibration.statistics import CalibrationStatistics, observe
 from onnxq.config.scheme import Method, Mode, Spec
 from onnxq.errors import DataError
 from onnxq.numerics.torch_observers import Observer, fixed_parameters
@@ -22,7 +22,7 @@ def plan(*activations: Activation) -> Plan:
     return Plan((), activations, "int8", "onnxruntime-cpu")
 
 
-def statistics(**values: list[float]) -> Evidence:
+def statistics(**values: list[float]) -> CalibrationStatistics:
     return evidence({name: np.array(one, np.float32) for name, one in values.items()}, "range")
 
 
@@ -126,5 +126,9 @@ def test_what_is_requested_is_what_the_range_methods_read() -> None:
     found = Plan((decision,), (Activation("a", AFFINE, "a"), Activation("f", AFFINE, "f", (0.0, 1.0))), "s", "t")
     ranges, means = Request("a", "range"), Request("a", "channel-means", -1)
     assert requests_for(found, [MinMax()]) == (ranges, means)
-    assert requests_for(found, FIRST_RANGES) == (ranges, means, Request.of("a", "histogram", elements=8192))
+    assert requests_for(found, DEFAULT_METHODS) == (
+        ranges,
+        means,
+        Request.of("a", "histogram", elements=8192),
+    )
     assert requests_for(found, [MovingAverage()]) == (ranges, means, Request("a", "sample-extremes"))

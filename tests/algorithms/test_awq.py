@@ -12,7 +12,7 @@ from conftest import Build
 from onnxq.algorithms.awq import divisible
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.algorithms.equalization import Factors, Migration
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.presets import preset_named
 from onnxq.ir import as_graph
 from onnxq.runtime.sessions import open_session, run
@@ -73,10 +73,10 @@ def test_what_is_divided_is_multiplied_again(name: str, scheme: str, build: Buil
     samples = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
     outputs = []
     for number, one in enumerate((Recipe(), recipe)):
-        built = bench.build(plan, Evidence(), one, tmp_path / f"{number}.onnx", external_data=False)
+        built = bench.build(plan, CalibrationStatistics(), one, tmp_path / f"{number}.onnx", external_data=False)
         outputs.append(run(open_session(tmp_path / f"{number}.onnx"), samples)[0])
         assert len(built.nodes) == len(
-            bench.build(plan, Evidence(), Recipe(), tmp_path / "p.onnx", external_data=False).nodes
+            bench.build(plan, CalibrationStatistics(), Recipe(), tmp_path / "p.onnx", external_data=False).nodes
         )
     wanted = run(open_session(bench.prepared), samples)[0]
     errors = [float(np.square(output - wanted).sum() / np.square(wanted).sum()) for output in outputs]

@@ -30,7 +30,7 @@ from onnxq.algorithms.encoding_config import USUAL, Recipe
 from onnxq.algorithms.encodings import CodesCache
 from onnxq.algorithms.gptq import Compensation, Matrices, Moments, Terms
 from onnxq.calibration.data import Data
-from onnxq.calibration.statistics import Evidence, observe
+from onnxq.calibration.statistics import CalibrationStatistics, observe
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluation.goal import Goal
@@ -401,10 +401,10 @@ def test_codes_in_a_cache_are_told_apart_by_encoder(build: Build) -> None:
 def test_what_asks_for_data_gets_it_at_once_and_nothing_where_none_was_seen(build: Build) -> None:
     graph, plan = graph_of(build), plan_by("seeing")
     requests = weight_requests(plan, graph, SOME)
-    assert [(request.tensor, request.kind) for request in requests] == [("x", "gram")]
+    assert [(request.tensor, request.kind) for request in requests] == [("x", "hessian")]
     evidence = observe({"x": data(1)}, requests, "0" * 32)
     recipe = Recipe(compensation=SOME)
-    seen, unseen = (encode_with(plan, graph, {}, {}, one, recipe=recipe) for one in (evidence, Evidence()))
+    seen, unseen = (encode_with(plan, graph, {}, {}, one, recipe=recipe) for one in (evidence, CalibrationStatistics()))
     errors = [np.square(data(2) @ (one.weights["n", 1].dequantize() - VALUES)).sum() for one in (seen, unseen)]
     assert errors[0] < 0.8 * errors[1]
     same = encode_with(plan_by("compensated"), graph, {}, {}, evidence, recipe=recipe).weights["n", 1]

@@ -14,7 +14,7 @@ from onnxq.algorithms.equalization import Factors, Migration
 from onnxq.algorithms.gptq import Compensation
 from onnxq.algorithms.range_search import RangeChoice
 from onnxq.calibration.methods import MinMax, Percentile
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode, Spec
 from onnxq.errors import SchemeError
 from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation, Scaling
@@ -84,7 +84,7 @@ def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -
     again = recipe_of(found, 9)
     assert (again.compensation, again.migration.key) == (recipe.compensation, factors.select(["b"]).key)
     carried_out = replace(found, preparation=Preparation("", "", 17))
-    assert noted(carried_out, replace(again, biases=recipe.biases), Evidence()) == carried_out
+    assert noted(carried_out, replace(again, biases=recipe.biases), CalibrationStatistics()) == carried_out
 
 
 def test_means_that_nobody_observed_correct_no_bias() -> None:
@@ -96,5 +96,5 @@ def test_a_known_range_needs_no_method_and_an_open_one_the_plans() -> None:
     assert recipe_of(found, 1).key == USUAL.key
     edited = replace(found, activations=tuple(replace(one, found_range=None) for one in found.activations))
     assert recipe_of(replace(edited, ranges="minmax"), 1).key == USUAL.key
-    with pytest.raises(SchemeError, match="Range method 'of_a_plugin' is unknown"):
+    with pytest.raises(SchemeError, match="Calibration method 'of_a_plugin' is unknown"):
         recipe_of(edited, 1)

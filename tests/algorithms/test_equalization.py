@@ -36,7 +36,7 @@ from onnxq.algorithms.equalization import (
 )
 from onnxq.calibration.collect import collect
 from onnxq.calibration.methods import MinMax
-from onnxq.calibration.statistics import TensorEvidence
+from onnxq.calibration.statistics import TensorStatistics
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Spec
 from onnxq.ir import Node, as_graph, read_model
@@ -124,7 +124,7 @@ def migration_for(bench: PreparedModel) -> Migration:
 class Wide(MinMax):
     """A range that holds all values divided by any factor."""
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         low, high = super().__call__(seen, spec)
         return 4 * low, 4 * high
 

@@ -21,7 +21,7 @@ from onnxq.algorithms.encoding_config import USUAL, Recipe
 from onnxq.algorithms.encodings import CodesCache
 from onnxq.algorithms.equalization import Around, Factors, Migration
 from onnxq.algorithms.gptq import Compensation, Matrices, Moments, compensated
-from onnxq.calibration.statistics import Evidence, observe
+from onnxq.calibration.statistics import CalibrationStatistics, observe
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, as_graph, is_constant
 from onnxq.numerics.affine import Parameters, QTensor
@@ -314,7 +314,7 @@ def data_of(graph: Graph, seed: int) -> np.ndarray:
     return (mixed + 0.9 * np.roll(mixed, 1, -1) + 0.5).astype(np.float32)
 
 
-def seen(model: ModelProto, graph: Graph, plan: Plan, compensation: Compensation = ALL) -> Evidence:
+def seen(model: ModelProto, graph: Graph, plan: Plan, compensation: Compensation = ALL) -> CalibrationStatistics:
     x, names = data_of(graph, 1), [output.name for output in graph.outputs]
     arrays = {"x": x, **dict(zip(names, run(open_session(model), {"x": x}, names), strict=True))}
     return observe(arrays, weight_requests(plan, graph, compensation), "0" * 32)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.algorithms.range_search import Noise, RangeChoice, Within, choose_ranges, flat_ends, takes_off, unlimited
-from onnxq.calibration.kinds import Observers, request_for
+from onnxq.calibration.kinds import Observers, default_request
 from onnxq.calibration.methods import MinMax, Percentile
-from onnxq.calibration.statistics import Evidence, TensorEvidence
+from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.config.presets import PRESETS
 from onnxq.errors import SchemeError
 from onnxq.ir import as_graph
@@ -25,7 +25,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import TARGETS
 
 METHODS = ("wide", "middle", "narrow")
-RANGES = {tensor: {"wide": (-9.0, 9.0), "middle": (-3.0, 3.0), "narrow": (-1.0, 1.0)} for tensor in "abc"}
+CALIBRATION_METHODS = {tensor: {"wide": (-9.0, 9.0), "middle": (-3.0, 3.0), "narrow": (-1.0, 1.0)} for tensor in "abc"}
 SAMPLES = 8
 
 
@@ -42,7 +42,7 @@ def additive(noises: Mapping[str, Mapping[str, float]]) -> Callable[[RangeChoice
 def test_where_noises_add_up_and_measurements_are_many_each_tensor_gets_its_best(values: list[float]) -> None:
     noises = {tensor: dict(zip(METHODS, values[3 * n : 3 * n + 3], strict=True)) for n, tensor in enumerate("abc")}
     measure = additive(noises)
-    found = measure(choose_ranges(RANGES, measure, most=100, methods=METHODS)).sum()
+    found = measure(choose_ranges(CALIBRATION_METHODS, measure, most=100, methods=METHODS)).sum()
     least = sum(min(known.values()) for known in noises.values())
     # What takes off less than 2 % of all noise there is then is left alone, for each tensor.
     first = measure(RangeChoice(METHODS[0])).sum()
@@ -57,10 +57,10 @@ def test_measurements_are_counted_and_the_noisiest_tensors_come_first() -> None:
         asked.append(choice)
         return additive(noises)(choice)
 
-    assert choose_ranges(RANGES, measure, most=2, methods=METHODS) == RangeChoice("middle")
+    assert choose_ranges(CALIBRATION_METHODS, measure, most=2, methods=METHODS) == RangeChoice("middle")
     assert asked == [RangeChoice("wide"), RangeChoice("middle")]
     asked.clear()
-    choose_ranges(RANGES, measure, most=5, methods=METHODS)
+    choose_ranges(CALIBRATION_METHODS, measure, most=5, methods=METHODS)
     assert asked[3:] == [RangeChoice("middle", {"a": "wide"}), RangeChoice("middle", {"a": "narrow"})]
 
 
@@ -142,19 +142,21 @@ def test_of_a_tensor_no_more_than_two_in_a_row_that_are_no_better_are_tried() ->
 NEVER = math.inf
 
 
-def evidence(tensors: Iterable[str], low: float, high: float) -> Evidence:
-    observers = Observers([request_for(tensor, kind) for tensor in tensors for kind in ("range", "histogram")])
+def evidence(tensors: Iterable[str], low: float, high: float) -> CalibrationStatistics:
+    observers = Observers([default_request(tensor, kind) for tensor in tensors for kind in ("range", "histogram")])
     for tensor in tensors:
         observers.add(tensor, np.array([low, high], np.float32))
-    return Evidence((), observers.statistics())
+    return CalibrationStatistics((), observers.statistics())
 
 
-def fails(seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+def fails(seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
     raise ZeroDivisionError("no counts")
 
 
 def test_the_method_inside_is_named_where_it_fails() -> None:
-    with pytest.raises(SchemeError, match="Range method 'fails' for tensor 'a' failed: ZeroDivisionError: no counts"):
+    with pytest.raises(
+        SchemeError, match="Calibration method 'fails' for tensor 'a' failed: ZeroDivisionError: no counts"
+    ):
         Within(fails, -1.0, 1.0)(evidence(["a"], -2, 2).of("a"), Spec("int8"))
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.calibration.collect import Ledger, collect
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.collect import CalibrationCheckpoint, collect
+from onnxq.calibration.kinds import default_request
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.inputs import Sample
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
-TAPS = [request_for(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
+TAPS = [default_request(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
 
 
 class Items:
@@ -30,9 +30,9 @@ class Items:
         return SAMPLES[place]
 
 
-def ledger() -> Ledger:
-    return Ledger("model", Evidence(), lambda total: None)
+def ledger() -> CalibrationCheckpoint:
+    return CalibrationCheckpoint("model", CalibrationStatistics(), lambda total: None)
 
 
-def collected_here() -> Evidence:
+def collected_here() -> CalibrationStatistics:
     return collect(MODEL, SAMPLES, TAPS, ledger=ledger())

@@ -10,7 +10,7 @@ import onnx
 from observations import wanted
 
 from onnxq.calibration.calibrate import Collection, calibrate_tensors
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.inputs import Sample
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
@@ -34,11 +34,11 @@ class Failing(list[Sample]):
             yield sample
 
 
-def whole(taps: list[str] = TAPS, samples: list[Sample] = SAMPLES) -> Evidence:
+def whole(taps: list[str] = TAPS, samples: list[Sample] = SAMPLES) -> CalibrationStatistics:
     return calibrate_tensors(MODEL, samples, wanted(taps), Collection())
 
 
-def reused(path: Path, notices: list[str], **changes: object) -> Evidence:
+def reused(path: Path, notices: list[str], **changes: object) -> CalibrationStatistics:
     given = {"samples": SAMPLES, "requests": wanted(TAPS), "model": MODEL, "collection": Collection()} | changes
     given["collection"] = dataclasses.replace(given["collection"], reuse=path, notice=notices.append)  # type: ignore[type-var]
     return calibrate_tensors(**given)  # type: ignore[arg-type]

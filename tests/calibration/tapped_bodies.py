@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper, parser
 
-from onnxq.calibration.instrument import with_body_taps
+from onnxq.calibration.instrument import expose_body_tensors
 from onnxq.runtime.sessions import open_session, run
 
 Arrays = dict[str, NDArray[Any]]
@@ -32,7 +32,7 @@ def tapped(made: ModelProto, sample: Arrays, *names: str) -> dict[str, list[floa
     """Return the values of the named tensors, having seen that the model gives what it gave."""
     onnx.checker.check_model(made, full_check=True)
     before = made.SerializeToString(deterministic=True)
-    carried = with_body_taps(made, names)
+    carried = expose_body_tensors(made, names)
     assert made.SerializeToString(deterministic=True) == before
     onnx.checker.check_model(carried, full_check=True)
     carried.graph.output.extend(value for value in carried.graph.value_info if value.name in names)

@@ -14,24 +14,26 @@ from calibration.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
 from onnxq.calibration.accumulators import ChannelMeans, ChannelRanges, Range, Request, SampleExtremes
 from onnxq.calibration.collect import collect, tap
 from onnxq.calibration.dask_cluster import fits
-from onnxq.calibration.hessian import Gram
+from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.histogram import Bins, Histogram
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.statistics import Evidence
-from onnxq.calibration.workers import Tapped
+from onnxq.calibration.kinds import default_request
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.calibration.workers import InstrumentedModel
 
 
 @pytest.fixture(scope="module")
-def expected() -> Evidence:
+def expected() -> CalibrationStatistics:
     return collected_here()
 
 
 @pytest.fixture(scope="module")
-def tapped() -> Tapped:
+def tapped() -> InstrumentedModel:
     return replace(tap(MODEL, TAPS), model="model")
 
 
-def test_evidence_fits_when_it_is_of_the_samples_the_requests_and_the_model(expected: Evidence, tapped: Tapped) -> None:
+def test_evidence_fits_when_it_is_of_the_samples_the_requests_and_the_model(
+    expected: CalibrationStatistics, tapped: InstrumentedModel
+) -> None:
     assert fits(expected, tapped, len(SAMPLES))
     assert not fits(None, tapped, len(SAMPLES))
     assert not fits(expected, tapped, len(SAMPLES) - 1)
@@ -49,11 +51,13 @@ def test_evidence_fits_when_it_is_of_the_samples_the_requests_and_the_model(expe
         {"provenance": None},
     ],
 )
-def test_what_is_hardly_evidence_does_not_fit(expected: Evidence, tapped: Tapped, spoilt: dict[str, Any]) -> None:
+def test_what_is_hardly_evidence_does_not_fit(
+    expected: CalibrationStatistics, tapped: InstrumentedModel, spoilt: dict[str, Any]
+) -> None:
     assert not fits(replace(expected, **spoilt), tapped, len(SAMPLES))
 
 
-def test_equal_samples_fit(expected: Evidence, tapped: Tapped) -> None:
+def test_equal_samples_fit(expected: CalibrationStatistics, tapped: InstrumentedModel) -> None:
     assert fits(replace(expected, samples=("0" * 32,) * len(SAMPLES)), tapped, len(SAMPLES))
 
 
@@ -62,7 +66,7 @@ def test_equal_samples_fit(expected: Evidence, tapped: Tapped) -> None:
     [
         ("range", None),
         ("range", Range),
-        ("range", Gram()),
+        ("range", HessianAccumulator()),
         ("range", Range()),
         ("range", Range(3, math.nan, math.nan, 3, math.nan, math.nan)),
         ("range", Range(3, -math.inf, math.inf, 3, -math.inf, math.inf)),
@@ -72,19 +76,21 @@ def test_equal_samples_fit(expected: Evidence, tapped: Tapped) -> None:
         ("histogram", Histogram(Bins(0.0, 0.0, np.float64([1])))),
     ],
 )
-def test_a_statistic_that_cannot_be_does_not_fit(expected: Evidence, tapped: Tapped, kind: str, garbage: Any) -> None:
+def test_a_statistic_that_cannot_be_does_not_fit(
+    expected: CalibrationStatistics, tapped: InstrumentedModel, kind: str, garbage: Any
+) -> None:
     request = next(one for one in TAPS if one.kind == kind)
     statistics = MappingProxyType({**expected.statistics, request: garbage})
     assert not fits(replace(expected, statistics=statistics), tapped, len(SAMPLES))
 
 
 @pytest.fixture(scope="module")
-def thorough() -> tuple[Evidence, Tapped]:
+def thorough() -> tuple[CalibrationStatistics, InstrumentedModel]:
     """Return evidence of all kinds, and what it is of."""
-    kinds = ("range", "channel-means", "channel-ranges", "sample-extremes", "gram")
-    axes = {"channel-means": 1, "channel-ranges": 1, "gram": 1}
-    requests = [request_for("image", kind, axes.get(kind)) for kind in kinds]
-    patches = Request.of("image", "gram", 1, rows=9, kernel="3,3", pads="1,1,1,1")
+    kinds = ("range", "channel-means", "channel-ranges", "sample-extremes", "hessian")
+    axes = {"channel-means": 1, "channel-ranges": 1, "hessian": 1}
+    requests = [default_request("image", kind, axes.get(kind)) for kind in kinds]
+    patches = Request.of("image", "hessian", 1, rows=9, kernel="3,3", pads="1,1,1,1")
     found = collect(MODEL, SAMPLES, [*requests, patches], ledger=ledger())
     return found, replace(tap(MODEL, [*requests, patches]), model="model")
 
@@ -103,12 +109,12 @@ Change = Callable[[Any], Any]
         ("channel-ranges", lambda one: ChannelRanges(one.ends / 2)),
         ("sample-extremes", lambda one: SampleExtremes(one.samples, 2 * one.ends)),
         ("sample-extremes", lambda one: SampleExtremes(one.samples + np.uint64(1), one.ends)),
-        ("gram", lambda one: Gram(one.count, one.multiplied().sums, -one.multiplied().products)),
-        ("gram", lambda one: statistic(np.ones((one.count, 2), np.float32), "gram", 1, rows=0)),
+        ("hessian", lambda one: HessianAccumulator(one.count, one.multiplied().sums, -one.multiplied().products)),
+        ("hessian", lambda one: statistic(np.ones((one.count, 2), np.float32), "hessian", 1, rows=0)),
     ],
 )
 def test_statistics_that_contradict_each_other_do_not_fit(
-    kind: str, change: Change, thorough: tuple[Evidence, Tapped]
+    kind: str, change: Change, thorough: tuple[CalibrationStatistics, InstrumentedModel]
 ) -> None:
     found, tapped = thorough
     assert fits(found, tapped, len(SAMPLES))
@@ -118,11 +124,11 @@ def test_statistics_that_contradict_each_other_do_not_fit(
 
 
 @pytest.mark.parametrize("digest", ["", "0" * 31, "0" * 33, "G" * 32, "A" * 32])
-def test_malformed_digests_do_not_fit(digest: str, expected: Evidence, tapped: Tapped) -> None:
+def test_malformed_digests_do_not_fit(digest: str, expected: CalibrationStatistics, tapped: InstrumentedModel) -> None:
     assert not fits(replace(expected, samples=(digest, *expected.samples[1:])), tapped, len(SAMPLES))
 
 
-def test_a_tensor_that_no_sample_has_shown_fits(expected: Evidence, tapped: Tapped) -> None:
+def test_a_tensor_that_no_sample_has_shown_fits(expected: CalibrationStatistics, tapped: InstrumentedModel) -> None:
     nothing = {"range": Range(), "histogram": Histogram()}
     unseen = {one: nothing[one.kind] for one in TAPS if one.tensor == "logits"}
     statistics = MappingProxyType({**expected.statistics, **unseen})

@@ -23,9 +23,9 @@ from calibration.tapped_bodies import (
     tapped,
 )
 from onnxq.calibration.accumulators import Range
-from onnxq.calibration.calibrate import Collection, calibrate_tensors, tap_sizes
+from onnxq.calibration.calibrate import Collection, calibrate_tensors, measure_tensor_bytes
 from onnxq.calibration.collect import collect
-from onnxq.calibration.instrument import with_body_sizes, with_body_taps
+from onnxq.calibration.instrument import expose_body_sizes, expose_body_tensors
 from onnxq.calibration.segments import segments
 from onnxq.errors import ModelError
 from onnxq.ir import read_model, to_model
@@ -134,7 +134,7 @@ def test_names_of_the_model_are_not_taken() -> None:
 
 def test_other_tensors_are_computed_and_their_values_stay_inside() -> None:
     made = model(LOOP, go=True)
-    carried = with_body_taps(made, ["a"], ["s"])
+    carried = expose_body_tensors(made, ["a"], ["s"])
     carried.graph.output.extend(value for value in carried.graph.value_info if value.name in ("a", "s"))
     found = ran(carried, {"x": X, "n": np.array(2)})
     assert (found["a"].size, found["s"].size) == (6, 0)
@@ -142,7 +142,7 @@ def test_other_tensors_are_computed_and_their_values_stay_inside() -> None:
 
 def test_a_model_without_taps_in_bodies_is_not_copied() -> None:
     made = model(LOOP, go=True)
-    assert with_body_taps(made, ["y", "x", "go", "unknown"]) is made
+    assert expose_body_tensors(made, ["y", "x", "go", "unknown"]) is made
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_model_without_taps_in_bodies_is_not_copied() -> None:
 )
 def test_what_cannot_be_carried_out_is_refused(text: str, message: str) -> None:
     with pytest.raises(ModelError) as caught:
-        with_body_taps(model(text), ["a"])
+        expose_body_tensors(model(text), ["a"])
     assert str(caught.value) == message
 
 
@@ -189,7 +189,7 @@ def operators(made: ModelProto) -> set[str]:
 
 def test_a_tensor_of_one_known_size_is_stacked_by_the_loop() -> None:
     made = to_model(prepare(read_model(model(LOOP, go=True))))
-    assert "SequenceInsert" not in operators(with_body_taps(made, ["s", "a"]))
+    assert "SequenceInsert" not in operators(expose_body_tensors(made, ["s", "a"]))
     found = tapped(made, {"x": X, "n": np.array(3)}, "s", "a")
     assert found == {"s": [1, 2, 3, -2, -4, -6, 1, 2, 3], "a": [2, 4, 6, -1, -2, -3, 2, 4, 6]}
     assert tapped(made, {"x": X, "n": np.array(0)}, "s", "a") == {"s": [], "a": []}
@@ -203,8 +203,8 @@ def test_tensors_of_known_and_unknown_sizes_leave_one_loop() -> None:
         }>
     }"""
     made = to_model(prepare(read_model(model(text, go=True))))
-    assert "SequenceInsert" in operators(with_body_taps(made, ["a", "c"]))
-    assert "SequenceInsert" not in operators(with_body_taps(made, ["c"], ["a"]))
+    assert "SequenceInsert" in operators(expose_body_tensors(made, ["a", "c"]))
+    assert "SequenceInsert" not in operators(expose_body_tensors(made, ["c"], ["a"]))
     found = tapped(made, {"x": np.float32([1]), "e": np.float32([1, 2]), "n": np.array(3)}, "a", "c")
     assert found == {"a": [-1, -1, 1, -1, 1, 1, -1], "c": [-1, -2, 0, 0, -1, -2]}
 
@@ -216,7 +216,7 @@ def test_a_state_that_is_declared_as_small_and_grows_is_not_stacked() -> None:
         }>
     }"""
     made = model(text, go=True)
-    carried = with_body_taps(made, ["s"])
+    carried = expose_body_tensors(made, ["s"])
     assert "SequenceInsert" in operators(carried)
     carried.graph.output.extend(value for value in carried.graph.value_info if value.name == "s")
     found = ran(carried, {"x": np.float32([1]), "n": np.array(3)})
@@ -239,8 +239,8 @@ def test_sizes_are_asked_for_without_values(
 ) -> None:
     made = model(text, **constants)
     onnx.save(made, tmp_path / "model.onnx")
-    assert tap_sizes(tmp_path / "model.onnx", sample, list(sizes)) == sizes
-    sized, inner = with_body_sizes(made, sizes)
+    assert measure_tensor_bytes(tmp_path / "model.onnx", sample, list(sizes)) == sizes
+    sized, inner = expose_body_sizes(made, sizes)
     assert set(inner) == set(sizes) - {"y"}
     onnx.checker.check_model(sized, full_check=True)
     kinds = {graph_value.type.tensor_type.elem_type for graph_value in carried_values(sized)}
@@ -275,7 +275,7 @@ def test_a_memory_budget_takes_passes_over_bodies_too(tmp_path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model(LOOP, go=True), path)
     samples = [{"x": X * scale, "n": np.array(4)} for scale in (1, 2)]
-    assert tap_sizes(path, samples[0], ["s", "a", "y"]) == {"s": 48, "a": 48, "y": 0}
+    assert measure_tensor_bytes(path, samples[0], ["s", "a", "y"]) == {"s": 48, "a": 48, "y": 0}
     whole = calibrate_tensors(path, samples, wanted(["s", "a"]), Collection())
     alone = [calibrate_tensors(path, samples, wanted([name]), Collection()) for name in ("s", "a")]
     assert whole == alone[0].join(alone[1]).select(wanted(["s", "a"]))

@@ -11,15 +11,15 @@ from observations import wanted
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.calibrate import (
     evidence_bytes,
+    group_by_bytes,
     hungriest,
     largest_segment,
+    measure_tensor_bytes,
     peak_memory,
-    tap_groups,
-    tap_passes,
-    tap_sizes,
+    plan_passes,
 )
 from onnxq.calibration.collect import collect
-from onnxq.calibration.kinds import request_for
+from onnxq.calibration.kinds import default_request
 from onnxq.calibration.segments import Segment
 from onnxq.errors import DataError
 
@@ -30,7 +30,7 @@ SAMPLE = {"image": np.load(MODEL.parent / "data" / "calib.npz")["image"][:3]}
 def test_sizes_are_those_of_the_tensors() -> None:
     graph = onnx.load(MODEL).graph
     names = [node.output[0] for node in graph.node if node.op_type == "Conv"]
-    sizes = tap_sizes(MODEL, SAMPLE, [*names, "image", graph.output[0].name])
+    sizes = measure_tensor_bytes(MODEL, SAMPLE, [*names, "image", graph.output[0].name])
     seen = collect(MODEL, [SAMPLE], wanted(names))
     assert {name: sizes[name] for name in names} == {name: 4 * seen.of(name).need(Range).count for name in names}
     assert sizes["image"] == sizes[graph.output[0].name] == 0
@@ -41,13 +41,13 @@ def test_sizes_are_those_of_the_tensors() -> None:
     [(9, (("a", "b", "c"),)), (8, (("a", "b"), ("c",))), (5, (("a", "b"), ("c",))), (4, (("a",), ("b",), ("c",)))],
 )
 def test_groups_keep_the_order_and_the_limit(limit: int, groups: tuple[tuple[str, ...], ...]) -> None:
-    assert tap_groups({"a": 3, "b": 2, "c": 4}, limit) == groups
+    assert group_by_bytes({"a": 3, "b": 2, "c": 4}, limit) == groups
 
 
 @pytest.mark.parametrize("limit", [3, 0, -1])
 def test_a_tensor_beyond_the_limit_is_named(limit: int) -> None:
     with pytest.raises(DataError, match=rf"Tensor 'c' takes 4 bytes, expected at most the {max(limit, 0)} that"):
-        tap_groups({"c": 4}, limit)
+        group_by_bytes({"c": 4}, limit)
 
 
 PARTS = (
@@ -66,14 +66,14 @@ SIZES = {"x": 0, "a": 3, "b": 2, "c": 4, "d": 6, "e": 1}
     ],
 )
 def test_each_pass_takes_a_share_of_every_segment(limit: int, passes: tuple[tuple[str, ...], ...]) -> None:
-    assert tap_passes(PARTS, SIZES, SIZES, limit) == passes
-    assert tap_passes(PARTS, SIZES, ["e", "x"], limit) == (("x", "e"),)
+    assert plan_passes(PARTS, SIZES, SIZES, limit) == passes
+    assert plan_passes(PARTS, SIZES, ["e", "x"], limit) == (("x", "e"),)
 
 
 def test_what_crosses_counts_beside_the_tensors_of_a_segment() -> None:
     assert largest_segment(PARTS, SIZES) == 4 + 3 + 2 + 4
     with pytest.raises(DataError, match="Tensor 'd' takes 6 bytes, expected at most the 5"):
-        tap_passes(PARTS, SIZES, SIZES, 9)
+        plan_passes(PARTS, SIZES, SIZES, 9)
     assert hungriest(PARTS, SIZES, SIZES) == ("d", 10)
     assert hungriest(PARTS, SIZES, ["x"]) == ("", 0)
 
@@ -87,11 +87,11 @@ def test_memory_is_counted_in_bytes() -> None:
 
 def test_the_bytes_of_evidence_are_about_those_that_it_takes() -> None:
     names = [node.output[0] for node in onnx.load(MODEL).graph.node if node.op_type == "Conv"]
-    kinds = (("range", None), ("histogram", None), ("sample-extremes", None), ("channel-means", 1), ("gram", 1))
+    kinds = (("range", None), ("histogram", None), ("sample-extremes", None), ("channel-means", 1), ("hessian", 1))
     samples = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:4]]
-    sizes = tap_sizes(MODEL, samples[0], names)
+    sizes = measure_tensor_bytes(MODEL, samples[0], names)
     for kind, axis in kinds:
-        requests = [request_for(name, kind, axis) for name in names]
+        requests = [default_request(name, kind, axis) for name in names]
         found = sys.getsizeof(collect(MODEL, samples, requests))
         said = sum(evidence_bytes(requests, sizes, len(samples)).values())
         assert found / 4 < said < found * 20, kind

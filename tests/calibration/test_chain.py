@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.collect import collect
-from onnxq.calibration.data import ChainedSamples, Data, chain_of, samples_of, with_optional
+from onnxq.calibration.data import ChainedSamples, Data, parse_chain, samples_of, with_optional
 from onnxq.calibration.histogram import Histogram
-from onnxq.data.dataset import Origin, Selection, origin_of
+from onnxq.data.dataset import Origin, Subset, origin_of
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import leaves_out, open_samples
 from onnxq.errors import SchemeError
@@ -41,7 +41,7 @@ def befores(samples: object) -> list[list[float]]:
 def test_the_output_of_a_sample_is_the_input_of_the_next() -> None:
     samples = ChainedSamples(ROWS, running_sum(), CHAIN)
     assert len(samples) == 3
-    assert origin_of(Selection(samples, [0, 2]), 1) == Origin(2)
+    assert origin_of(Subset(samples, [0, 2]), 1) == Origin(2)
     assert befores(samples) == befores(samples) == [[0, 0], [1, 10], [3, 30]]
 
 
@@ -104,7 +104,7 @@ def test_files_may_leave_the_state_out(suffix: str, tmp_path: Path) -> None:
 )
 def test_a_wrong_chain_is_told_why(texts: list[str], message: str) -> None:
     with pytest.raises(SchemeError, match=message):
-        chain_of(texts)
+        parse_chain(texts)
 
 
 def test_names_that_are_not_there_get_a_suggestion() -> None:

@@ -7,7 +7,7 @@ from conftest import Build
 
 from onnxq.calibration.accumulators import ChannelRanges, Request
 from onnxq.calibration.collect import collect
-from onnxq.calibration.instrument import ChannelTap, with_channel_taps
+from onnxq.calibration.instrument import ChannelAxis, expose_channels
 
 BRANCHES = """(float[2,3,4] x, bool c) => (float[2,3,4] y)
 { y = If (c) <then_branch = yes () => (float[2,3,4] t) { inner = Neg(x) t = Relu(inner) },
@@ -16,7 +16,7 @@ BRANCHES = """(float[2,3,4] x, bool c) => (float[2,3,4] y)
 
 def test_channels_of_a_body_are_told_apart(build: Build) -> None:
     model = build(BRANCHES)
-    tapped, matrices = with_channel_taps(model, {"inner": ChannelTap(1, 3, 3)})
+    tapped, matrices = expose_channels(model, {"inner": ChannelAxis(1, 3, 3)})
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     request = Request(matrices["inner"], "channel-ranges", 1)
     found = collect(tapped, [{"x": x, "c": np.array(True)}], [request])
@@ -25,7 +25,7 @@ def test_channels_of_a_body_are_told_apart(build: Build) -> None:
 
 
 def test_a_body_that_does_not_run_gives_nothing(build: Build) -> None:
-    tapped, matrices = with_channel_taps(build(BRANCHES), {"inner": ChannelTap(1, 3, 3)})
+    tapped, matrices = expose_channels(build(BRANCHES), {"inner": ChannelAxis(1, 3, 3)})
     x = np.zeros((2, 3, 4), np.float32)
     request = Request(matrices["inner"], "channel-ranges", 1)
     found = collect(tapped, [{"x": x, "c": np.array(False)}], [request])

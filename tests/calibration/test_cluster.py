@@ -15,8 +15,8 @@ import pytest
 from calibration.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
 from onnxq.calibration.collect import collect
 from onnxq.calibration.dask_cluster import Cluster
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.kinds import default_request
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError, SchemeError
@@ -42,7 +42,7 @@ def running() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Evidence:
+def expected() -> CalibrationStatistics:
     return collected_here()
 
 
@@ -70,16 +70,16 @@ class Slowly:
             yield sample
 
 
-def same(found: Evidence, expected: Evidence) -> bool:
+def same(found: CalibrationStatistics, expected: CalibrationStatistics) -> bool:
     return (found, found.provenance) == (expected, expected.provenance)
 
 
 @pytest.mark.parametrize("lease", [0.0, SHORT, 60.0])
-def test_leases_do_not_show(lease: float, running: Any, expected: Evidence) -> None:
+def test_leases_do_not_show(lease: float, running: Any, expected: CalibrationStatistics) -> None:
     assert same(collect(MODEL, SAMPLES, TAPS, workers=Cluster(running, lease=lease), ledger=ledger()), expected)
 
 
-def test_workers_read_files_themselves(running: Any, expected: Evidence, tmp_path: Path) -> None:
+def test_workers_read_files_themselves(running: Any, expected: CalibrationStatistics, tmp_path: Path) -> None:
     samples = files(tmp_path)
     read: list[int] = []
 
@@ -95,7 +95,7 @@ def test_workers_read_files_themselves(running: Any, expected: Evidence, tmp_pat
 
 @pytest.mark.parametrize("hidden", ["gone", "another"])
 def test_samples_are_sent_to_workers_that_see_other_disks(
-    hidden: str, running: Any, expected: Evidence, tmp_path: Path
+    hidden: str, running: Any, expected: CalibrationStatistics, tmp_path: Path
 ) -> None:
     samples = files(tmp_path)
     running.run(_hide, str(tmp_path), hidden)
@@ -157,7 +157,7 @@ def test_weights_of_bodies_travel(running: Any, tmp_path: Path) -> None:
     samples = [
         {"c": np.array(index % 2 == 0), "x": random.normal(size=(1, 64)).astype(np.float32)} for index in range(8)
     ]
-    taps = [request_for("y", "range")]
+    taps = [default_request("y", "range")]
     expected = collect(tmp_path / "m.onnx", samples, taps, ledger=ledger())
     assert same(collect(tmp_path / "m.onnx", samples, taps, workers=Cluster(running), ledger=ledger()), expected)
 
@@ -178,14 +178,14 @@ def _sessions() -> int:
     return len(_OPENED)
 
 
-def test_all_threads_of_a_worker_run(expected: Evidence) -> None:
+def test_all_threads_of_a_worker_run(expected: CalibrationStatistics) -> None:
     with started(1, threads=3) as cluster:
         address = cluster.scheduler_address
         assert same(collect(MODEL, SAMPLES, TAPS, workers=Cluster(address), ledger=ledger()), expected)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_killed_worker_had_is_run_again(workers: int, expected: Evidence) -> None:
+def test_what_a_killed_worker_had_is_run_again(workers: int, expected: CalibrationStatistics) -> None:
     with started(workers) as cluster:
         victim = next(iter(cluster.workers.values())).pid
         stream = Slowly(33, lambda: os.kill(victim, signal.SIGKILL))
@@ -194,7 +194,7 @@ def test_what_a_killed_worker_had_is_run_again(workers: int, expected: Evidence)
     assert same(found, expected)
 
 
-def test_workers_may_join_and_leave(expected: Evidence) -> None:
+def test_workers_may_join_and_leave(expected: CalibrationStatistics) -> None:
     with started(1) as cluster:
 
         def exchange() -> None:

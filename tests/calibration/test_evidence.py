@@ -9,11 +9,11 @@ from observations import evidence
 
 from onnxq.calibration.accumulators import ChannelMeans, Range, Request
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.statistics import Evidence, EvidenceTotal, observe
+from onnxq.calibration.statistics import CalibrationStatistics, StatisticsSum, observe
 from onnxq.errors import DataError
 
 
-def sample(digest: str, **tensors: list[float]) -> Evidence:
+def sample(digest: str, **tensors: list[float]) -> CalibrationStatistics:
     return evidence({name: np.float64(values) for name, values in tensors.items()}, sample=digest)
 
 
@@ -27,8 +27,8 @@ def test_evidence_merges_by_request_and_keeps_its_samples_in_order() -> None:
 
 
 def test_evidence_shows_as_a_line() -> None:
-    assert repr(Evidence()) == "Evidence(0 samples, 0 tensors: nothing)"
-    assert repr(sample("a", x=[1.0], y=[2.0])).startswith("Evidence(1 samples, 2 tensors: range")
+    assert repr(CalibrationStatistics()) == "CalibrationStatistics(0 samples, 0 tensors: nothing)"
+    assert repr(sample("a", x=[1.0], y=[2.0])).startswith("CalibrationStatistics(1 samples, 2 tensors: range")
     assert len(repr(sample("a", x=[1.0]))) < 120
 
 
@@ -44,12 +44,12 @@ def test_the_same_sample_is_not_merged_twice_but_may_be_run_twice() -> None:
 def test_a_total_is_the_sum_and_never_holds_more_than_it_and_what_is_added() -> None:
     requests = [Request.of(f"t{number}", "channel-means", 0) for number in range(8)]
 
-    def seen(digest: str) -> Evidence:
+    def seen(digest: str) -> CalibrationStatistics:
         sums = {request: ChannelMeans(1 << 14, np.ones((1 << 14, 2), np.int64)) for request in requests}
-        return Evidence((digest,), sums)
+        return CalibrationStatistics((digest,), sums)
 
     tracemalloc.start()
-    total, bytes_of_one = EvidenceTotal(seen("a")), tracemalloc.get_traced_memory()[0]
+    total, bytes_of_one = StatisticsSum(seen("a")), tracemalloc.get_traced_memory()[0]
     for digest in "bcd":
         tracemalloc.reset_peak()
         total.add(seen(digest))
@@ -72,10 +72,10 @@ def test_what_is_known_of_a_tensor_is_found_by_its_kind_and_axis() -> None:
     with pytest.raises(DataError, match="statistics of tensor 'x' hold no histogram, expected one; calibrate again"):
         found.need(Histogram)
     with pytest.raises(DataError, match="statistics of tensor 'y' hold no range"):
-        Evidence().of("y").need(Range)
+        CalibrationStatistics().of("y").need(Range)
 
 
 def test_the_bytes_of_evidence_are_those_of_its_arrays() -> None:
     one = observe({"x": np.float32(range(100))}, [Request("x", "histogram")], sample="a")
     assert 200 <= sys.getsizeof(one) < 100_000
-    assert sys.getsizeof(one) > sys.getsizeof(Evidence())
+    assert sys.getsizeof(one) > sys.getsizeof(CalibrationStatistics())

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from observations import one_by_one, statistic
 
-from onnxq.calibration.hessian import Gram
+from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.errors import DataError
 from onnxq.runtime.sessions import open_session, run
 
 RANDOM = np.random.default_rng(0)
 
 
-def observed(array: NDArray[np.floating], axis: int = -1, rows: int = 0, **options: int | str) -> Gram:
-    found = statistic(array, "gram", axis, rows=rows, **options)
-    assert isinstance(found, Gram)
+def observed(array: NDArray[np.floating], axis: int = -1, rows: int = 0, **options: int | str) -> HessianAccumulator:
+    found = statistic(array, "hessian", axis, rows=rows, **options)
+    assert isinstance(found, HessianAccumulator)
     return found
 
 
@@ -78,8 +78,10 @@ def test_any_order_and_split_gives_the_same_bits(seed: int, count: int, data: st
     ]
     parts = [observed(array) for array in data.draw(st.permutations(arrays))]
     middle = data.draw(st.integers(0, count))
-    left, right = (reduce(Gram.merge, some, Gram()) for some in (parts[:middle], parts[middle:]))
-    whole = one_by_one(arrays, "gram", -1)
+    left, right = (
+        reduce(HessianAccumulator.merge, some, HessianAccumulator()) for some in (parts[:middle], parts[middle:])
+    )
+    whole = one_by_one(arrays, "hessian", -1)
     assert right.merge(left) == whole == left.multiplied().merge(right)
     assert right.merge(left).moments().tobytes() == whole.moments().tobytes()  # type: ignore[attr-defined]
 
@@ -94,7 +96,7 @@ def test_an_even_selection_of_rows_sees_all_of_the_tensor() -> None:
 def test_4096_inputs_take_less_than_200_megabytes() -> None:
     array = RANDOM.normal(size=(128, 4096)).astype(np.float32)
     tracemalloc.start()
-    total = Gram()
+    total = HessianAccumulator()
     for _ in range(24):
         total = total.merge(observed(array))
     peak = tracemalloc.get_traced_memory()[1]
@@ -136,17 +138,17 @@ def test_what_does_not_fit_is_one_sentence(
 
 def test_it_survives_its_arrays_and_says_what_it_holds() -> None:
     found = observed(RANDOM.normal(size=(7, 4)), groups=2)
-    assert Gram.restored(found.arrays()) == found
+    assert HessianAccumulator.restored(found.arrays()) == found
     assert found.note == "products of 7 rows of 2 values in 2 groups"
     with pytest.raises(ValueError, match="do not fit"):
-        Gram.restored(dict(found.arrays()) | {"products": np.zeros((2, 3))})
+        HessianAccumulator.restored(dict(found.arrays()) | {"products": np.zeros((2, 3))})
 
 
 def test_its_digest_tells_other_rows_of_the_same_means_and_not_how_they_were_added_up() -> None:
     wide, narrow = np.array([[1.0, 1.0], [-1.0, -1.0]]), np.array([[1.0, -1.0], [-1.0, 1.0]])
-    one, other = (statistic(rows, "gram", -1, rows=0) for rows in (wide, narrow))
-    assert isinstance(one, Gram)
-    assert isinstance(other, Gram)
+    one, other = (statistic(rows, "hessian", -1, rows=0) for rows in (wide, narrow))
+    assert isinstance(one, HessianAccumulator)
+    assert isinstance(other, HessianAccumulator)
     assert one.means().tolist() == other.means().tolist()
     assert one.digest != other.digest
     assert one.merge(other).digest == other.merge(one).multiplied().digest

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnxq.calibration import collect as module
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import Grouped, collect, parts_of
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError
 
@@ -35,13 +35,13 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def groups(model: Path) -> Grouped:
     found = Grouped()
-    found.observe(model, [Selection(SAMPLES, places) for places in PLACES], REQUESTS, CHANNELS)
+    found.observe(model, [Subset(SAMPLES, places) for places in PLACES], REQUESTS, CHANNELS)
     return found
 
 
 @pytest.mark.parametrize(
     "asked",
-    [SAMPLES, Selection(SAMPLES, range(11)), Selection(SAMPLES, [0, 2, 4, 6, 8]), Selection(SAMPLES, PLACES[2])],
+    [SAMPLES, Subset(SAMPLES, range(11)), Subset(SAMPLES, [0, 2, 4, 6, 8]), Subset(SAMPLES, PLACES[2])],
 )
 def test_sums_of_groups_are_what_a_run_of_their_own_shows(
     model: Path, groups: Grouped, asked: SampleSource, monkeypatch: pytest.MonkeyPatch
@@ -57,8 +57,8 @@ def test_sums_of_groups_are_what_a_run_of_their_own_shows(
 @pytest.mark.parametrize(
     ("asked", "requests"),
     [
-        (Selection(SAMPLES, [0, 4]), REQUESTS),
-        (Selection(SAMPLES, [0, 1, 4, 8]), REQUESTS),
+        (Subset(SAMPLES, [0, 4]), REQUESTS),
+        (Subset(SAMPLES, [0, 1, 4, 8]), REQUESTS),
         (SAMPLES[:5], REQUESTS),
         (SAMPLES, CHANNELS),
     ],
@@ -70,28 +70,26 @@ def test_other_samples_and_requests_are_run(
 
 
 def test_of_each_part_is_known_what_was_wanted_apart(model: Path, groups: Grouped) -> None:
-    asked = [Selection(SAMPLES, PLACES[2]), Selection(SAMPLES, []), Selection(SAMPLES, PLACES[0])]
+    asked = [Subset(SAMPLES, PLACES[2]), Subset(SAMPLES, []), Subset(SAMPLES, PLACES[0])]
     found = groups.parts(asked, CHANNELS)
     assert found == {
         place: tuple(collect(model, part, CHANNELS) for part in parts_of(asked[place])) for place in (0, 2)
     }
-    assert groups.parts([asked[0], Selection(SAMPLES, [0, 4])], CHANNELS) == {0: found[0]}
+    assert groups.parts([asked[0], Subset(SAMPLES, [0, 4])], CHANNELS) == {0: found[0]}
     assert not groups.parts(asked, REQUESTS)
     assert not Grouped().parts(asked, CHANNELS)
 
 
 def test_progress_counts_samples_and_an_error_names_the_one_among_all(model: Path) -> None:
     told: list[tuple[int, int]] = []
-    Grouped().observe(
-        model, [Selection(SAMPLES, places) for places in PLACES], REQUESTS, (), lambda *at: told.append(at)
-    )
+    Grouped().observe(model, [Subset(SAMPLES, places) for places in PLACES], REQUESTS, (), lambda *at: told.append(at))
     assert told[-1] == (11, 11)
     broken = [*SAMPLES[:9], {"x": np.full((3, 4), np.nan, np.float32)}, SAMPLES[10]]
     with pytest.raises(DataError, match="9"):
-        Grouped().observe(model, [Selection(broken, places) for places in PLACES], REQUESTS, ())
+        Grouped().observe(model, [Subset(broken, places) for places in PLACES], REQUESTS, ())
 
 
 def test_a_group_may_be_empty(model: Path) -> None:
     found = Grouped()
-    found.observe(model, [Selection(SAMPLES, range(11)), Selection(SAMPLES, [])], REQUESTS, CHANNELS)
+    found.observe(model, [Subset(SAMPLES, range(11)), Subset(SAMPLES, [])], REQUESTS, CHANNELS)
     assert found.collected(model, SAMPLES, REQUESTS) == collect(model, SAMPLES, REQUESTS)

@@ -129,9 +129,9 @@ def test_blocks_do_not_show() -> None:
 def test_mask_constants_leave_a_fine_histogram_of_the_rest() -> None:
     scores = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     seen = observe(np.concatenate([scores, np.full(500, -3.4028235e38, np.float32)]))
-    assert seen.core is not None
-    assert Histogram(seen.core) == observe(scores)
-    assert observe(scores).core is None
+    assert seen.unmasked is not None
+    assert Histogram(seen.unmasked) == observe(scores)
+    assert observe(scores).unmasked is None
 
 
 def test_a_limited_histogram_keeps_its_bins() -> None:

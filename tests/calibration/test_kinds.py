@@ -10,22 +10,22 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from onnxq.calibration.accumulators import Request, Seen, Statistic
-from onnxq.calibration.kinds import ENTRY_POINTS, KINDS, kind_named, request_for
+from onnxq.calibration.accumulators import Accumulator, Request, TensorSample
+from onnxq.calibration.kinds import ENTRY_POINTS, KINDS, default_request, find_kind
 from onnxq.calibration.statistics import load_statistics, observe, save_statistics
 from onnxq.errors import SchemeError
 from onnxq.system import plugins
 
 
 @dataclass(frozen=True, eq=False)
-class Zeros(Statistic):
+class Zeros(Accumulator):
     """A kind of somebody else: how many elements are zero."""
 
     kind: ClassVar[str] = "zeros"
     count: int = 0
 
     @classmethod
-    def observed(cls, seen: Seen, request: Request) -> Zeros:
+    def observed(cls, seen: TensorSample, request: Request) -> Zeros:
         return cls(int(np.count_nonzero(seen.values == 0)))
 
     def merge(self, other: Zeros) -> Zeros:
@@ -56,13 +56,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_every_row_is_named_as_its_kind(name: str) -> None:
     assert KINDS[name].kind == name
-    assert kind_named(name) is KINDS[name]
-    assert request_for("t", name, 1) == Request("t", name, 1, KINDS[name].options)
+    assert find_kind(name) is KINDS[name]
+    assert default_request("t", name, 1) == Request("t", name, 1, KINDS[name].options)
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_kind_of_an_installed_package_is_observed_merged_and_kept(tmp_path: Path) -> None:
-    request = request_for("t", "zeros")
+    request = default_request("t", "zeros")
     a, b = (observe({"t": np.float32(values)}, [request], sample) for values, sample in (([0, 1], "a"), ([0, 0], "b")))
     save_statistics(a.merge(b), tmp_path / "s.npz")
     assert load_statistics(tmp_path / "s.npz").of("t").need(Zeros).count == 3

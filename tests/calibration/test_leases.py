@@ -17,9 +17,9 @@ from onnxq.calibration import dask_cluster as leases
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.collect import collect, tap
 from onnxq.calibration.dask_cluster import Cluster, fits
-from onnxq.calibration.hessian import Gram
-from onnxq.calibration.statistics import Evidence
-from onnxq.calibration.workers import Shard, Tapped, Work, observe_shard
+from onnxq.calibration.hessian import HessianAccumulator
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.calibration.workers import InstrumentedModel, Shard, Work, observe_shard
 from onnxq.errors import DataError
 
 distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
@@ -36,11 +36,11 @@ def running() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Evidence:
+def expected() -> CalibrationStatistics:
     return collected_here()
 
 
-def same(found: Evidence, expected: Evidence) -> bool:
+def same(found: CalibrationStatistics, expected: CalibrationStatistics) -> bool:
     return (found, found.provenance) == (expected, expected.provenance)
 
 
@@ -50,7 +50,7 @@ def test_evidence_travels_once_a_lease_however_many_shards_it_has(
     shards: list[int] = []
     observe = leases.observe_shard
 
-    def slow(*given: Any, **more: Any) -> Evidence:
+    def slow(*given: Any, **more: Any) -> CalibrationStatistics:
         shards.append(0)
         time.sleep(0.1)
         return observe(*given, **more)
@@ -63,7 +63,9 @@ def test_evidence_travels_once_a_lease_however_many_shards_it_has(
     assert len(shards) > 2 * len(fetched)
 
 
-def test_garbage_of_a_worker_is_run_again(running: Any, expected: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_of_a_worker_is_run_again(
+    running: Any, expected: CalibrationStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked: list[object] = []
 
     def once(found: object, *rest: Any) -> bool:
@@ -76,13 +78,15 @@ def test_garbage_of_a_worker_is_run_again(running: Any, expected: Evidence, monk
     assert same(found, expected)
 
 
-@pytest.mark.parametrize("garbage", [None, Range(), Range(1, -math.inf, math.inf, 1, -math.inf, math.inf), Gram()])
+@pytest.mark.parametrize(
+    "garbage", [None, Range(), Range(1, -math.inf, math.inf, 1, -math.inf, math.inf), HessianAccumulator()]
+)
 def test_garbage_of_one_shard_spoils_nothing(
-    running: Any, expected: Evidence, monkeypatch: pytest.MonkeyPatch, garbage: Any
+    running: Any, expected: CalibrationStatistics, monkeypatch: pytest.MonkeyPatch, garbage: Any
 ) -> None:
     shards = count()
 
-    def spoilt(*given: Any, **more: Any) -> Evidence:
+    def spoilt(*given: Any, **more: Any) -> CalibrationStatistics:
         found = observe_shard(*given, **more)
         if next(shards) != 1:
             return found
@@ -106,7 +110,7 @@ def test_garbage_again_and_again_ends_in_a_sentence(running: Any, monkeypatch: p
 def test_workers_of_different_versions_end_in_a_sentence(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = count()
 
-    def another(tapped: Tapped, shard: Shard, **more: Any) -> Evidence:
+    def another(tapped: InstrumentedModel, shard: Shard, **more: Any) -> CalibrationStatistics:
         found = observe_shard(tapped, shard, **more)
         return replace(found, provenance=replace(found.provenance, runtime=f"onnxruntime {next(versions)}"))
 

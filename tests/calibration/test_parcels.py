@@ -18,11 +18,11 @@ import pytest
 from calibration.clustered import MODEL, SAMPLES, TAPS, Items, collected_here, ledger
 from onnxq.calibration import dask_cluster as parcels
 from onnxq.calibration.collect import collect
-from onnxq.calibration.dask_cluster import Cluster, Parcel, pickled
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.dask_cluster import Cluster, PickledDataset, pickled
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Processes, Threads, Workers
 from onnxq.data import samples as items
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Input, Sample, model_inputs
 from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError
@@ -88,7 +88,7 @@ def running() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Evidence:
+def expected() -> CalibrationStatistics:
     return collected_here()
 
 
@@ -98,7 +98,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, CLIENT, True, raising=False)
 
 
-def same(found: Evidence, expected: Evidence) -> bool:
+def same(found: CalibrationStatistics, expected: CalibrationStatistics) -> bool:
     return (found, found.provenance) == (expected, expected.provenance)
 
 
@@ -110,25 +110,25 @@ def opened(given: Items) -> Samples:
 
 
 @pytest.mark.parametrize("lease", [0.0, 60.0])
-def test_workers_read_the_items_that_they_need(lease: float, running: Any, expected: Evidence) -> None:
+def test_workers_read_the_items_that_they_need(lease: float, running: Any, expected: CalibrationStatistics) -> None:
     given = Items()
     assert same(collect(MODEL, opened(given), TAPS, workers=Cluster(running, lease=lease), ledger=ledger()), expected)
     assert given.read == []
 
 
 @pytest.mark.parametrize("workers", [Threads(2), Processes(2)], ids=str)
-def test_items_give_the_same_bits_on_this_machine(workers: Workers, expected: Evidence) -> None:
+def test_items_give_the_same_bits_on_this_machine(workers: Workers, expected: CalibrationStatistics) -> None:
     assert same(collect(MODEL, opened(Items()), TAPS, workers=workers, ledger=ledger()), expected)
 
 
 def test_of_a_selection_no_other_items_are_read(running: Any) -> None:
     given, places = Items(), [1, 2, 40, 62]
-    found = collect(MODEL, Selection(opened(given), places), TAPS, workers=Cluster(running))
+    found = collect(MODEL, Subset(opened(given), places), TAPS, workers=Cluster(running))
     assert found == collect(MODEL, [SAMPLES[place] for place in places], TAPS)
     assert set(given.read) <= {1}
 
 
-def test_what_was_run_before_is_not_run_again(running: Any, expected: Evidence) -> None:
+def test_what_was_run_before_is_not_run_again(running: Any, expected: CalibrationStatistics) -> None:
     before = replace(ledger(), earlier=collect(MODEL, SAMPLES[:40], TAPS, ledger=ledger()))
     assert same(collect(MODEL, opened(Items()), TAPS, workers=Cluster(running), ledger=before), expected)
 
@@ -136,18 +136,20 @@ def test_what_was_run_before_is_not_run_again(running: Any, expected: Evidence) 
 @pytest.mark.parametrize(
     "given", [Elsewhere("other"), Elsewhere("gone"), Closed(), Locked(), Held()], ids=lambda given: type(given).__name__
 )
-def test_samples_are_sent_where_items_cannot_be_read_by_workers(given: Items, running: Any, expected: Evidence) -> None:
+def test_samples_are_sent_where_items_cannot_be_read_by_workers(
+    given: Items, running: Any, expected: CalibrationStatistics
+) -> None:
     assert same(collect(MODEL, opened(given), TAPS, workers=Cluster(running), ledger=ledger()), expected)
     # Eight were kept while the object was opened.
     assert len(given.read) == len(set(given.read)) == len(SAMPLES) - 8
 
 
-def test_an_object_is_sent_once(running: Any, expected: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_is_sent_once(running: Any, expected: CalibrationStatistics, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
     scatter = running.scatter
     monkeypatch.setattr(running, "scatter", lambda given, **how: sent.append((given, how)) or scatter(given, **how))
     assert same(collect(MODEL, opened(Items()), TAPS, workers=Cluster(running, lease=0.0), ledger=ledger()), expected)
-    assert [how["broadcast"] for given, how in sent if isinstance(given, Parcel)] == [True]
+    assert [how["broadcast"] for given, how in sent if isinstance(given, PickledDataset)] == [True]
     assert len(sent) == 2
 
 
@@ -161,7 +163,7 @@ def test_workers_forget_an_object_with_its_job(running: Any) -> None:
 
 def _parcels() -> int:
     gc.collect()
-    return sum(isinstance(one, Parcel) for one in gc.get_objects())
+    return sum(isinstance(one, PickledDataset) for one in gc.get_objects())
 
 
 def test_an_error_of_an_item_is_the_same_sentence_from_a_cluster(running: Any) -> None:
@@ -184,7 +186,7 @@ def items_of(given: Any) -> items.Items:
 def test_a_parcel_is_opened_once_and_travels_in_bytes() -> None:
     data = pickled(items_of(Items()))
     assert data is not None
-    parcel = pickle.loads(pickle.dumps(Parcel(data)))
+    parcel = pickle.loads(pickle.dumps(PickledDataset(data)))
     assert [sample["image"].tobytes() for sample in parcel.read([3, 9])] == [
         SAMPLES[place]["image"].tobytes() for place in (3, 9)
     ]
@@ -196,7 +198,7 @@ def test_what_does_not_open_is_told() -> None:
     data = pickled(items_of(Closed()))
     assert data is not None
     with pytest.raises(DataError, match="do not open on this worker: ModuleNotFoundError: No module named 'pictures'"):
-        list(Parcel(data).read([0]))
+        list(PickledDataset(data).read([0]))
 
 
 class Pieces(Items):

@@ -15,10 +15,11 @@ from observations import AFFINE, evidence, seen, wanted
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.kinds import Observers
 from onnxq.calibration.methods import (
+    CALIBRATION_METHODS,
+    DEFAULT_METHODS,
     ENTRY_POINTS,
-    FIRST_RANGES,
-    RANGES,
     Auto,
+    CalibrationMethod,
     Entropy,
     Extremes,
     Fixed,
@@ -28,16 +29,15 @@ from onnxq.calibration.methods import (
     MinMax,
     MovingAverage,
     Percentile,
-    RangeMethod,
     bins_of_data,
-    chosen_methods,
     expected_errors,
-    kinds_read,
-    parse_range,
-    range_by,
-    range_text,
+    find_range,
+    format_method,
+    list_chosen_methods,
+    parse_calibration_method,
+    required_kinds,
 )
-from onnxq.calibration.statistics import Evidence, TensorEvidence
+from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.errors import DataError, SchemeError
 from onnxq.numerics.affine import parameters_from_range, quantize
 from onnxq.numerics.formats import FORMATS, format_named
@@ -51,12 +51,12 @@ class Half:
 
     share: float = 0.5
 
-    def __call__(self, seen: TensorEvidence, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
         found = seen.need(Range)
         return found.minimum * self.share, found.maximum * self.share
 
 
-def doubled() -> RangeMethod:
+def doubled() -> CalibrationMethod:
     return lambda seen, spec: (2 * seen.need(Range).minimum, 2 * seen.need(Range).maximum)
 
 
@@ -73,7 +73,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("text", "expected"), [("half", (-1, 2)), ("half:0.25", (-0.5, 1)), ("doubled", (-4, 8))])
 def test_a_method_of_an_installed_package_is_found_by_its_name(text: str, expected: tuple[float, float]) -> None:
-    assert parse_range(text)(seen([-2.0, 4.0]), AFFINE) == expected
+    assert parse_calibration_method(text)(seen([-2.0, 4.0]), AFFINE) == expected
 
 
 @pytest.mark.usefixtures("installed")
@@ -82,13 +82,13 @@ def test_a_method_of_an_installed_package_is_found_by_its_name(text: str, expect
     [
         ("hlf", "did you mean 'half'"),
         ("broken", "'broken' of .*:Nothing cannot be loaded"),
-        ("doubled:3", "Range method 'doubled:3' failed: TypeError: .*doubled"),
+        ("doubled:3", "Calibration method 'doubled:3' failed: TypeError: .*doubled"),
         ("half:much", "'much' for share"),
     ],
 )
 def test_a_wrong_method_of_an_installed_package_is_told_why(text: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
-        parse_range(text)
+        parse_calibration_method(text)
 
 
 def test_auto_keeps_all_of_an_even_distribution_and_clips_a_heavy_tail() -> None:
@@ -123,20 +123,20 @@ def test_auto_keeps_a_tail_that_is_not_counted_where_codes_are_fine() -> None:
         ("auto:16", Auto(16)),
     ],
 )
-def test_methods_are_parsed(text: str, method: RangeMethod) -> None:
-    assert parse_range(text) == method
+def test_methods_are_parsed(text: str, method: CalibrationMethod) -> None:
+    assert parse_calibration_method(text) == method
 
 
-@pytest.mark.parametrize("name", sorted(set(RANGES) - {"fixed"}))
+@pytest.mark.parametrize("name", sorted(set(CALIBRATION_METHODS) - {"fixed"}))
 def test_every_method_is_parsed_by_its_name(name: str) -> None:
-    assert parse_range(name) == RANGES[name]()
+    assert parse_calibration_method(name) == CALIBRATION_METHODS[name]()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("percentil", "did you mean 'percentile'"),
-        ("", "Range method '' is unknown"),
+        ("", "Calibration method '' is unknown"),
         ("minmax:3", "'minmax' takes no number, found '3'"),
         ("percentile:high", "'high' for percent, expected a number as in 'percentile:99.99'"),
         ("percentile:0", "Percentile is 0.0, expected above 0"),
@@ -155,14 +155,14 @@ def test_every_method_is_parsed_by_its_name(name: str) -> None:
 )
 def test_a_wrong_method_is_told_why(text: str, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
-        parse_range(text)
+        parse_calibration_method(text)
 
 
-@pytest.mark.parametrize("name", sorted(RANGES))
+@pytest.mark.parametrize("name", sorted(CALIBRATION_METHODS))
 def test_a_method_reads_the_kinds_that_it_says(name: str) -> None:
-    method = parse_range(name if name != "fixed" else "fixed:-1,1")
+    method = parse_calibration_method(name if name != "fixed" else "fixed:-1,1")
     values = np.concatenate([np.random.default_rng(0).normal(size=1000), [-1e4] * 500]).astype(np.float32)
-    kinds = kinds_read([method])
+    kinds = required_kinds([method])
     assert method(seen(values, *kinds), AFFINE) == method(seen(values), AFFINE)
     for missing in set(kinds) - {"range"}:
         with pytest.raises(DataError, match=f"statistics of tensor 't' hold no {missing}, expected one; calibrate"):
@@ -170,29 +170,36 @@ def test_a_method_reads_the_kinds_that_it_says(name: str) -> None:
 
 
 def test_a_method_that_says_nothing_is_given_a_histogram() -> None:
-    assert kinds_read([Half()]) == ("range", "histogram")
-    assert kinds_read([MinMax()]) == ("range",)
-    assert kinds_read(FIRST_RANGES) == ("range", "histogram")
+    assert required_kinds([Half()]) == ("range", "histogram")
+    assert required_kinds([MinMax()]) == ("range",)
+    assert required_kinds(DEFAULT_METHODS) == ("range", "histogram")
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     "method",
-    [*FIRST_RANGES, Percentile(99.99999), Fixed(-0.1, 1 / 3), MovingAverage(1e-9), MeanSquaredError(16), Half(0.3)],
+    [
+        *DEFAULT_METHODS,
+        Percentile(99.99999),
+        Fixed(-0.1, 1 / 3),
+        MovingAverage(1e-9),
+        MeanSquaredError(16),
+        Half(0.3),
+    ],
     ids=repr,
 )
-def test_the_text_of_a_method_makes_an_equal_one(method: RangeMethod) -> None:
-    assert parse_range(range_text(method)) == method
+def test_the_text_of_a_method_makes_an_equal_one(method: CalibrationMethod) -> None:
+    assert parse_calibration_method(format_method(method)) == method
 
 
 def test_a_method_without_a_name_has_no_text() -> None:
-    assert range_text(doubled()) == ""
+    assert format_method(doubled()) == ""
 
 
 def test_what_a_method_chose_is_told_for_what_was_seen() -> None:
     found = evidence({"a": np.linspace(-1, 1, 5000), "b": np.zeros(0)})
-    assert chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "MinMax()"}
-    assert chosen_methods(MinMax(), {"a": AFFINE}, found) == {}
+    assert list_chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "MinMax()"}
+    assert list_chosen_methods(MinMax(), {"a": AFFINE}, found) == {}
 
 
 def raises(seen: Any, spec: Any) -> tuple[float, float]:
@@ -212,16 +219,16 @@ def raises(seen: Any, spec: Any) -> tuple[float, float]:
         (lambda seen, spec: (1, -1), "found 1 to -1, expected two finite numbers, the lower first"),
     ],
 )
-def test_a_method_that_fails_is_told_with_the_tensor(method: RangeMethod, message: str) -> None:
+def test_a_method_that_fails_is_told_with_the_tensor(method: CalibrationMethod, message: str) -> None:
     with pytest.raises(SchemeError, match=message):
-        range_by(method, seen([-2.0, 4.0]), AFFINE)
+        find_range(method, seen([-2.0, 4.0]), AFFINE)
 
 
 def test_a_range_is_two_plain_numbers_and_what_a_method_tells_stays() -> None:
-    low, high = range_by(lambda seen, spec: np.float32([-0.1, 2]), seen([-2.0, 4.0]), AFFINE)
+    low, high = find_range(lambda seen, spec: np.float32([-0.1, 2]), seen([-2.0, 4.0]), AFFINE)
     assert (type(low), low, high) == (float, float(np.float32(-0.1)), 2.0)
     with pytest.raises(DataError, match="no elements in any sample"):
-        range_by(MinMax(), seen([]), AFFINE)
+        find_range(MinMax(), seen([]), AFFINE)
 
 
 DECIBEL = 10**0.1
@@ -250,40 +257,40 @@ HOSTILE = {
 }
 
 
-def noise(values: NDArray[np.float32], method: RangeMethod, tensor: TensorEvidence, spec: Spec) -> float:
+def noise(values: NDArray[np.float32], method: CalibrationMethod, tensor: TensorStatistics, spec: Spec) -> float:
     """Return the squared error of codes of the range that a method finds."""
     format = format_named(spec.format)
-    parameters = parameters_from_range(*range_by(method, tensor, spec), format, symmetric=spec.symmetric)
+    parameters = parameters_from_range(*find_range(method, tensor, spec), format, symmetric=spec.symmetric)
     return float(np.square(quantize(values, parameters, format).dequantize().astype(np.float64) - values).mean())
 
 
 @cache
-def of_samples(distribution: str) -> TensorEvidence:
+def of_samples(distribution: str) -> TensorStatistics:
     """Return what 64 samples show, of each of which an eighth is counted."""
     random, observers = np.random.default_rng(0), Observers(wanted(["t"], elements=500))
     for index in range(64):
         observers.add("t", DISTRIBUTIONS[distribution](random, 4000).astype(np.float32), f"{index:032x}", index)
-    return Evidence(("",), observers.statistics()).of("t")
+    return CalibrationStatistics(("",), observers.statistics()).of("t")
 
 
-@pytest.mark.parametrize("name", sorted(set(RANGES) - CLIPS_AS_TOLD))
+@pytest.mark.parametrize("name", sorted(set(CALIBRATION_METHODS) - CLIPS_AS_TOLD))
 @pytest.mark.parametrize("format", FINE)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_fine_codes_of_new_data_are_no_worse_than_those_of_min_max(name: str, format: str, distribution: str) -> None:
     spec = Spec(format, symmetric=format_named(format).signed)
     new = DISTRIBUTIONS[distribution](np.random.default_rng(1), 200_000).astype(np.float32)
     tensor = of_samples(distribution)
-    assert noise(new, parse_range(name), tensor, spec) <= DECIBEL * noise(new, MinMax(), tensor, spec)
+    assert noise(new, parse_calibration_method(name), tensor, spec) <= DECIBEL * noise(new, MinMax(), tensor, spec)
 
 
-@pytest.mark.parametrize("name", sorted(set(RANGES) - {"fixed"}))
+@pytest.mark.parametrize("name", sorted(set(CALIBRATION_METHODS) - {"fixed"}))
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.filterwarnings("error")
 def test_a_range_of_any_data_lies_within_it_and_zero(name: str, format: str) -> None:
     for symmetric in {True, False} - {not format_named(format).signed, format_named(format).is_float}:
         for what, values in HOSTILE.items():
             tensor = seen(np.float32(values))
-            low, high = range_by(parse_range(name), tensor, Spec(format, symmetric=symmetric))
+            low, high = find_range(parse_calibration_method(name), tensor, Spec(format, symmetric=symmetric))
             assert min(np.float32(values).min(), 0) <= low <= high <= max(np.float32(values).max(), 0), what
 
 
@@ -293,4 +300,6 @@ def test_a_range_of_any_data_lies_within_it_and_zero(name: str, format: str) -> 
 def test_the_least_error_of_data_is_no_worse_than_that_of_min_max(name: str, format: str, what: str) -> None:
     spec, values = Spec(format, symmetric=format_named(format).signed), np.float32(HOSTILE[what])
     tensor = seen(values)
-    assert noise(values, parse_range(name), tensor, spec) <= DECIBEL * noise(values, MinMax(), tensor, spec)
+    assert noise(values, parse_calibration_method(name), tensor, spec) <= DECIBEL * noise(
+        values, MinMax(), tensor, spec
+    )

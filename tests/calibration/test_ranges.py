@@ -14,6 +14,7 @@ from observations import AFFINE, evidence, seen
 
 from onnxq.calibration.methods import (
     Auto,
+    CalibrationMethod,
     Entropy,
     Fixed,
     HistogramSearch,
@@ -21,15 +22,14 @@ from onnxq.calibration.methods import (
     MinMax,
     MovingAverage,
     Percentile,
-    RangeMethod,
 )
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.errors import DataError
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)
 WIDTH = 2**-8
 FLOATS = hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
-METHODS: list[RangeMethod] = [
+METHODS: list[CalibrationMethod] = [
     MinMax(),
     Percentile(),
     Percentile(50),
@@ -45,7 +45,7 @@ METHODS: list[RangeMethod] = [
 
 @settings(max_examples=60)
 @given(FLOATS, st.sampled_from(METHODS))
-def test_every_range_is_ordered_and_within_the_extremes(values: NDArray[np.float32], method: RangeMethod) -> None:
+def test_every_range_is_ordered_and_within_the_extremes(values: NDArray[np.float32], method: CalibrationMethod) -> None:
     tensor = seen(values)
     low, high = method(tensor, AFFINE)
     inner = MinMax()(tensor, AFFINE)
@@ -53,7 +53,7 @@ def test_every_range_is_ordered_and_within_the_extremes(values: NDArray[np.float
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_a_constant_is_its_own_range(method: RangeMethod) -> None:
+def test_a_constant_is_its_own_range(method: CalibrationMethod) -> None:
     assert method(seen(np.zeros(5)), AFFINE) == (0, 0)
     low, high = method(seen(np.full(5, 3.0)), AFFINE)
     assert high == 3.0
@@ -61,13 +61,13 @@ def test_a_constant_is_its_own_range(method: RangeMethod) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_no_elements_have_no_range(method: RangeMethod) -> None:
+def test_no_elements_have_no_range(method: CalibrationMethod) -> None:
     with pytest.raises(DataError, match="no elements in any sample"):
         method(seen([0.0][:0]), AFFINE)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_mask_constants_do_not_widen_a_range(method: RangeMethod) -> None:
+def test_mask_constants_do_not_widen_a_range(method: CalibrationMethod) -> None:
     masked = np.concatenate([NORMAL, np.full(50_000, -3.4e38)])
     assert method(seen(masked), AFFINE) == method(seen(NORMAL), AFFINE)
 
@@ -110,7 +110,7 @@ def averaged(values: list[Any], order: list[int], constant: float) -> tuple[floa
     """Return the moving average of samples whose digests are their places, when they come in some order."""
     kinds = ("range", "sample-extremes")
     parts = [evidence({"t": values[index]}, *kinds, sample=f"{index:016x}") for index in order]
-    return MovingAverage(constant)(reduce(Evidence.merge, parts).of("t"), AFFINE)
+    return MovingAverage(constant)(reduce(CalibrationStatistics.merge, parts).of("t"), AFFINE)
 
 
 def test_a_moving_average_is_that_of_pytorch_on_its_published_example() -> None:

@@ -17,7 +17,7 @@ from onnxq.calibration.calibrate import Collection, calibrate_tensors, discard_c
 from onnxq.calibration.collect import collect
 from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.statistics import load_statistics, merged_files, save_statistics
+from onnxq.calibration.statistics import load_statistics, merge_files, save_statistics
 from onnxq.calibration.workers import Processes
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, OutputError, SchemeError
@@ -178,7 +178,7 @@ def test_files_of_two_folders_are_those_of_one_run_and_taken_whole(
 ) -> None:
     for name, samples in (("a", SAMPLES[:20]), ("b", SAMPLES[20:])):
         save_statistics(whole(samples=samples), tmp_path / name)
-    merged = merged_files([tmp_path / "b", tmp_path / "a"])
+    merged = merge_files([tmp_path / "b", tmp_path / "a"])
     assert merged == whole()
     save_statistics(merged, tmp_path / "s.npz")
     runs.clear()
@@ -261,9 +261,9 @@ def test_a_folder_that_cannot_be_written_shows_before_anything_is_run(tmp_path: 
 def test_a_memory_budget_splits_the_taps_and_does_not_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[int, int]]
 ) -> None:
-    from onnxq.calibration.calibrate import evidence_bytes, tap_sizes
+    from onnxq.calibration.calibrate import evidence_bytes, measure_tensor_bytes
 
-    sizes = tap_sizes(MODEL, SAMPLES[0], TAPS)
+    sizes = measure_tensor_bytes(MODEL, SAMPLES[0], TAPS)
     monkeypatch.setattr(resume, "peak_memory", lambda: 1_000_000)
     ahead = 2 * available_cores() * (resume.SHARD_BYTES + SAMPLES[0]["image"].nbytes)
     result = sum(evidence_bytes(wanted(TAPS), sizes, len(SAMPLES)).values())

@@ -19,7 +19,7 @@ import onnxruntime
 from observations import wanted
 from test_resume import MODEL, SAMPLES, TAPS
 from onnxq.calibration.calibrate import Collection, calibrate_tensors, discard_checkpoints
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.accumulators import SampleExtremes
 from onnxq.calibration.statistics import save_statistics

@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.calibration import workers as shards
 from onnxq.calibration.accumulators import Range
-from onnxq.calibration.collect import Ledger, collect, collect_apart
+from onnxq.calibration.collect import CalibrationCheckpoint, collect, collect_apart
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.instrument import with_taps
+from onnxq.calibration.instrument import add_outputs
 from onnxq.calibration.provenance import Provenance, instruction_set, sample_digest
-from onnxq.calibration.statistics import Evidence, observe
+from onnxq.calibration.statistics import CalibrationStatistics, observe
 from onnxq.calibration.workers import InstrumentedRunError, Processes, Threads, Workers
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.errors import CandidateError, DataError, ModelError, RunError
 from onnxq.runtime.sessions import runtime_version
 
@@ -41,11 +41,11 @@ SAMPLES = [sample([1, 1]), sample([2, 0], [-1, 4]), sample([0, 0])]
 ROWS = np.concatenate([entry["x"] for entry in SAMPLES])
 
 
-def observed(evidence: Evidence, tensor: str, arrays: Iterable[np.ndarray]) -> bool:
+def observed(evidence: CalibrationStatistics, tensor: str, arrays: Iterable[np.ndarray]) -> bool:
     """Return whether evidence of a tensor is that of one array a sample."""
     pairs = zip(arrays, SAMPLES, strict=True)
     parts = (observe({tensor: array}, wanted([tensor]), sample_digest(one)) for array, one in pairs)
-    return evidence.of(tensor) == reduce(Evidence.plus, parts).of(tensor)
+    return evidence.of(tensor) == reduce(CalibrationStatistics.plus, parts).of(tensor)
 
 
 def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
@@ -60,7 +60,7 @@ def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
 
 
 def test_a_model_that_is_already_tapped_is_observed_alike() -> None:
-    tapped = with_taps(model(), ["h"])
+    tapped = add_outputs(model(), ["h"])
     assert collect(tapped, SAMPLES, wanted(["h"])) == collect(model(), SAMPLES, wanted(["h"]))
 
 
@@ -79,7 +79,7 @@ def test_the_workers_do_not_show(workers: Workers) -> None:
 
 def test_parts_are_seen_apart_and_together_are_the_whole() -> None:
     requests, apart = [*wanted("h"), *wanted("x")], wanted("h")
-    parts = [Selection(SAMPLES, places) for places in ([0], [2], [1])]
+    parts = [Subset(SAMPLES, places) for places in ([0], [2], [1])]
     runs = list(collect_apart(model(), [parts[:2], parts[2:]], requests, apart))
     assert [together for together, _ in runs] == [
         collect(model(), some, requests) for some in (SAMPLES[::2], [SAMPLES[1]])
@@ -188,7 +188,7 @@ def picked(*rows: tuple[int, bool, str]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("workers", [Threads(2), Processes(1)], ids=str)
 def test_integers_booleans_strings_and_empty_arrays_come_in(workers: Workers) -> None:
     samples = [picked((1, True, "a"), (3, True, "b")), picked(), picked((2, False, "b"))]
-    ledger = Ledger("model", Evidence(), lambda total: None)
+    ledger = CalibrationCheckpoint("model", CalibrationStatistics(), lambda total: None)
     seen = collect(picking(), samples, wanted(["h", "y"]), workers=workers, ledger=ledger)
     assert seen.of("h").need(Range) == statistic(np.float32([-5, 2, 0]), "range")
     assert seen.of("y").need(Range) == statistic(np.float32([-4, 2, 0]), "range")
@@ -208,10 +208,15 @@ def test_an_input_that_is_no_float_cannot_be_observed() -> None:
 
 
 def test_a_sample_that_changes_between_two_readings_is_noticed() -> None:
-    earlier = collect(model(), SAMPLES[:1], wanted(["h"]), ledger=Ledger("m", Evidence(), lambda total: None))
+    earlier = collect(
+        model(),
+        SAMPLES[:1],
+        wanted(["h"]),
+        ledger=CalibrationCheckpoint("m", CalibrationStatistics(), lambda total: None),
+    )
     assert earlier.provenance == Provenance("m", runtime_version(), (instruction_set(),))
     with pytest.raises(DataError, match="1 samples of the earlier statistics are not there, expected samples to stay"):
-        collect(model(), SAMPLES[1:], wanted(["h"]), ledger=Ledger("m", earlier, lambda total: None))
+        collect(model(), SAMPLES[1:], wanted(["h"]), ledger=CalibrationCheckpoint("m", earlier, lambda total: None))
 
 
 def test_samples_that_were_run_before_are_passed_over_wherever_they_are() -> None:
@@ -224,7 +229,7 @@ def test_samples_that_were_run_before_are_passed_over_wherever_they_are() -> Non
             SAMPLES,
             wanted(["h"]),
             progress=lambda done, total, seen=seen: seen.append((done, total)),
-            ledger=Ledger("", earlier, lambda total: None),
+            ledger=CalibrationCheckpoint("", earlier, lambda total: None),
         )
         assert found == whole
         assert seen == [(count, 3) for count in range(len(kept) + 1, 4)]
@@ -234,7 +239,10 @@ def test_a_sample_that_is_there_twice_counts_twice() -> None:
     twice = collect(model(), [SAMPLES[0], SAMPLES[0]], wanted(["h"]))
     once = collect(model(), SAMPLES[:1], wanted(["h"]))
     assert twice == once.plus(once)
-    assert collect(model(), [SAMPLES[0]] * 2, wanted(["h"]), ledger=Ledger("", once, lambda total: None)) == twice
+    assert (
+        collect(model(), [SAMPLES[0]] * 2, wanted(["h"]), ledger=CalibrationCheckpoint("", once, lambda total: None))
+        == twice
+    )
 
 
 def test_other_tensors_that_are_computed_do_not_show() -> None:
@@ -257,6 +265,6 @@ def test_an_instrumented_model_that_fails_is_not_told_of_as_a_bad_sample(monkeyp
     with pytest.raises(CandidateError, match=r"the float model runs sample 0, but not with .*\(no kernel\)") as caught:
         collect(model(), SAMPLES, wanted("h"), workers=Threads(1))
     assert "cannot be run" not in str(caught.value)
-    parts = [[Selection(SAMPLES, [2])]]
+    parts = [[Subset(SAMPLES, [2])]]
     with pytest.raises(CandidateError, match="the float model runs sample 2"):
         list(collect_apart(model(), parts, wanted("h")))

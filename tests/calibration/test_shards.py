@@ -14,17 +14,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.calibration.collect import tap
-from onnxq.calibration.kinds import request_for
+from onnxq.calibration.kinds import default_request
 from onnxq.calibration.workers import (
     _OPENED,
+    InstrumentedModel,
     Shard,
-    Tapped,
     _Opened,
     carrying_weights,
     forget_sessions,
     observe_shard,
 )
-from onnxq.data.dataset import Stretch, held
+from onnxq.data.dataset import SampleSlice, held
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError
 
@@ -42,8 +42,8 @@ def model(path: Path, location: str = "w.data") -> Path:
 
 
 @pytest.fixture
-def tapped(tmp_path: Path) -> Tapped:
-    return tap(model(tmp_path / "m.onnx"), [request_for(name, "range") for name in "hx"])
+def tapped(tmp_path: Path) -> InstrumentedModel:
+    return tap(model(tmp_path / "m.onnx"), [default_request(name, "range") for name in "hx"])
 
 
 def shard(*rows: np.ndarray, first: int = 0) -> Shard:
@@ -53,20 +53,20 @@ def shard(*rows: np.ndarray, first: int = 0) -> Shard:
 ROWS = np.random.default_rng(1).normal(size=(11, 64)).astype(np.float32)
 
 
-def test_a_bad_tensor_names_itself_and_the_sample(tapped: Tapped) -> None:
+def test_a_bad_tensor_names_itself_and_the_sample(tapped: InstrumentedModel) -> None:
     with pytest.raises(DataError, match=r"'x' holds 64 NaN or infinite values of 64 in sample 7"):
         observe_shard(tapped, shard(np.full(64, np.nan, np.float32), first=7))
 
 
 @pytest.mark.parametrize("threads", [2, 5, 20])
-def test_threads_do_not_show(threads: int, tapped: Tapped) -> None:
+def test_threads_do_not_show(threads: int, tapped: InstrumentedModel) -> None:
     expected = observe_shard(tapped, shard(*ROWS))
     assert len(expected.samples) == len(ROWS)
     assert observe_shard(tapped, shard(*ROWS), threads=threads, room=1) == expected
     assert observe_shard(tapped, shard(*ROWS), threads=threads) == expected
 
 
-def test_an_error_of_one_thread_ends_all(tapped: Tapped) -> None:
+def test_an_error_of_one_thread_ends_all(tapped: InstrumentedModel) -> None:
     read: list[int] = []
 
     def rows(positions: Sequence[int]) -> Iterator[Sample]:
@@ -75,7 +75,7 @@ def test_an_error_of_one_thread_ends_all(tapped: Tapped) -> None:
             yield {"x": np.full((1, 64), np.nan if number < 2 else 1, np.float32)}
 
     with pytest.raises(DataError, match="NaN or infinite"):
-        observe_shard(tapped, Shard((Stretch(range(10_000), 0, rows),)), threads=2)
+        observe_shard(tapped, Shard((SampleSlice(range(10_000), 0, rows),)), threads=2)
     assert len(read) < 10_000
 
 
@@ -106,7 +106,7 @@ def test_so_many_samples_run_at_a_time_as_their_taps_have_room(room: int, togeth
     assert most == together
 
 
-def test_sessions_end_with_the_model(tapped: Tapped) -> None:
+def test_sessions_end_with_the_model(tapped: InstrumentedModel) -> None:
     others = set(_OPENED)
     copy = replace(tapped)
     observe_shard(tapped, shard(*ROWS))
@@ -121,13 +121,13 @@ def test_sessions_end_with_the_model(tapped: Tapped) -> None:
 
 
 def test_a_worker_without_the_folder_uses_the_weights_that_it_was_sent(tmp_path: Path) -> None:
-    tapped = tap(model(tmp_path / "m.onnx", "inner/w.data"), [request_for(name, "range") for name in "hx"])
+    tapped = tap(model(tmp_path / "m.onnx", "inner/w.data"), [default_request(name, "range") for name in "hx"])
     sent = carrying_weights(tapped, [tmp_path / "inner" / "w.data"])
     expected = observe_shard(tapped, shard(*ROWS))
     (tmp_path / "inner" / "w.data").unlink()
     assert observe_shard(sent, shard(*ROWS)) == expected
 
 
-def test_weights_outside_the_folder_are_not_carried(tapped: Tapped, tmp_path: Path) -> None:
+def test_weights_outside_the_folder_are_not_carried(tapped: InstrumentedModel, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is not below .*, expected it there"):
         carrying_weights(tapped, [tmp_path.parent / "w.data"])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from observations import one_by_one, seen, statistic
 
-from onnxq.calibration.accumulators import ChannelRanges, Range, Seen
+from onnxq.calibration.accumulators import ChannelRanges, Range, TensorSample
 from onnxq.calibration.kinds import KINDS
 from onnxq.errors import DataError
 
-AXES = {"channel-means": 1, "channel-ranges": 1, "gram": 1}
+AXES = {"channel-means": 1, "channel-ranges": 1, "hessian": 1}
 ARRAYS = list(np.random.default_rng(0).normal(size=(5, 2, 4, 3)).astype(np.float32))
 
 
@@ -57,7 +57,7 @@ def test_other_types_are_an_error(dtype: type[np.generic]) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_name_tensor_and_sample(bad: float) -> None:
     with pytest.raises(DataError, match="Tensor 'scores' holds 1 NaN or infinite values of 3 in sample 7"):
-        _ = Seen("scores", np.float32([1, bad, 2]), index=7).ends
+        _ = TensorSample("scores", np.float32([1, bad, 2]), index=7).ends
 
 
 def test_a_scalar_and_a_strided_view_are_observed() -> None:
@@ -66,21 +66,21 @@ def test_a_scalar_and_a_strided_view_are_observed() -> None:
 
 
 def test_what_lies_below_the_mask_is_taken_out_only_where_something_does_not() -> None:
-    plain, masked = Seen("t", np.float32([1, 2])), Seen("t", np.float32([[1, -1e4], [2, 8192]]))
-    assert plain.core is plain.values
-    assert (masked.core.tolist(), masked.core_ends) == ([1, 2], (1, 2))
-    assert Seen("t", np.float32([9e3])).core_ends == (np.inf, -np.inf)
+    plain, masked = TensorSample("t", np.float32([1, 2])), TensorSample("t", np.float32([[1, -1e4], [2, 8192]]))
+    assert plain.unmasked is plain.values
+    assert (masked.unmasked.tolist(), masked.unmasked_ends) == ([1, 2], (1, 2))
+    assert TensorSample("t", np.float32([9e3])).unmasked_ends == (np.inf, -np.inf)
 
 
 def test_samples_select_different_places_and_each_always_the_same() -> None:
     array, digests = np.arange(1000.0), [f"{index:032x}" for index in range(8)]
-    places = [array[Seen("t", array, digest).selection(1000, 100)].tolist() for digest in digests]
+    places = [array[TensorSample("t", array, digest).selection(1000, 100)].tolist() for digest in digests]
     assert len({tuple(one) for one in places}) == 8
-    assert places[3] == array[Seen("t", array, digests[3]).selection(1000, 100)].tolist()
+    assert places[3] == array[TensorSample("t", array, digests[3]).selection(1000, 100)].tolist()
     assert all(90 <= len(one) <= 101 for one in places)
-    assert Seen("t", array, digests[5]).selection(1000, None) == slice(0, None, 1)
-    assert len(array[:1][Seen("t", array, "f" * 32).selection(1, 1)]) == 1
-    assert len(array[Seen("t", array, "3e8").selection(1000, 1)]) == 1
+    assert TensorSample("t", array, digests[5]).selection(1000, None) == slice(0, None, 1)
+    assert len(array[:1][TensorSample("t", array, "f" * 32).selection(1, 1)]) == 1
+    assert len(array[TensorSample("t", array, "3e8").selection(1000, 1)]) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,13 +13,13 @@ from observations import evidence
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.kinds import KINDS
 from onnxq.calibration.provenance import Provenance
-from onnxq.calibration.statistics import Evidence, load_statistics, merged_files, observe, save_statistics
+from onnxq.calibration.statistics import CalibrationStatistics, load_statistics, merge_files, observe, save_statistics
 from onnxq.errors import DataError, OutputError
 
 PROVENANCE = Provenance("model", "onnxruntime 1.2.3", ("aarch64", "x86_64 avx2"))
 
 
-def saved(sample: str = "ab", **tensors: list[float]) -> Evidence:
+def saved(sample: str = "ab", **tensors: list[float]) -> CalibrationStatistics:
     return replace(
         evidence({name: np.float64(one) for name, one in tensors.items()}, sample=sample), provenance=PROVENANCE
     )
@@ -31,7 +31,7 @@ EVERY_KIND = observe(
     "cd",
 )
 CASES = [
-    Evidence(),
+    CalibrationStatistics(),
     saved(a=[0.1, 1e-300, -7], b=[], c=[-1e4, -9e9, 1], d=[1e30]),
     saved("3", a=[1]).merge(saved("4", a=[2])),
     EVERY_KIND,
@@ -39,7 +39,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_evidence_survives_a_file_exactly(case: Evidence, tmp_path: Path) -> None:
+def test_evidence_survives_a_file_exactly(case: CalibrationStatistics, tmp_path: Path) -> None:
     save_statistics(case, tmp_path / "s.npz")
     loaded = load_statistics(tmp_path / "s.npz")
     assert loaded == case
@@ -66,7 +66,7 @@ def test_numpy_reads_the_file_without_pickles(tmp_path: Path) -> None:
 
 def test_a_place_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"s.npz cannot be written: No such file"):
-        save_statistics(Evidence(), tmp_path / "gone" / "s.npz")
+        save_statistics(CalibrationStatistics(), tmp_path / "gone" / "s.npz")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -92,7 +92,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypa
     [
         (
             lambda header: header | {"format": "onnxq statistics 6"},
-            "'onnxq statistics 6', expected 'onnxq statistics 7'",
+            "'onnxq statistics 6', in which statistics have other names, expected 'onnxq statistics 8'",
         ),
         (lambda header: header | {"statistics": header["statistics"][:1]}, "arrays are longer than what they hold"),
         (lambda header: header | {"statistics": header["statistics"] * 2}, "does not hold calibration statistics"),
@@ -118,11 +118,11 @@ def test_files_merge_in_any_order_and_are_checked(tmp_path: Path) -> None:
     for name, one in (("a", saved("1", x=[1])), ("b", saved("2", x=[2])), ("c", saved("3", y=[3]))):
         save_statistics(one, tmp_path / name)
     a, b, c = (tmp_path / name for name in "abc")
-    assert merged_files([a, b]) == merged_files([b, a]) == saved("1", x=[1]).merge(saved("2", x=[2]))
+    assert merge_files([a, b]) == merge_files([b, a]) == saved("1", x=[1]).merge(saved("2", x=[2]))
     with pytest.raises(DataError, match="c and the files before it differ in 6 statistics, such as histogram of 'x'"):
-        merged_files([a, c])
+        merge_files([a, c])
     with pytest.raises(DataError, match="a: Both hold the same 1 samples"):
-        merged_files([a, a])
+        merge_files([a, a])
 
 
 def test_a_file_that_is_not_there_is_told_so(tmp_path: Path) -> None:

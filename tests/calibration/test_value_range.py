@@ -33,9 +33,9 @@ def test_any_split_in_any_order_gives_what_one_observation_gives(parts: list[lis
 def test_the_part_below_the_mask_and_what_is_nearest_to_it_are_kept() -> None:
     found = observed(np.float32([1, -2, -9000, -1e4, 8192, 5]))
     assert (found.count, found.minimum, found.maximum) == (6, -1e4, 8192)
-    assert (found.core_count, found.core_minimum, found.core_maximum) == (3, -2, 5)
+    assert (found.unmasked_count, found.unmasked_minimum, found.unmasked_maximum) == (3, -2, 5)
     assert (found.below, found.above) == (-9000, 8192)
-    assert observed(np.float32([-9000, -1e4])).core_count == 0
+    assert observed(np.float32([-9000, -1e4])).unmasked_count == 0
 
 
 def test_the_sign_of_a_zero_extreme_does_not_depend_on_the_order() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.calibration.workers import Pace, Shard, Work
+from onnxq.calibration.workers import AdaptiveBatchSizer, Shard, Work
 from onnxq.data.inputs import Sample
 
 
@@ -75,7 +75,7 @@ def test_a_stream_is_read_as_far_as_it_is_needed() -> None:
 def test_a_shard_lasts_as_long_as_wanted_and_the_last_ones_are_shared(
     seconds: float, left: int, workers: int, size: int
 ) -> None:
-    pace = Pace(5.0)
+    pace = AdaptiveBatchSizer(5.0)
     assert 1 <= pace.size(left, workers) <= 8
     pace.learn(8, seconds)
     assert pace.size(left, workers) == size

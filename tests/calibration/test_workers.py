@@ -23,17 +23,17 @@ import pytest
 from onnxq.calibration.calibrate import workers_for
 from onnxq.calibration.collect import collect
 from onnxq.calibration.dask_cluster import Cluster
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.kinds import default_request
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Pool, Processes, Shard, Threads, Work, Workers, run_pool
-from onnxq.data.dataset import Stretch
+from onnxq.data.dataset import SampleSlice
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError, SchemeError
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 SAMPLES = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
-TAPS = [request_for(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
+TAPS = [default_request(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
 
 
 class Slowly:
@@ -76,8 +76,8 @@ def test_workers_read_files_themselves(workers: Workers, tmp_path: Path, monkeyp
     samples = files(tmp_path)
     expected = collect(MODEL, list(samples), TAPS, workers=Threads(1))
     here = threading.get_ident()
-    read = Stretch.__iter__
-    monkeypatch.setattr(Stretch, "__iter__", lambda self: read(self) if threading.get_ident() != here else iter(()))
+    read = SampleSlice.__iter__
+    monkeypatch.setattr(SampleSlice, "__iter__", lambda self: read(self) if threading.get_ident() != here else iter(()))
     assert collect(MODEL, samples, TAPS, workers=workers) == expected
 
 
@@ -146,16 +146,16 @@ class Mortal:
         self.opened += 1
         dead = False
 
-        def submit(shard: Shard) -> Future[tuple[Evidence, float]]:
+        def submit(shard: Shard) -> Future[tuple[CalibrationStatistics, float]]:
             nonlocal dead
             if dead:
                 raise BrokenExecutor("dead before")
-            future: Future[tuple[Evidence, float]] = Future()
+            future: Future[tuple[CalibrationStatistics, float]] = Future()
             if next(self.calls) in self.deaths:
                 dead = True
                 future.set_exception(BrokenExecutor("dead"))
             else:
-                future.set_result((Evidence(("",) * len(shard)), 3.0))
+                future.set_result((CalibrationStatistics(("",) * len(shard)), 3.0))
             return future
 
         yield Pool(submit, self.count)
@@ -186,7 +186,7 @@ CALIBRATING = """
     import signal, sys, threading
     from pathlib import Path
     import numpy as np
-    from onnxq.calibration.kinds import request_for
+    from onnxq.calibration.kinds import default_request
     from onnxq.calibration.collect import collect
     from onnxq.calibration.workers import Processes
 
@@ -194,7 +194,7 @@ CALIBRATING = """
         signal.signal(signal.SIGINT, signal.default_int_handler)
         samples = [{"image": np.zeros((1, 1, 28, 28), np.float32)}] * 100_000
         threading.Timer(float(sys.argv[2]), lambda: print("go", flush=True)).start()
-        collect(Path(sys.argv[1]), samples, [request_for("logits", "range")], workers=Processes(2))
+        collect(Path(sys.argv[1]), samples, [default_request("logits", "range")], workers=Processes(2))
 """
 
 

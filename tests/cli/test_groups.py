@@ -9,7 +9,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from cli.commands import COMMANDS, invoke
-from onnxq.calibration.methods import RANGES
+from onnxq.calibration.methods import CALIBRATION_METHODS
 from onnxq.cli.groups import ORDER, OTHER, PRESET, GroupedCommand
 from onnxq.cli.main import cli
 from onnxq.config.presets import PRESETS
@@ -74,4 +74,4 @@ def test_a_name_is_looked_up_where_it_is_used() -> None:
 
 def test_the_help_of_ranges_names_them_all() -> None:
     told = next(option.help or "" for option in options_of("quantize") if "--range" in option.opts)
-    assert {*re.findall("[a-z]+", told.partition("[default:")[0])} >= {*RANGES}
+    assert {*re.findall("[a-z]+", told.partition("[default:")[0])} >= {*CALIBRATION_METHODS}

@@ -18,7 +18,14 @@ from onnxq.evaluation.latency import Latency
 from onnxq.preparing import preparation
 from onnxq.preparing.equivalence import ROUNDING
 from onnxq.preparing.rewriting import Verify
-from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RewriteRules
+from onnxq.rewrite import (
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    RewriteContext,
+    RewriteRule,
+    RewriteRules,
+)
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"

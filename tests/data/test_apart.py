@@ -11,7 +11,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.data.dataset import Origin, Selection, by_file, halves, shared_files
+from onnxq.data.dataset import Origin, Subset, group_by_file, halves, list_shared_files
 from onnxq.data.inputs import Input, Sample
 from onnxq.data.samples import Samples, open_samples
 
@@ -37,8 +37,8 @@ def stacks(folder: Path, counts: list[int]) -> Samples:
 
 def test_rows_of_a_stack_share_their_file_wherever_some_are_selected(tmp_path: Path) -> None:
     samples = stacks(tmp_path, [3] * 8)
-    assert by_file(samples) == [list(range(first, first + 3)) for first in range(0, 24, 3)]
-    assert by_file(Selection(samples, range(1, 24))) == [
+    assert group_by_file(samples) == [list(range(first, first + 3)) for first in range(0, 24, 3)]
+    assert group_by_file(Subset(samples, range(1, 24))) == [
         [0, 1],
         *([first, first + 1, first + 2] for first in range(2, 23, 3)),
     ]
@@ -46,34 +46,36 @@ def test_rows_of_a_stack_share_their_file_wherever_some_are_selected(tmp_path: P
 
 @pytest.mark.parametrize("counts", [[24], [12] * 7, [1] * 24, [30, *[3] * 20]])
 def test_samples_stand_for_themselves_where_files_tell_no_parts_apart(tmp_path: Path, counts: list[int]) -> None:
-    assert by_file(stacks(tmp_path, counts)) == [[place] for place in range(sum(counts))]
+    assert group_by_file(stacks(tmp_path, counts)) == [[place] for place in range(sum(counts))]
 
 
 def test_samples_share_files_where_these_can_be_told_apart_among_all_there_are(tmp_path: Path) -> None:
     samples = stacks(tmp_path, [3] * 8)
-    assert [Path(file).stem for file in shared_files(samples)] == [f"{file}" for file in range(8) for _ in range(3)]
+    assert [Path(file).stem for file in list_shared_files(samples)] == [
+        f"{file}" for file in range(8) for _ in range(3)
+    ]
     # The few that judge are of few files, but not of too few.
-    few = shared_files(Selection(Selection(samples, range(6, 12)), [0, 1, 2, 4]))
+    few = list_shared_files(Subset(Subset(samples, range(6, 12)), [0, 1, 2, 4]))
     assert [file and Path(file).stem for file in few] == ["2", "2", "2", ""]
-    assert shared_files(Selection(samples, range(0, 24, 3))) == ()
+    assert list_shared_files(Subset(samples, range(0, 24, 3))) == ()
 
 
 @pytest.mark.parametrize("counts", [[12] * 7, [1] * 24, [30, *[3] * 20]])
 def test_samples_count_by_themselves_where_files_tell_no_parts_apart(tmp_path: Path, counts: list[int]) -> None:
-    assert shared_files(stacks(tmp_path, counts)) == ()
+    assert list_shared_files(stacks(tmp_path, counts)) == ()
 
 
 def test_single_files_of_one_folder_share_nothing(tmp_path: Path) -> None:
     for file in range(9):
         np.savez(tmp_path / f"{file}.npz", x=np.full((1, 2), file, np.float32))
-    assert list(map(len, by_file(open_samples(tmp_path, INPUTS)))) == [1] * 9
+    assert list(map(len, group_by_file(open_samples(tmp_path, INPUTS)))) == [1] * 9
 
 
 def test_windows_of_a_recording_share_it(tmp_path: Path) -> None:
     for file in range(8):
         soundfile.write(tmp_path / f"{file}.wav", np.zeros(800, np.float32), 16_000)
     samples = open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 400))])
-    assert by_file(samples) == [[first, first + 1] for first in range(0, 16, 2)]
+    assert group_by_file(samples) == [[first, first + 1] for first in range(0, 16, 2)]
 
 
 @given(some.lists(some.integers(1, 9), min_size=1, max_size=40), some.integers(2, 64))
@@ -82,7 +84,7 @@ def test_halves_share_no_file_and_are_as_many_as_wanted(counts: list[int], count
     one, other = halves(samples, count)
     assert len({*one, *other}) == len(one) + len(other) == min(count, len(samples))
     assert (one, other) == (sorted(one), sorted(other))
-    for origin in by_file(samples):
+    for origin in group_by_file(samples):
         assert set(one).isdisjoint(origin) or set(other).isdisjoint(origin)
 
 

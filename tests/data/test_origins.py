@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.data.dataset import Origin, Selection, TracedSamples, origin_of, ranges_of, split
+from onnxq.data.dataset import Origin, Subset, TraceableSamples, origin_of, ranges_of, split
 from onnxq.data.inputs import Input
 from onnxq.data.samples import open_samples
 
@@ -21,12 +21,12 @@ def sample(value: float) -> dict[str, np.ndarray]:
 
 def test_the_samples_that_judge_are_traced_through_every_selection() -> None:
     given = open_samples([sample(index) for index in range(40)], INPUTS)
-    _, judging = split(Selection(given, range(40)))
+    _, judging = split(Subset(given, range(40)))
     places = [origin_of(judging, index).place for index in range(len(judging))]
     assert places[8] == 35
     # Each number is that of the sample itself.
     assert places == [int(one["x"][0, 0]) for one in judging]
-    assert isinstance(judging, TracedSamples)
+    assert isinstance(judging, TraceableSamples)
 
 
 def test_a_limit_leaves_the_numbers_as_they_were_given() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.data.dataset import Selection, split
+from onnxq.data.dataset import Subset, split
 from onnxq.data.inputs import Input, Sample
 from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
@@ -29,7 +29,7 @@ class Stream:
 
 
 def test_a_stream_is_read_up_to_the_last_one_again_and_again() -> None:
-    chosen = Selection(Stream(), (2, 3, 7))
+    chosen = Subset(Stream(), (2, 3, 7))
     for _ in range(2):
         assert [int(sample["x"]) for sample in chosen] == [2, 3, 7]
     assert len(chosen) == 3
@@ -39,12 +39,12 @@ def test_a_stream_that_has_become_shorter_is_told() -> None:
     shorter = Stream()
     shorter.endless = False
     with pytest.raises(DataError, match="end before sample 7"):
-        list(Selection(shorter, (2, 7)))
+        list(Subset(shorter, (2, 7)))
 
 
 def test_stretches_of_a_selection_count_its_own_samples() -> None:
     samples = [{"x": np.array(index)} for index in range(10)]
-    chosen = Selection(samples, (2, 3, 7, 9))
+    chosen = Subset(samples, (2, 3, 7, 9))
     found = list(chosen.stretches([1, 3]))
     assert [index for stretch in found for index in stretch.indices] == [1, 3]
     assert [int(sample["x"]) for stretch in found for sample in stretch] == [3, 9]
@@ -54,7 +54,7 @@ def test_a_selection_of_files_is_read_by_another_process(tmp_path: Path) -> None
     inputs = [Input("x", np.dtype(np.float32), ("N", 2))]
     for number in range(3):
         np.savez(tmp_path / f"{number}.npz", x=np.full((3, 2), number, np.float32) + np.float32([[0], [0.25], [0.5]]))
-    chosen = Selection(open_samples(tmp_path, inputs, batch=1), (1, 4, 5, 8))
+    chosen = Subset(open_samples(tmp_path, inputs, batch=1), (1, 4, 5, 8))
     found = pickle.loads(pickle.dumps(list(chosen.stretches([0, 2, 3]))))
     assert [index for stretch in found for index in stretch.indices] == [0, 2, 3]
     assert [float(sample["x"].flat[0]) for stretch in found for sample in stretch] == [0.25, 1.5, 2.5]
@@ -67,7 +67,7 @@ def test_errors_name_samples_as_their_file_counts_them(tmp_path: Path) -> None:
     values = np.zeros((5, 2), np.float32)
     values[3] = np.nan
     np.savez(tmp_path / "a.npz", x=values)
-    chosen = Selection(open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 2))]), (1, 3))
+    chosen = Subset(open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 2))]), (1, 3))
     with pytest.raises(DataError, match=r"a\.npz, sample 3: 'x' holds 2 NaN"):
         list(next(iter(chosen.stretches([0, 1]))))
 

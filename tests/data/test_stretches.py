@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.data.dataset import Stretch, held, picked, stretches
+from onnxq.data.dataset import SampleSlice, held, picked, stretches
 from onnxq.data.inputs import Sample
 from onnxq.data.samples import Input, Samples, open_samples
 from onnxq.errors import DataError
@@ -108,4 +108,4 @@ def test_held_samples_are_not_checked_again() -> None:
 
 def test_an_origin_that_has_become_shorter_is_noticed() -> None:
     with pytest.raises(DataError, match="samples lacks sample 3, which it had when opened"):
-        list(Stretch(range(5), 0, lambda positions: [{"x": np.zeros(1)}] * 3, where="samples"))
+        list(SampleSlice(range(5), 0, lambda positions: [{"x": np.zeros(1)}] * 3, where="samples"))

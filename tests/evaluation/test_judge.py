@@ -13,7 +13,7 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Input
 from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
@@ -69,7 +69,7 @@ def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tup
     labels = np.array([int(sample["x"].argmax()) for sample in SAMPLES])
     labels[3] += 1
     for places, score in (([0, 3], 0.5), ([0, 5], 1.0)):
-        judge = Verifier.of(files[0], Selection(samples, places), 0.0, Metric("top1", Top1(labels)))
+        judge = Verifier.of(files[0], Subset(samples, places), 0.0, Metric("top1", Top1(labels)))
         scores = judge.scores(files[1], 1)
         assert scores is not None
         assert scores.chosen_by is not None

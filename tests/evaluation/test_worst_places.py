@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.sqnr import Place, WorstPlace, furthest, traced, worst_places
 
@@ -56,6 +56,6 @@ def test_labels_have_no_places() -> None:
 
 
 def test_the_number_of_a_sample_is_that_among_those_given() -> None:
-    samples = Selection([{} for _ in range(40)], [1, 5, 7, 35])
+    samples = Subset([{} for _ in range(40)], [1, 5, 7, 35])
     (one,) = traced([WorstPlace(1, 20.0, Place((0,), 1.0, 3.0))], samples, [0, 3])
     assert (one.sample, one.sqnr, one.place, one.file) == (35, 20.0, Place((0,), 1.0, 3.0), "")

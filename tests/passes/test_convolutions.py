@@ -9,7 +9,13 @@ from onnx import ModelProto
 
 from onnxq.config.presets import PRESETS
 from onnxq.ir import Graph, as_graph
-from onnxq.passes import ConvolvePooled, ConvolveTransposed, FoldPads, ResolveAutomaticPadding, UseGlobalAveragePool
+from onnxq.passes import (
+    ConvolvePooled,
+    ConvolveTransposed,
+    FoldPads,
+    ResolveAutomaticPadding,
+    UseGlobalAveragePool,
+)
 from onnxq.preparing.preparation import integer_steps, prepare_for_integers
 from onnxq.rewrite import Changes
 from onnxq.runtime.targets import target_named

@@ -10,7 +10,14 @@ from model_texts import apply_once, difference, model, named_graph, nodes, ops, 
 from onnx import ModelProto
 
 from onnxq.ir import Graph
-from onnxq.passes import DropExpands, MergeConcats, MergeReshapes, MergeSlices, RemoveUnused, SimplifySplits
+from onnxq.passes import (
+    DropExpands,
+    MergeConcats,
+    MergeReshapes,
+    MergeSlices,
+    RemoveUnused,
+    SimplifySplits,
+)
 from onnxq.rewrite import Changes
 
 # MergeReshapes --------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 from conftest import Build
 
 from onnxq.calibration.histogram import Bins, Histogram
-from onnxq.calibration.kinds import request_for
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.kinds import default_request
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Granularity, Mode, Spec
 from onnxq.ir import as_graph
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
@@ -21,10 +21,10 @@ def plan_of(*activations: Activation, weights: tuple[Weight, ...] = ()) -> Plan:
     return Plan((Decision("a", "MatMul", Mode.STATIC, "why", weights),), activations, "int8", "onnxruntime-cpu")
 
 
-def seen(counts: list[int]) -> Evidence:
+def seen(counts: list[int]) -> CalibrationStatistics:
     # Sixteenths from 0 to 1.
     bins = Bins(0.0, 0.999, np.array(counts)) if counts else Bins()
-    return Evidence(("s",), {request_for("x", "histogram"): Histogram(bins)})
+    return CalibrationStatistics(("s",), {default_request("x", "histogram"): Histogram(bins)})
 
 
 @pytest.mark.parametrize(("high", "clipped"), [(2.0, 0.0), (0.75, 0.5), (-1.0, 1.0)])

@@ -11,7 +11,15 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import Graph, as_graph
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RewriteRules
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    RewriteContext,
+    RewriteRule,
+    RewriteRules,
+)
 
 POWER = "g (float[4] x) => (float[4] y) { [a] y = Pow(x, e) }"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.presets import PRESETS
 from onnxq.evaluation.verification import Verifier
 from onnxq.ir import load
@@ -26,4 +26,6 @@ def context(tmp_path: Path) -> SearchContext:
     bench = open_prepared_model(load(float_model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     files = ModelPaths(float_model, tmp_path / "out.onnx", external_data=False)
     split = EvaluationSplit(float_model, bench.prepared, samples, 2)
-    return SearchContext(bench, files, samples, Verifier(float_model, samples, 1.0), Evidence(), silent, split)
+    return SearchContext(
+        bench, files, samples, Verifier(float_model, samples, 1.0), CalibrationStatistics(), silent, split
+    )

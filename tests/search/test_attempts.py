@@ -16,7 +16,7 @@ from onnxq.calibration.data import Data
 from onnxq.config.effort import OFF, Effort
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Scheme
-from onnxq.data.dataset import Selection, split
+from onnxq.data.dataset import Subset, split
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, compare
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
@@ -347,7 +347,7 @@ def all_samples(perceptron, samples_for) -> list[dict[str, np.ndarray]]:
     """Samples of which those that judge are twice as large as all others."""
     plain = samples_for(perceptron, 16)
     judging = split(range(16))[1]
-    assert isinstance(judging, Selection)
+    assert isinstance(judging, Subset)
     loud = set(judging.places)
     return [{"x": one["x"] * (2 if place in loud else 1)} for place, one in enumerate(plain)]
 
@@ -413,12 +413,12 @@ def test_samples_that_were_given_for_judging_set_no_ranges(perceptron, all_sampl
 def test_where_more_noise_is_seen_the_judged_model_is_written(
     perceptron, all_samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxq.calibration.methods import parse_range
+    from onnxq.calibration.methods import parse_calibration_method
     from onnxq.search import attempts
     from onnxq.search.cross_validation import AlgorithmResult
 
     def worse(validator, full, plan, basis: AlgorithmResult, more) -> AlgorithmResult:
-        return replace(basis, recipe=replace(basis.recipe, ranges=parse_range("fixed:-0.01,0.01")))
+        return replace(basis, recipe=replace(basis.recipe, ranges=parse_calibration_method("fixed:-0.01,0.01")))
 
     monkeypatch.setattr(attempts, "refit", worse)
     path = tmp_path / "float.onnx"

@@ -18,11 +18,11 @@ from onnxq.algorithms.equalization import Setting, sites
 from onnxq.algorithms.range_search import Noise, pooled
 from onnxq.calibration import workers
 from onnxq.calibration.collect import collect_apart
-from onnxq.calibration.methods import FIRST_RANGES, Percentile
+from onnxq.calibration.methods import DEFAULT_METHODS, Percentile
 from onnxq.calibration.provenance import sample_digest
 from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.presets import PRESETS, preset_named
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Input
 from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import as_graph, load
@@ -252,7 +252,7 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
         bench = bench_of(model, tmp_path / name)
         plan = bench.plan({})
         if name == "grouped":
-            observe_groups(bench, plan, samples, accuracy, FIRST_RANGES, silent)
+            observe_groups(bench, plan, samples, accuracy, DEFAULT_METHODS, silent)
             monkeypatch.setattr(workers, "observe_shard", None)
         evidence = bench.calibrate(plan, samples, silent)
         evaluator = PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, accuracy.judges(count))), evidence)
@@ -268,13 +268,13 @@ def test_for_factors_of_more_samples_only_these_run(
 ) -> None:
     generator = np.random.default_rng(1)
     samples = [{"x": generator.uniform(0, 1, (1, 6, 8, 8)).astype(np.float32)} for _ in range(COUNT)]
-    known, more = samples[:-2], Selection(samples, [COUNT - 2, COUNT - 1])
+    known, more = samples[:-2], Subset(samples, [COUNT - 2, COUNT - 1])
     found = []
     for name in ("apart", "grouped"):
         bench = bench_of(model, tmp_path / name)
         plan = bench.plan({})
         if name == "grouped":
-            observe_groups(bench, plan, known, FAST, FIRST_RANGES, silent)
+            observe_groups(bench, plan, known, FAST, DEFAULT_METHODS, silent)
             monkeypatch.setattr(activation_methods, "collect_apart", partial(only_of, more, collect_apart))
         groups = (*split_groups(known, FAST.judges(len(known))), more)
         settings = dict.fromkeys(sites(bench.graph, plan).found, Setting(1.0, 1.0, 0.0))
@@ -284,10 +284,10 @@ def test_for_factors_of_more_samples_only_these_run(
 
 
 def only_of(
-    samples: Selection,
+    samples: Subset,
     collect: Callable[..., Any],
     model: Path,
-    runs: Sequence[Sequence[Selection]],
+    runs: Sequence[Sequence[Subset]],
     *rest: Any,
     **named: Any,
 ) -> Any:
@@ -298,7 +298,7 @@ def only_of(
 def test_more_samples_than_are_judged_by_are_calibrated_as_usual(model: onnx.ModelProto, tmp_path: Path) -> None:
     bench = bench_of(model, tmp_path / "bench")
     samples = [{"x": np.zeros((1, 6, 8, 8), np.float32)}] * 513
-    observe_groups(bench, bench.plan({}), samples, FAST, FIRST_RANGES, silent)
+    observe_groups(bench, bench.plan({}), samples, FAST, DEFAULT_METHODS, silent)
     evidence = bench.calibrate(bench.plan({}), samples[:2], silent)
     validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, samples[:2], evidence), samples)
     assert not bench.grouped.parts(validator.groups, ())

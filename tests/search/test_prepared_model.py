@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnxq.algorithms.activation_params import channel_means, corrected_biases
 from onnxq.algorithms.encoding_config import Recipe
 from onnxq.calibration.accumulators import ChannelMeans, Request
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Spec
 from onnxq.data.inputs import Sample
@@ -81,7 +81,7 @@ def test_nodes_that_were_fused_are_still_selected_by_name(opset: int, build, qua
 
 def test_a_plan_without_activations_and_corrections_needs_no_calibration(bench: PreparedModel) -> None:
     storage = PreparedModel(bench.prepared, replace(PRESETS["int8-storage"], correct_biases=False), bench.target)
-    assert storage.calibrate(storage.plan({}), SAMPLES, silent) == Evidence()
+    assert storage.calibrate(storage.plan({}), SAMPLES, silent) == CalibrationStatistics()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_weights_are_decoded_as_the_bench_is_told(
     save(prepare(load(MODELS / "vit.onnx"), opset=21), path, external_data=True)
     bench = PreparedModel(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
     plan = bench.plan({})
-    built = bench.build(plan, Evidence(), Recipe(), tmp_path / "q.onnx", external_data=False)
+    built = bench.build(plan, CalibrationStatistics(), Recipe(), tmp_path / "q.onnx", external_data=False)
     assert sum(node.op == found for node in built.nodes) == sum(map(plan.count, decoded)) > 10
 
 
@@ -225,7 +225,7 @@ def test_means_along_another_axis_than_the_plans_correct_nothing(
     statistics, fitting = (bench.calibrate(plan, [{"x": x}], silent) for plan in (first, other))
     bare = statistics.select(one for one in statistics.statistics if one.kind != "channel-means")
 
-    def built(found: Evidence) -> np.ndarray:
+    def built(found: CalibrationStatistics) -> np.ndarray:
         bench.build(other, found, Recipe(), tmp_path / "q.onnx", external_data=False)
         return np.asarray(run(open_session(tmp_path / "q.onnx"), {"x": x}, ("z",))[0])
 

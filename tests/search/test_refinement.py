@@ -19,10 +19,10 @@ from onnxq.calibration.accumulators import ChannelMeans, Range
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import Percentile
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import FAST, METHODS, Accuracy
 from onnxq.config.presets import preset_named
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import as_graph
 from onnxq.pipeline import quantize
@@ -90,7 +90,9 @@ def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, 
 
 
 def test_what_costs_time_can_be_left_after_all() -> None:
-    basis, before = (AlgorithmResult(Recipe(migration=migration), Evidence()) for migration in (SOME, NOTHING))
+    basis, before = (
+        AlgorithmResult(Recipe(migration=migration), CalibrationStatistics()) for migration in (SOME, NOTHING)
+    )
     gains = (MethodGain("ranges", 20.0, 21.0, "MinMax()", 1.0), MethodGain("migration", 21.0, 25.0, "1 tensors", 1.0))
     refined = RefinedEncoding(basis, gains, before.recipe)
     found = refined.with_factors_of(before.recipe, 21.0, "it is slow")
@@ -129,7 +131,7 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
     until = Deadline.within(seconds)
     plan: Any = None
     accuracy = replace(FAST, methods=("ranges",), thorough=True)
-    refine(validator, plan, AlgorithmResult(Recipe(), Evidence()), accuracy, silent, until)
+    refine(validator, plan, AlgorithmResult(Recipe(), CalibrationStatistics()), accuracy, silent, until)
     assert asked == models
 
 
@@ -145,7 +147,7 @@ def test_all_methods_are_carried_out() -> None:
     assert (*CHOOSERS,) == tuple(name for name in METHODS if name != "tables")
 
 
-# Evidence, factors and biases after more samples have been seen.
+# CalibrationStatistics, factors and biases after more samples have been seen.
 
 TEXT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {s = Sqrt(x) a = Conv(s, w) r = Relu(a) y = Conv(r, u)}"
 WIDE = np.array([1, 0.05, 0.04, 0.05, 0.03, 0.05])
@@ -161,11 +163,11 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
     # A channel that was quiet in all samples before.
     for one in data[8:]:
         one["x"][:, 1] *= 100
-    seen, plan = Selection(data, range(8)), bench.plan({})
+    seen, plan = Subset(data, range(8)), bench.plan({})
     evidence = bench.calibrate(plan, seen, silent)
     validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, seen, evidence), seen)
     basis = with_equalization(validator, plan, AlgorithmResult(USUAL, evidence), FAST)
-    again = refit(validator, plan, plan, basis, Selection(data, range(8, 12)))
+    again = refit(validator, plan, plan, basis, Subset(data, range(8, 12)))
 
     before, after = (one.recipe.migration.factors["s"].values for one in (basis, again))
     assert after[1] > before[1] + 0.2
@@ -177,7 +179,7 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
 
     # Factors that were left stay left.
     without = replace(basis, recipe=replace(basis.recipe, migration=basis.recipe.migration.select({"r"})))
-    assert "s" not in refit(validator, plan, plan, without, Selection(data, range(8, 12))).recipe.migration.factors
+    assert "s" not in refit(validator, plan, plan, without, Subset(data, range(8, 12))).recipe.migration.factors
 
 
 def test_all_effort_goes_with_statistics_that_are_collected_in_bounded_memory() -> None:
@@ -236,7 +238,7 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
     )
     timed = SimpleNamespace(evaluator=evaluator, speeds_of=lambda models: [speeds[places[one.name]] for one in models])
     profiler: Any = cast(PlanProfiler, timed)
-    refined = RefinedEncoding(AlgorithmResult(RECIPE, Evidence()), (), UNMIGRATED)
+    refined = RefinedEncoding(AlgorithmResult(RECIPE, CalibrationStatistics()), (), UNMIGRATED)
     found = refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0).basis.recipe
     assert _name(found) == taken
     # Without factors ranges are those that were found best without.
@@ -246,7 +248,7 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
 def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refinement, "folded", lambda graph, plan, migration: migration)
     profiler: Any = SimpleNamespace(evaluator=SimpleNamespace(bench=SimpleNamespace(graph=None)))
-    refined = RefinedEncoding(AlgorithmResult(RECIPE, Evidence()), (), UNMIGRATED)
+    refined = RefinedEncoding(AlgorithmResult(RECIPE, CalibrationStatistics()), (), UNMIGRATED)
     assert refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0) is refined
 
 

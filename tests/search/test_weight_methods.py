@@ -18,8 +18,8 @@ from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
 from onnxq.calibration.data import Data
-from onnxq.calibration.hessian import Gram
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.hessian import HessianAccumulator
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Threads
 from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.presets import PRESETS, preset_named
@@ -85,7 +85,7 @@ def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: PreparedModel) -
     grams = [best.evidence.statistics[request] for request in requests]
     assert grams
     # Each image has 28 rows of pixels, and one vector for each in front of the last layer.
-    assert {gram.count for gram in grams if isinstance(gram, Gram)} == {32 * 28, 32}
+    assert {gram.count for gram in grams if isinstance(gram, HessianAccumulator)} == {32 * 28, 32}
 
 
 def test_what_does_not_help_is_left_out(bench: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_what_does_not_help_is_left_out(bench: PreparedModel, monkeypatch: pytes
     )
     best, plain, _ = chosen(bench, images("calib.npz", 4))
     assert best is plain
-    assert not any(isinstance(statistic, Gram) for statistic in best.evidence.statistics.values())
+    assert not any(isinstance(statistic, HessianAccumulator) for statistic in best.evidence.statistics.values())
 
 
 @pytest.mark.parametrize(("part", "looked_at"), [(0.05, False), (0.5, True)])
@@ -167,7 +167,9 @@ def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
 ) -> None:
     asked: list[tuple[set[str], object]] = []
 
-    def collected(model: Path, samples: Sequence[Sample], requests: Sequence[Request], **more: object) -> Evidence:
+    def collected(
+        model: Path, samples: Sequence[Sample], requests: Sequence[Request], **more: object
+    ) -> CalibrationStatistics:
         asked.append(({request.tensor for request in requests}, more["workers"]))
         return collect(model, samples, requests)
 
@@ -215,7 +217,7 @@ def test_what_had_no_room_is_rounded_again(bench: PreparedModel) -> None:
     basis = weight_methods.with_seen_rows(
         validator, plan, AlgorithmResult(Recipe(compensation=compensation), evidence), [first]
     )
-    assert {request.tensor for request in basis.evidence.statistics if request.kind == "gram"} == {first}
+    assert {request.tensor for request in basis.evidence.statistics if request.kind == "hessian"} == {first}
 
 
 def test_hessians_are_given_their_part_of_the_memory() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
-from onnxq.calibration.methods import FIRST_RANGES, MinMax
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.methods import DEFAULT_METHODS, MinMax
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import FULL
 from onnxq.config.presets import PRESETS
 from onnxq.errors import DataError
@@ -35,7 +35,7 @@ def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: P
     named = ready(residual, tmp_path, replace(PRESETS["int8"], ranges="minmax"))
     assert initial_recipe(free).methods == initial_recipe(named).methods == (MinMax(),)
     assert [("ranges" in accuracy_tried(model, Budget()).methods) for model in (free, named)] == [True, False]
-    assert range_methods(free, Budget()) == FIRST_RANGES
+    assert range_methods(free, Budget()) == DEFAULT_METHODS
     assert range_methods(named, Budget()) == (MinMax(),)
 
 
@@ -51,14 +51,16 @@ def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
 
 def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:
     samples = samples_for(residual, 6)
-    seen = calibrate_model(ready(residual, tmp_path), Data(samples[:2], samples[2:]), FIRST_RANGES, Goal(), Budget())
+    seen = calibrate_model(ready(residual, tmp_path), Data(samples[:2], samples[2:]), DEFAULT_METHODS, Goal(), Budget())
     assert (len(seen.samples), len(seen.judged), len(seen.evidence.samples)) == (2, 4, 2)
 
 
 def test_equal_samples_count_once_but_for_a_metric(residual, samples_for, tmp_path: Path) -> None:
     samples, model, by_metric = samples_for(residual, 3), ready(residual, tmp_path), Metric("mine", lambda *_: 1.0)
     cases = (None, Goal()), (samples[:2] * 2, Goal()), (None, Goal(metric=by_metric))
-    found = [calibrate_model(model, Data(samples * 4, others), FIRST_RANGES, goal, Budget()) for others, goal in cases]
+    found = [
+        calibrate_model(model, Data(samples * 4, others), DEFAULT_METHODS, goal, Budget()) for others, goal in cases
+    ]
     assert [(len(one.samples), len(one.judged)) for one in found] == [(3, 3), (3, 2), (12, 12)]
 
 
@@ -67,7 +69,7 @@ def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order
 ) -> None:
     data, model = Data(samples_for(residual, 9)), ready(residual, tmp_path)
     parted, whole = (
-        calibrate_model(model, data, FIRST_RANGES, goal, Budget())
+        calibrate_model(model, data, DEFAULT_METHODS, goal, Budget())
         for goal in (Goal(), Goal(metric=Metric("mine", lambda outputs, samples: 1.0)))
     )
     assert (len(parted.samples), len(parted.judged), len(parted.evidence.samples)) == (7, 2, 7)
@@ -81,7 +83,7 @@ def test_of_a_metric_that_knows_samples_all_that_are_kept_apart_judge(
     metric, samples = Metric("top1", Top1(np.zeros(given, np.int64))), samples_for(residual, 3) * 134
     for others in (None, samples[:5]):
         data = Data(samples[:given], others)
-        seen = calibrate_model(ready(residual, tmp_path), data, FIRST_RANGES, Goal(metric=metric), Budget())
+        seen = calibrate_model(ready(residual, tmp_path), data, DEFAULT_METHODS, Goal(metric=metric), Budget())
         assert (len(seen.samples), len(seen.judged)) == (parts if others is None else (given, 5))
 
 
@@ -101,11 +103,11 @@ def test_more_of_many_samples_judge_with_all_effort(
     for name, scheme in (("first", "int8"), ("replay", carried)):
         (tmp_path / name).mkdir()
         model = ready(residual, tmp_path / name, scheme)
-        seen = calibrate_model(model, data, FIRST_RANGES, Goal(), budget)
+        seen = calibrate_model(model, data, DEFAULT_METHODS, Goal(), budget)
         chooser = open_search(model, seen, Goal(), budget)
         assert len(chooser.evaluator.answered.samples) == judges
         # The float model does not run again.
-        assert chooser.with_evidence(Evidence()).evaluator.answered is chooser.evaluator.answered
+        assert chooser.with_evidence(CalibrationStatistics()).evaluator.answered is chooser.evaluator.answered
 
 
 MODELS = Path(__file__).parents[2] / "models"

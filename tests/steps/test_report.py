@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnxq import Budget, Data, calibrate, quantize
 from onnxq.cli import terminal
-from onnxq.data.dataset import even_places, ranges_of
+from onnxq.data.dataset import evenly_spaced_indices, ranges_of
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.report import load_report
@@ -81,7 +81,7 @@ def test_the_samples_that_judge_and_are_worst_are_told_by_their_numbers(
     budget = Budget(search="off", accuracy="off", latency=0, layers=2)
     report = quantize(model, data, goal=Goal(force=True), budget=budget).report
     assert report.samples.split.apart == apart
-    judging = [*range(40)] if apart else even_places(40, 10)
+    judging = [*range(40)] if apart else evenly_spaced_indices(40, 10)
     assert report.samples.split.places == ranges_of(judging)
     worst = report.agreement.outputs[0].worst[0]
     assert (worst.sample, worst.file) == (35, str(tmp_path / "all.npz"))
@@ -127,7 +127,7 @@ def test_a_metric_is_of_samples_that_chose_nothing_where_it_knows_them_and_else_
     report = quantize(model, data, goal=goal, budget=Budget(accuracy="off", latency=0)).report
     judged = report.samples.split
     assert (judged.samples, judged.seen) == ((10, 0) if by_labels else (40, 40))
-    assert (judged.places == ranges_of(even_places(40, 10))) == by_labels
+    assert (judged.places == ranges_of(evenly_spaced_indices(40, 10))) == by_labels
     assert (report.fidelity.scores.chosen_by is not None) == by_labels
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report

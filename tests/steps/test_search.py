@@ -10,7 +10,7 @@ from recurrent_models import LARGE, cell, sample
 
 from onnxq import pipeline
 from onnxq.calibration.data import Data
-from onnxq.calibration.methods import FIRST_RANGES
+from onnxq.calibration.methods import DEFAULT_METHODS
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.pipeline import calibrate
@@ -38,7 +38,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def seen_with(folder: Path, *, keeps_forms: bool) -> tuple[PreparedRun, CalibratedModel]:
     wanted = replace(QuantizationRequest.of("int8", "openvino", ()), keeps_forms=keeps_forms)
     ready = prepare_model(cell(LARGE, linear_before_reset=1), wanted, folder, None, UNTIMED)
-    return ready, calibrate_model(ready, DATA, FIRST_RANGES, Goal(), UNTIMED)
+    return ready, calibrate_model(ready, DATA, DEFAULT_METHODS, Goal(), UNTIMED)
 
 
 @pytest.mark.parametrize(("speed", "hopeless"), [(0.5, True), (0.95, False), (1.3, False)])

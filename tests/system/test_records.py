@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onnxq import Plan
-from onnxq.calibration.statistics import Evidence
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.planning.plan import Decision
@@ -180,4 +180,4 @@ def test_a_plan_shows_its_modes_and_reasons() -> None:
 
 
 def test_evidence_shows_its_tensors() -> None:
-    assert "0 samples, 0 tensors" in Evidence()._repr_html_()
+    assert "0 samples, 0 tensors" in CalibrationStatistics()._repr_html_()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.calibration.instrument import with_taps
+from onnxq.calibration.instrument import add_outputs
 from onnxq.ir import Variable, constants, save
 from onnxq.runtime.sessions import Array, open_session, run
 from onnxq.training.module import QATModule
@@ -35,7 +35,7 @@ class Written:
         save(module.quantized(), path)
         model = onnx.load(path)
         made = {name for node in model.graph.node for name in node.output if name}
-        tapped = with_taps(model, sorted(made - {one.name for one in model.graph.output}))
+        tapped = add_outputs(model, sorted(made - {one.name for one in model.graph.output}))
         names = [one.name for one in tapped.graph.output]
         found = run(open_session(tapped, optimize=False), sample, names)
         return cls(model, dict(zip(names, found, strict=True)) | sample)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.data.dataset import Selection
+from onnxq.data.dataset import Subset
 from onnxq.errors import DataError
 from onnxq.training.training_set import TrainingSet, can_stack, run_float_model
 from training.modules import NETWORK, WEIGHTS, images, module_of
@@ -30,7 +30,7 @@ def test_lessons_hold_what_the_float_model_gives(reference: Path) -> None:
 
 def test_labels_are_those_of_the_samples_that_were_selected(reference: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.arange(10))
-    some = Selection(Selection(images(10), [1, 3, 5, 7, 9]), [0, 2, 4])
+    some = Subset(Subset(images(10), [1, 3, 5, 7, 9]), [0, 2, 4])
     lessons = run_float_model(reference, some, tmp_path / "l.npy")
     assert [int(one.labels) for one in lessons if one.labels is not None] == [1, 5, 9]
 

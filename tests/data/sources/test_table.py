@@ -12,7 +12,7 @@ import pytest
 
 from onnxq.data.inputs import Input
 from onnxq.data.samples import open_samples
-from onnxq.data.sources import SOURCES, Audio, Source, source_for, source_named
+from onnxq.data.sources import SOURCES, Audio, Source, find_source, source_for
 from onnxq.errors import DataError, OnnxqError
 
 
@@ -28,10 +28,10 @@ class Lines:
 
 def test_each_of_ours_is_made_from_its_name() -> None:
     for name, made in SOURCES.items():
-        source = source_named(name)
+        source = find_source(name)
         assert isinstance(source, made)
         assert isinstance(source, Source)
-    assert source_named("audio:rate=8000:seconds=0.5") == Audio(8000, 0.5)
+    assert find_source("audio:rate=8000:seconds=0.5") == Audio(8000, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_each_of_ours_is_made_from_its_name() -> None:
 )
 def test_what_is_not_there_is_told(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        source_named(text)
+        find_source(text)
 
 
 def test_a_package_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
