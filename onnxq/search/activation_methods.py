@@ -1,4 +1,4 @@
-"""Ranges chosen by measuring: one method for all tensors, and others where they lower the noise of the whole model."""
+"""Accuracy methods for activations: calibration ranges, and equalization of channels between layers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def noise_share(seen: TensorStatistics, spec: Spec) -> float:
     return error / variance if variance > 0 else 0.0
 
 
-# Choosing where ranges migrate between layers: kept where that lowers noise on samples that were not used for it.
+# Equalization of channels between layers, kept if it lowers the error on samples that it was not found on.
 
 Array = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Choosing by measuring: one plan after the other is searched, built and judged, until one is faithful enough."""
+"""The choice from plan to verified model: one attempt after the other, until one is accurate and fast enough."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.refinement import MethodGain, RefinedEncoding, refit
 from onnxq.search.search import FINER, Demotions, PlanSearch, as_stored, slower, without_integers
 
-# How often a plan is searched again where the one before is not faithful enough to samples that it was not chosen by.
+# How often a plan is searched again if the one before misses the goal on the holdout set.
 _REPEATED_SEARCHES = 2
-# Models of the shortest search.
+# A search of fewer models finds nothing.
 _FEWEST_MODELS = 3
 _UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
-# A metric falls as the noise rises, so the noisiest aim is tried first.
+# A metric falls as the error rises, so the lowest SQNR is tried first.
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
-# Weights that are only stored aim at so many decibels more than the last of these, and than what it was tried for.
+# Weights that are only stored aim at so many decibels more than the last of these, and than the last plan had.
 _STORED_MARGIN_DB = 20.0
 
 
@@ -67,7 +67,7 @@ def search_plan(
 
 @dataclass(frozen=True, eq=False)
 class _Attempts:
-    """One choice by measuring: what a chooser is asked for, see `search_plan`."""
+    """The arguments of `search_plan`."""
 
     context: SearchContext
     plan: Plan
@@ -210,7 +210,7 @@ class _Attempts:
         return self.context.profiler(self.recipe).found_speed(self.context.files.staged, speed)
 
 
-# What is taken where there is no search: the scheme's plan, with tables as fine as the goal takes.
+# Without a search: the plan of the scheme, with embeddings of as many bits as the goal takes.
 
 _REASON = "a row that is looked up adds nothing up, so errors of coarser codes would not cancel"
 _BITS = 8
@@ -304,9 +304,9 @@ def _added_bytes(plan: Plan, node: str) -> float:
     return sum(one.elements * (_BITS - format_named(one.spec.format).bits) / 8 for one in weights)
 
 
-# Ranges and factors of all samples, once the model of those that were not kept for judging has been judged.
+# The final fit on all samples, after the holdout set has evaluated the model of the others.
 
-# The samples that judge have judged the model before.
+# The holdout set has evaluated the model before.
 _SECOND_LOOK = 2
 # Runs of the float model for each of these samples: to calibrate, to see channels, and to compare.
 _RUNS_PER_SAMPLE = 3

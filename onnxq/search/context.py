@@ -1,4 +1,4 @@
-"""What it takes to choose: searches for plans, and the models that these make, built and judged."""
+"""What a search works with: the prepared model, samples, evaluator and profiler, and the result it ends with."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from onnxq.search.search import Planner, PlanSearch, SensitivitiesOfNodes
 from onnxq.search.sensitivity import NO_ERROR, Sensitivities, sensitivity_by_node
 from onnxq.system.resources import NEVER, Progress, silent
 
-# Aims are higher by so much where no samples could be spared to judge by: codes and plan fit those that are seen.
+# Without a holdout set, aims are so many decibels higher: encodings and plan fit the samples that are seen.
 NO_HOLDOUT_MARGIN_DB = 4.0
-# What a model is said to lack that no goal allows, such as one that is not finite.
+# Decibels that an output lacks which no goal allows, such as one that is not finite.
 INVALID_OUTPUT_DEFICIT_DB = 1.5
 # Enough to tell candidates apart; the one that is taken is timed for longer.
 _SEARCH_SECONDS = 0.5
-# Part of the time there is that goes to how codes are chosen.
+# Part of the time that is left which goes to accuracy methods.
 _REFINEMENT_SHARE = 1 / 3
-# Runs of each sample in which the noise of a large model's groups of layers is measured.
+# Runs of each sample that measure the error of a large model's groups of layers.
 _GROUP_RUNS = 3
 # Runs of the float model that take as long as the shortest search.
 SEARCH_RUNS = 40
@@ -127,7 +127,7 @@ class SearchContext:
         return PlanEvaluator(self.bench, self.evidence, self.split.answered, built=self.split.built)
 
     def with_evidence(self, evidence: CalibrationStatistics) -> SearchContext:
-        """Return a chooser that builds from other evidence."""
+        """Return the same context with other calibration statistics."""
         return self if evidence is self.evidence else replace(self, evidence=evidence)
 
     def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy, enough: float = math.inf) -> RefinedEncoding:
@@ -184,21 +184,22 @@ class SearchContext:
         # Many a model is quantized without a search.
         from onnxq.search.frontier import fastest_uniform_plan, find_fastest
 
-        quietest = partial(self.lowest_error, evaluator, recipe, self.bench.plan, aim, effort.measurements)
+        lowest_error = partial(self.lowest_error, evaluator, recipe, self.bench.plan, aim, effort.measurements)
         weighs = self.measurable or (self.bench.scheme.multiplies_integers and not self.bench.is_large)
         if not weighs or not self.has_time(SEARCH_RUNS):
-            return quietest()
+            return lowest_error()
         effort = replace(effort, seconds=min(effort.seconds, self.judge.deadline.left - self._reserved))
         profiler = replace(self.profiler(recipe), evaluator=evaluator)
         given = profiler, self.bench.graph, self.bench.target, aim
         if not self.measurable:
             return find_fastest(*given, replace(effort, processes=math.inf), silent)
         if not profiler.timing.engine.profiles:
-            return replace(quiet := quietest(), plan=fastest_uniform_plan(profiler, self.bench.target, quiet.plan, aim))
+            found = lowest_error()
+            return replace(found, plan=fastest_uniform_plan(profiler, self.bench.target, found.plan, aim))
         return find_fastest(*given, effort, self.progress)
 
     def smaller(self, evaluator: PlanEvaluator, recipe: Recipe, effort: Effort, aim: float) -> SearchContext:
-        """Return a chooser for plans in which as many weights as an aim in decibels takes have 4 bits, given time."""
+        """Return a context for plans in which as many weights have 4 bits as an aim in decibels allows, given time."""
         asked = replace(self.profiler(recipe), evaluator=evaluator)
         share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(evaluator.answered.samples)
 
@@ -211,10 +212,10 @@ class SearchContext:
 
     def profiler(self, recipe: Recipe) -> PlanProfiler:
         """Return what measures plans whose codes are chosen so, and knows what was measured for others."""
-        return replace(self._laboratory, recipe=recipe)
+        return replace(self._profiler, recipe=recipe)
 
     @cached_property
-    def _laboratory(self) -> PlanProfiler:
+    def _profiler(self) -> PlanProfiler:
         samples = tuple(evenly(self.evaluator.answered.samples, TIMED_SAMPLES))
         timing = Timing(samples, min(self.judge.seconds, _SEARCH_SECONDS), self.judge.timer or OnnxRuntime())
         given = self.evaluator, Recipe(), self.files.reference, timing, self.costs, self.progress

@@ -1,4 +1,4 @@
-"""Times that were measured before: within a run, and from run to run in a file that the user names."""
+"""Measured times: kept within a run, and from run to run in a JSON file that the user names."""
 
 from __future__ import annotations
 

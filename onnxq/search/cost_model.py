@@ -1,4 +1,4 @@
-"""Ways to run a node whose neighbours see floats, beside computing in float: which there are, and what they take."""
+"""The options of running a node, and the cost model: nanoseconds of nodes and of Q/DQ boundaries."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def takers(alternative: KernelOption, plan: Plan, wished: Set[str]) -> frozenset
     return frozenset(one.node for one in plan.decisions if one.mode is alternative.mode and one.node in wished)
 
 
-# What it costs to run each node in each way, and each border between floats and integers, on this machine.
+# The cost model: nanoseconds of each option of each node, and of each boundary between floats and integers.
 
-# What a QuantizeLinear or DequantizeLinear costs where no border of the measured models tells: nanoseconds.
+# Nanoseconds of a QuantizeLinear or DequantizeLinear that no measured model has shown.
 _BORDER_NS = 3_000.0
 _BORDER_ELEMENT_NS = 0.5
-# And what floats take that are written and read in the place of codes.
+# Nanoseconds of writing and reading an element as float instead of as a quantized value.
 _WIDER_ELEMENT_NS = 0.2
 OUTSIDE = ""
 """Stands for what reads a tensor beside nodes: whatever a graph or body returns is floats."""

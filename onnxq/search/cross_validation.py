@@ -1,4 +1,4 @@
-"""CrossValidator: what is found on some of the samples is judged by others, and the other way round."""
+"""Cross-validation: what is found on some of the samples is evaluated on others, and the other way round."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class CrossValidator:
         return takes_off(np.concatenate(before), np.concatenate(found), student_t_quantile(freedom, _CHANCE))
 
     def held_out_evaluator(self, plan: Plan) -> PlanEvaluator:
-        """Return trials by samples that the ranges and means of their evidence are not made of.
+        """Return an evaluator whose samples have no part in the ranges and means of its statistics.
 
         It is made of the samples that judge candidates, for others to judge, or where there are hardly any others, of
         one half for the other.
@@ -238,7 +238,7 @@ class CrossValidator:
         return measure_errors(each())
 
 
-# Calibration for methods of accuracy: the samples run once, and what their groups show is known apart.
+# Calibration for cross-validation: the samples run once, and each group has its own statistics.
 
 
 def observe_groups(

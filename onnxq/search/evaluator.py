@@ -1,4 +1,4 @@
-"""Models of plans that were built and run: each is built once, and run once on a sample."""
+"""The models of plans: each is built once, run once on a few samples, and compared with the float model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Answers: TypeAlias = Mapping[int, Sequence[Any]]
 Runner: TypeAlias = Callable[[Sequence[int]], Answers]
 """Runs a model on the samples of some numbers."""
 
-# Bytes of files that are kept, and models that are whatever they take: one that runs, and the next.
+# Bytes of files that are kept, and models that are kept whatever their size: one that runs, and the next.
 _FILE_BYTES, _NEEDED_MODELS = 1 << 29, 2
 # Bytes of outputs that are kept.
 _OUTPUT_BYTES = 1 << 26
@@ -131,7 +131,7 @@ class BuiltModels:
         return [number for number in numbers if number not in known]
 
 
-# Plans tried out: their models built, run on a few samples, and judged beside the float model.
+# Plans evaluated: their models are built, run on a few samples, and compared with the float model.
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
@@ -234,11 +234,11 @@ class PlanEvaluator:
         return cls(bench, evidence, ReferenceOutputs.of(reference, bench.prepared, samples))
 
     def part(self, places: Sequence[int]) -> PlanEvaluator:
-        """Return trials on some of the samples, for which the float model does not run again."""
+        """Return an evaluator on some of the samples, for which the float model does not run again."""
         return replace(self, answered=self.answered.part(places), measured={})
 
     def joined(self, samples: SampleSource) -> PlanEvaluator:
-        """Return trials on more samples, on which the float model runs now."""
+        """Return an evaluator on more samples, on which the float model runs now."""
         return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count)
 
     def sqnr(self, plan: Plan, recipe: Recipe) -> float:
@@ -332,7 +332,7 @@ def _convolves_floats(plan: Plan, graph: Graph) -> bool:
 
 
 def candidate_key(plan: Plan, recipe: Recipe, evidence: CalibrationStatistics) -> Hashable:
-    """Return what tells the model that is built of a plan from others that are built on the same workbench."""
+    """Return what tells the model that is built of a plan from others that are built of the same prepared model."""
     return plan.effect, recipe.key, _ThisEvidence(evidence)
 
 

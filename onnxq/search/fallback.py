@@ -1,4 +1,4 @@
-"""Finer codes for stored weights that are too coarse, as few as will do."""
+"""Nodes that fall back to float, and weights of more or fewer bits: greedy choices by measured error."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _is_between(decision: Decision, spec: Spec, better: Demotion) -> bool:
     return own < bits and better.weight in (FINER, FINEST)
 
 
-# Weights of fewer bits where size is preferred: as many as a goal takes, before a search looks for speed.
+# Weights of fewer bits if size is preferred: as many as the goal allows, before a search looks for speed.
 
 COARSER = Spec("int4", per=(32,))
 """Five bits a weight with their scale; onnxruntime multiplies such codes, and decodes those of other operators once."""
@@ -263,7 +263,7 @@ def _is_coarser(plan: Plan, node: str) -> bool:
     return bool(weights) and all((one.spec.format, one.spec.per) == (COARSER.format, COARSER.per) for one in weights)
 
 
-# Leave in float what hurts: a greedy search over measured noise. Plans in, a plan out; edits no graph.
+# Greedy fallback: nodes leave integer arithmetic in the order of their measured error.
 
 # Into so many parts nodes are divided whose noise was measured in groups: to tell a part further is not worth a model.
 _PARTS = 12

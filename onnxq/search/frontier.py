@@ -1,4 +1,4 @@
-"""Plans that were weighed: what was expected of them, and what was measured."""
+"""The fastest accurate plan: latency weighed against error along the frontier of the two."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxq.search.search import PlanSearch, Point, backward_elimination
 from onnxq.search.tradeoff import AS_LONG, UNMEASURED, Assignment, CostTradeoff, OptionSensitivities
 from onnxq.system.resources import Progress
 
-# Of short timings, a difference of so little says nothing.
+# A smaller difference between short timings is chance.
 _SAME_SPEED = 0.98
 # A plan that is expected to take less than a faithful one, but more than this part of it, is not worth a model.
 _HARDLY_FASTER = 0.98
@@ -148,7 +148,7 @@ def points(tried: Iterable[WeighedPlan], best: WeighedPlan) -> tuple[Point, ...]
     return tuple(sorted(known.values(), key=lambda point: point.milliseconds))
 
 
-# What is told of a search that has ended.
+# The summary of a search that has ended.
 
 
 def summarize_search(
@@ -178,7 +178,7 @@ def summarize_search(
     return PlanSearch(best.plan, alone, profiler.measured, frontier, regions, times)
 
 
-# The fastest plan that is faithful enough: latency weighed against noise along the frontier of the two.
+# The search for the fastest accurate plan.
 
 # Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
 _MULTIPLIERS, _MULTIPLIER_STEP = 48, math.sqrt(2)
@@ -186,7 +186,7 @@ _MULTIPLIERS, _MULTIPLIER_STEP = 48, math.sqrt(2)
 _MOST_GUESSES = 4
 # Assignments that are solved for each one that is tried.
 _SOLVED_PER_TRIAL = 6
-# What is expected to miss the goal by more decibels is not tried.
+# Plans that are expected to miss the goal by more decibels are not tried.
 _DOUBT_DB = 1.0
 # Part of the search's time after which no more alternatives are profiled.
 _PROFILING_SHARE = 1 / 4

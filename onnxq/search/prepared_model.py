@@ -142,7 +142,7 @@ class PreparedModel:
         return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
 
     def without_idle_bodies(self, plan: Plan, evidence: CalibrationStatistics) -> PreparedModel:
-        """Return a workbench whose plans leave the bodies that did not run on any sample without integers."""
+        """Return the same model with plans that leave bodies without integers if no sample ran them."""
         return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
     def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:

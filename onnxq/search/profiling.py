@@ -1,4 +1,4 @@
-"""What a search can ask to be measured."""
+"""Measuring plans: node times from the runtime's profile or from an analytic estimate, error, and speed."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 @dataclass(frozen=True, eq=False)
 class AnalyticProfiler(PlanProfiler):
-    """A laboratory that takes no times, so that what it finds is the same on every machine.
+    """A profiler that takes no times, so that a search finds the same on every machine.
 
     A node takes what its products and elements take, as far as shapes tell, and a quarter of that as the integers that
     the scheme wants. Whether other integers than these gain any time is not known, so that none are taken.

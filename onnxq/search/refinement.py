@@ -1,4 +1,4 @@
-"""All accuracy methods in order, each kept only where it lowers the noise of the whole model, and what each bought."""
+"""All accuracy methods in order, each kept only if the whole model has less error, and what each gained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search is given and finds, and what nodes may become that hurt. Plans in, plans out; edits no graph."""
+"""What a search is given and finds: errors of nodes, the frontier, the result, and rules to demote nodes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
     return lambda demotions: planner({**slow, **demotions})
 
 
-# Finer codes handed back where the noise allows: backward elimination over groups of weights.
+# Backward elimination over groups of weights: more bits are given up again if the error allows it.
 
 
 def backward_elimination(

@@ -1,4 +1,4 @@
-"""One session of the float model in which any of what a plan makes codes of can be codes: questions without builds."""
+"""Sensitivities: the error that each quantizer adds to each output, measured in one session with toggles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What codes cost, one by one: the noise and time of every tensor, and of every node in each way that it can run."""
+"""What `onnxq sensitivity` reports: error and time of every tensor, and of every node in each of its options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxq.search.tradeoff import OptionSensitivities
 from onnxq.system.records import html_table, to_plain
 
 ORDERS = ("graph", "noise", "time", "name")
-"""How tensors and nodes can be sorted: as they are computed, or the noisiest, the slowest, or the alphabet first."""
+"""How tensors and nodes can be sorted: as they are computed, or by error, time or name."""
 
 # Part of the time after which no more ways to run nodes are profiled.
 _PROFILED = 1 / 4
@@ -96,7 +96,7 @@ class NodeCost:
 
     @property
     def sqnr(self) -> float:
-        """SQNR in decibels in the noisiest way."""
+        """SQNR in decibels of the option with the highest error."""
         return min((way.sqnr for way in self.ways if way.sqnr is not None), default=math.inf)
 
 
@@ -124,7 +124,7 @@ class Sensitivity:
         return f"Sensitivity({self._told}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: the noise of each tensor, and of each node in its noisiest way."""
+        """Return what notebooks show: the error of each tensor, and of each node in its worst option."""
         tensors = [(one.tensor, one.format, _figure(one.sqnr), _figure(one.quantize, 3)) for one in self.tensors]
         nodes = [
             (one.node, one.op_type, one.mode, _figure(one.sqnr), _figure(one.milliseconds, 3)) for one in self.nodes

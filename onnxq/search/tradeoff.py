@@ -1,4 +1,4 @@
-"""Why nodes are not what the scheme wants, and the figures behind it."""
+"""Time weighed against error: the minimum cut over all options, and the reasons that follow from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether weights of codes had better be multiplied by factors of their columns: told on samples not used for these."""
+"""Accuracy methods for weights: AWQ, GPTQ and sequential bias correction, and how a plan is carried out again."""
 
 from __future__ import annotations
 
