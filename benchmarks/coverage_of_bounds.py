@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
@@ -274,7 +274,9 @@ def tried(
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):
             out = [node for node in weighted if generator.random() < number / PLANS]
-            view = trials.answered.views.open(trials.candidate(bench.plan(dict.fromkeys(out, stored)), Recipe()).path)
+            view = trials.answered.views.open(
+                trials.candidate(bench.plan(dict.fromkeys(out, stored)), EncodingConfig()).path
+            )
             found = [view.run(sample) for sample in trials.answered.given]
             yield trials.answered.views.names, list(zip(trials.answered.expected, found, strict=True))
 

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from onnxq.algorithms.encoders import encode_array
 from onnxq.numerics.affine import QTensor
-from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.formats import FORMATS, QuantDType
 from onnxq.numerics.ort_packing import pack_matmul_nbits
 from onnxq.numerics.packing import pack
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 
 Weight = npt.NDArray[np.float32]
 Work = Callable[[], object]
@@ -49,7 +49,7 @@ def main() -> None:
         print(row(FORMATS[name], weight, options.block, options.repeat))
 
 
-def row(format: Format, weight: Weight, block: int, repeat: int) -> str:
+def row(format: QuantDType, weight: Weight, block: int, repeat: int) -> str:
     """Return one line of the table: all ways to pack one format, in turn."""
     target = np.empty_like(weight)
     ways: dict[str, Work] = {
@@ -71,12 +71,12 @@ def row(format: Format, weight: Weight, block: int, repeat: int) -> str:
     )
 
 
-def encoded(weight: Weight, format: Format, block: int) -> QTensor:
-    spec = Spec(format.name, per=(block,), symmetric=format.signed)
+def encoded(weight: Weight, format: QuantDType, block: int) -> QTensor:
+    spec = QuantSpec(format.name, per=(block,), symmetric=format.signed)
     return encode_array(weight, spec, channel_axis=1, reduction_axis=0)
 
 
-def packed(weight: Weight, format: Format, block: int) -> object:
+def packed(weight: Weight, format: QuantDType, block: int) -> object:
     tensor = encoded(weight, format, block)
     return pack(tensor.codes, format), tensor.parameters
 

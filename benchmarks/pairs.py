@@ -20,7 +20,7 @@ import onnxruntime
 
 from onnxq import PRESETS, Budget, Goal, quantize
 from onnxq.calibration.provenance import instruction_set
-from onnxq.config.scheme import Granularity, Scheme, Spec
+from onnxq.config.scheme import Granularity, QuantSpec, Scheme
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import open_samples
 from onnxq.evaluation.agreement import agreement_of
@@ -31,7 +31,9 @@ from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import open_session, run
 
 INT8 = PRESETS["int8"]
-SEVEN = replace(INT8, rules=tuple(replace(one, weight=Spec("int8-7bit", Granularity.CHANNEL)) for one in INT8.rules))
+SEVEN = replace(
+    INT8, rules=tuple(replace(one, weight=QuantSpec("int8-7bit", Granularity.CHANNEL)) for one in INT8.rules)
+)
 WAYS: tuple[tuple[str, Scheme, bool], ...] = (
     ("8 bits", INT8, False),
     ("7 bits", SEVEN, True),

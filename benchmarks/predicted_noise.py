@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.algorithms.encoding_config import USUAL
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import load
 from onnxq.lowering import AllowedOps
-from onnxq.numerics.affine import decibels
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.onnx_api import weightless_model
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import target_named
@@ -72,7 +72,7 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
         full = bench.plan({})
         trials = PlanEvaluator.of(bench, path, list(evenly(samples, SAMPLES)), bench.calibrate(full, samples, silent))
         start = time.perf_counter()
-        board = QuantizerToggleSession.of(trials, full, USUAL)
+        board = QuantizerToggleSession.of(trials, full, DEFAULT_CONFIG)
         runs, shares = math.ceil(seconds / trials.answered.seconds), likely_shares(full, trials.evidence)
         noises = measure_sensitivities(board, len(trials.answered.samples), runs, shares=shares)
         took = time.perf_counter() - start
@@ -83,13 +83,14 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
             left = {node: Demotion(Mode.STORAGE, "left out") for node in weighted if generator.random() < share}
             plan = bench.plan(left)
             differences.append(
-                decibels(noises.of_plan(plan)) - decibels(worst_output_nsr(trials.noise(plan, USUAL).sum(0)))
+                sqnr_of_ratio(noises.of_plan(plan))
+                - sqnr_of_ratio(worst_output_nsr(trials.noise(plan, DEFAULT_CONFIG).sum(0)))
             )
         errors = np.abs(differences)
         corrected = np.abs(np.array(differences) - differences[0])[1:]
         figures = (
             took,
-            decibels(worst_output_nsr(noises.joint)),
+            sqnr_of_ratio(worst_output_nsr(noises.joint)),
             np.median(errors),
             errors.max(),
             np.median(corrected),

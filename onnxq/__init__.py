@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from onnxq.commands.dequantization import dequantize
     from onnxq.commands.optimization import Optimized, optimize
     from onnxq.config.presets import PRESETS
-    from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+    from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
     from onnxq.config.scheme_file import load_scheme
     from onnxq.data.images import ImageOptions
     from onnxq.data.sources import Audio, Source, Text
@@ -107,6 +107,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Processes",
+    "QuantSpec",
     "Quantized",
     "Report",
     "RewriteContext",
@@ -117,7 +118,6 @@ __all__ = [
     "SchemeError",
     "Sensitivity",
     "Source",
-    "Spec",
     "Text",
     "Verify",
     "all_graphs",
@@ -235,7 +235,7 @@ _HOMES = {
         "Mode",
         "Rule",
         "Scheme",
-        "Spec",
+        "QuantSpec",
     ),
     "onnxq.config.scheme_file": ("load_scheme",),
     "onnxq.search.sensitivity_report": ("Sensitivity",),

@@ -12,9 +12,9 @@ from onnxq.calibration.accumulators import Accumulator, Option, Request
 from onnxq.calibration.histogram import HISTOGRAM_ELEMENTS
 from onnxq.calibration.kinds import Observers
 from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics, observe
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 
-AFFINE = Spec("uint8", symmetric=False)
+AFFINE = QuantSpec("uint8", symmetric=False)
 """What data gets by default."""
 KINDS = ("range", "histogram", "sample-extremes")
 

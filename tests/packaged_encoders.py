@@ -11,17 +11,17 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxq.algorithms.encoders import ENCODERS, Encoder
-from onnxq.algorithms.gptq import Sums, Terms, sums_of
+from onnxq.algorithms.gptq import GemmView, HessianInfo, gemm_view_of
 from onnxq.config.scheme import ENTRY_POINTS, packaged_encoder
 from onnxq.ir import Node
-from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.planning.plan import Weight
 from onnxq.system import plugins
 
 NEAREST, CANCELLING = ENCODERS["minmax"], ENCODERS["compensated"]
 
 
-def halved(values: NDArray[Any], weight: Weight, parameters: Parameters | None, terms: Terms | None) -> QTensor:
+def halved(values: NDArray[Any], weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None) -> QTensor:
     """Clip to half of the largest magnitude."""
     if parameters is None:
         reach = abs(values).max() / 2
@@ -29,7 +29,9 @@ def halved(values: NDArray[Any], weight: Weight, parameters: Parameters | None, 
     return NEAREST.encode(values, weight, parameters, None)
 
 
-def own_scales(values: NDArray[Any], weight: Weight, parameters: Parameters | None, terms: Terms | None) -> QTensor:
+def own_scales(
+    values: NDArray[Any], weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None
+) -> QTensor:
     return NEAREST.encode(values, weight, None, None)
 
 
@@ -42,16 +44,16 @@ def writes(values: NDArray[Any], *_: object) -> QTensor:
     raise AssertionError
 
 
-def asks_for_much(*_: object) -> Sums:
+def asks_for_much(*_: object) -> GemmView:
     return "everything"  # type: ignore[return-value]
 
 
-def asks_and_fails(node: Node, *_: object) -> Sums:
+def asks_and_fails(node: Node, *_: object) -> GemmView:
     raise KeyError(node.op)
 
 
 HALVED = Encoder("halved", halved)
-SEEING = Encoder("seeing", CANCELLING.encode, sums_of)
+SEEING = Encoder("seeing", CANCELLING.encode, gemm_view_of)
 OWN_SCALES = Encoder("own-scales", own_scales)
 FAILS = Encoder("fails", fails)
 WRITES = Encoder("writes", writes)

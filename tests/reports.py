@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit
 from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
@@ -34,12 +34,12 @@ from onnxq.search.kernel_times import NodeTime, Region
 from onnxq.search.refinement import MethodGain
 from onnxq.search.search import NodeSensitivity, Point
 
-WEIGHT = Weight(1, "w", Spec("int8-narrow"), 0)
+WEIGHT = Weight(1, "w", QuantSpec("int8-narrow"), 0)
 REPORT = Report(
     files=ModelFiles("model.onnx", None, float_bytes=400, bytes=100),
     plan=Plan(
         (Decision("a", "Conv", Mode.STATIC, "integer kernel", (WEIGHT,)), Decision("b", "Tanh", Mode.FLOAT, "why")),
-        (Activation("x", Spec("uint8", symmetric=False), "x", (0.0, 1.0)),),
+        (Activation("x", QuantSpec("uint8", symmetric=False), "x", (0.0, 1.0)),),
         "int8",
         "onnxruntime-cpu",
     ),
@@ -121,7 +121,7 @@ PAYLOAD = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'{{ 7
 
 def hostile(value: Any) -> Any:
     """The same value with the tensor_data in every string; specs hold none that a model can choose."""
-    if isinstance(value, Spec):
+    if isinstance(value, QuantSpec):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{one.name: hostile(getattr(value, one.name)) for one in fields(value) if one.init})
@@ -138,7 +138,7 @@ def large(nodes: int) -> Report:
         Decision(f"/model/layers.{index}/self_attn/q_proj/MatMul", "MatMul", list(Mode)[index % 5], "integer kernel")
         for index in range(nodes)
     )
-    spec = Spec("uint8", symmetric=False)
+    spec = QuantSpec("uint8", symmetric=False)
     names = tuple(f"/model/layers.{index}/self_attn/q_proj/MatMul_output_0" for index in range(nodes))
     tensors = tuple(replace(FULL.encoding.tensors[0], tensor=name, counts=tuple(range(48))) for name in names)
     activations = tuple(Activation(name, spec, name, (0.0, 1.0)) for name in names)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxq.algorithms.bias_correction import rounded_by
 from onnxq.algorithms.encode import encode
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.segments import stages
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.inputs import Sample
@@ -20,7 +20,7 @@ def both_outputs(
     bench: PreparedModel,
     plan: Plan,
     evidence: CalibrationStatistics,
-    recipe: Recipe,
+    recipe: EncodingConfig,
     samples: Sequence[Sample],
     folder: Path,
 ) -> Iterator[tuple[Array, Array]]:

@@ -24,7 +24,7 @@ from onnxq.calibration.methods import Fixed, Percentile
 from onnxq.calibration.workers import Processes
 from onnxq.data.inputs import Input, check_signature
 from onnxq.errors import DataError, SchemeError
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 from onnxq.preparing.named_passes import as_passes
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_path_is_told_before_it_is_opened() -> None:
         lambda: Processes("2"),
         lambda: Percentile("a"),
         lambda: Fixed("a", 3),
-        lambda: Spec(5),
+        lambda: QuantSpec(5),
         lambda: as_passes(5),
         lambda: as_passes(None),
         lambda: Budget(threads=True),

@@ -18,10 +18,10 @@ from torch_kernels import dynamic_parameters
 
 from onnxq.algorithms.encoders import encode_array
 from onnxq.numerics import burn
-from onnxq.numerics.affine import Parameters, QTensor, block_range, quantize
+from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS
 from onnxq.numerics.packing import pack_words
-from onnxq.numerics.spec import Method, Rounding, Spec
+from onnxq.numerics.spec import Method, QuantSpec, Rounding
 from onnxq.numerics.torch_observers import Observer
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def test_no_vector_is_forgotten() -> None:
 @pytest.mark.parametrize("value", BURN_VALUES)
 def test_burn_symmetric(value: str) -> None:
     vector = VECTORS[f"burn_{value}"]
-    tensor = burn.encode(single(vector["x"]), Spec(BURN_VALUES[value]))
+    tensor = burn.encode(single(vector["x"]), QuantSpec(BURN_VALUES[value]))
     assert tensor.parameters.scale.tolist() == [np.float32(vector["scale"])]
     assert tensor.codes.tolist() == vector["q"]
     np.testing.assert_array_equal(tensor.dequantize(), single(vector["dq"]))
@@ -90,7 +90,7 @@ def test_burn_symmetric(value: str) -> None:
 @pytest.mark.parametrize("value", BURN_VALUES)
 def test_a_spec_of_method_burn_gives_the_codes_of_burn(value: str) -> None:
     vector = VECTORS[f"burn_{value}"]
-    spec = Spec(BURN_VALUES[value], method=Method.BURN)
+    spec = QuantSpec(BURN_VALUES[value], method=Method.BURN)
     assert encode_array(single(vector["x"]), spec, channel_axis=0, reduction_axis=0).codes.tolist() == vector["q"]
 
 
@@ -99,7 +99,7 @@ def test_burn_affine(name: str) -> None:
     vector = VECTORS[name]
     low, high = (float(end) for end in name.removeprefix("burn_affine_").split("_"))
     values = single([*vector["x"], low, high])
-    tensor = burn.encode(values, Spec("int8", symmetric=False))
+    tensor = burn.encode(values, QuantSpec("int8", symmetric=False))
     assert tensor.parameters.scale.tolist() == [np.float32(vector["scale"])]
     assert tensor.parameters.zero_point is not None
     assert tensor.parameters.zero_point.tolist() == [vector["zero_point"]]
@@ -115,7 +115,7 @@ def test_burn_words(name: str) -> None:
 
 def test_burn_blocks_are_rectangles() -> None:
     vector = VECTORS["burn_block_2x4"]
-    tensor = burn.encode(single(vector["w"]), Spec("int8-narrow", per=(2, 4)))
+    tensor = burn.encode(single(vector["w"]), QuantSpec("int8-narrow", per=(2, 4)))
     np.testing.assert_array_equal(tensor.parameters.scale, single(vector["rect_scales"]))
 
 
@@ -131,7 +131,7 @@ def test_burn_two_levels() -> None:
     vector = VECTORS["burn_two_level"]
     values = np.zeros((4, 4), np.float32)
     values[:, 1] = vector["block_max"]
-    spec = Spec("int8-narrow", per=(4,), scale="ue4m3", two_level=True)
+    spec = QuantSpec("int8-narrow", per=(4,), scale="ue4m3", two_level=True)
     for tensor in (burn.encode(values, spec), encode_array(values, spec, channel_axis=0, reduction_axis=1)):
         assert tensor.parameters.tensor_scale == np.float32(vector["global_scale"])
         assert tensor.parameters.scale.ravel().tolist() == vector["stored_ue4m3"]
@@ -153,10 +153,10 @@ def test_microscaling(name: str) -> None:
     power = 2.0 ** (vector["e8m0"] - 127 - (6 if element == "int8" else 0))
     if mode in ("floor", "rceil"):
         rounding = Rounding.FLOOR if mode == "floor" else Rounding.UP
-        spec = Spec(format.name, per=(32,), scale="e8m0", scale_rounding=rounding)
+        spec = QuantSpec(format.name, per=(32,), scale="e8m0", scale_rounding=rounding)
         tensor = encode_array(values, spec, channel_axis=0, reduction_axis=1)
     else:
-        tensor = quantize(values, Parameters(single([[power]]), None), format)
+        tensor = quantize(values, QuantParams(single([[power]]), None), format)
     assert tensor.parameters.scale.tolist() == [[power]]
     count = len(vector["x"])
     codes = tensor.codes if element == "int8" else patterns(tensor)
@@ -168,7 +168,7 @@ def test_microscaling(name: str) -> None:
 @pytest.mark.parametrize("rounding", [Rounding.UP, Rounding.NEAREST])
 def test_nvfp4(rounding: Rounding) -> None:
     vector = VECTORS["nvfp4"]
-    spec = Spec("float4e2m1", per=(16,), scale="ue4m3", scale_rounding=rounding, two_level=True)
+    spec = QuantSpec("float4e2m1", per=(16,), scale="ue4m3", scale_rounding=rounding, two_level=True)
     tensor = encode_array(single(vector["x"]), spec, channel_axis=0, reduction_axis=1)
     assert tensor.parameters.tensor_scale == np.float32(vector["global_scale"])
     assert tensor.parameters.scale.ravel().tolist() == vector["block_scales"]
@@ -230,7 +230,7 @@ def test_torch_dynamic_parameters(vector: dict[str, Any], codes: str) -> None:
 def test_torch_fake_quantization() -> None:
     vector = VECTORS["torch_fake_quant"]
     zero_point = np.array(vector["zp"], np.uint8)
-    parameters = Parameters(np.array(vector["scale"], np.float32), zero_point)
+    parameters = QuantParams(np.array(vector["scale"], np.float32), zero_point)
     # Unlike FBGEMM, it adds the zero point after rounding.
     unclipped = np.rint(single(vector["x"]) * (np.float32(1) / parameters.scale)) + vector["zp"]
     codes = np.clip(unclipped, vector["qmin"], vector["qmax"]).astype(np.uint8)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxq.numerics.affine import Parameters
+from onnxq.numerics.affine import QuantParams
 
 # The smallest scale of the kernels that choose it at run time, and the scale of a range of width zero there.
 _SMALLEST_DYNAMIC_SCALE = np.float32(6.1e-5)
 _EMPTY_DYNAMIC_SCALE = 0.1
 
 
-def dynamic_parameters(minimum: float, maximum: float, *, reduce_range: bool) -> Parameters:
+def dynamic_parameters(minimum: float, maximum: float, *, reduce_range: bool) -> QuantParams:
     """Choose scale and zero point of quint8 data at run time, as ``ChooseQuantizationParams`` does in float64.
 
     The range is extended to zero, a width of zero gives scale 0.1, and no scale is below 6.1e-5. The zero point is
@@ -44,4 +44,4 @@ def dynamic_parameters(minimum: float, maximum: float, *, reduce_range: bool) ->
     from_low, from_high = -low / scale, steps - high / scale
     initial = from_low if -abs(low / scale) < steps - abs(high / scale) else from_high
     zero_point = np.rint(np.clip(initial, 0, steps))
-    return Parameters(np.array(scale, np.float32), np.asarray(zero_point).astype(np.uint8))
+    return QuantParams(np.array(scale, np.float32), np.asarray(zero_point).astype(np.uint8))

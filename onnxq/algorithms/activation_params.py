@@ -12,9 +12,9 @@ from onnxq.calibration.accumulators import ChannelMeans, Range, Request
 from onnxq.calibration.kinds import default_request
 from onnxq.calibration.methods import CalibrationMethod, find_range, required_kinds
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.numerics.affine import Parameters, parameters_from_range
+from onnxq.numerics.affine import QuantParams, params_from_range
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.spec import Method, Spec
+from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.numerics.torch_observers import Observer, fixed_parameters
 from onnxq.planning.plan import Activation, Plan
 
@@ -35,7 +35,7 @@ def activation_parameters(
     evidence: CalibrationStatistics,
     method: CalibrationMethod,
     own: Mapping[str, CalibrationMethod] = MappingProxyType({}),
-) -> Mapping[str, Parameters]:
+) -> Mapping[str, QuantParams]:
     """Turn what calibration saw into scales and zero points; tensors of one group share them.
 
     Args:
@@ -83,12 +83,12 @@ def corrected_biases(plan: Plan, evidence: CalibrationStatistics) -> int:
     return sum(decision.mean is not None and decision.mean.tensor in known for decision in plan.decisions)
 
 
-def _parameters(found: tuple[float, float], spec: Spec, *, fixed: bool) -> Parameters:
+def _parameters(found: tuple[float, float], spec: QuantSpec, *, fixed: bool) -> QuantParams:
     if spec.method is Method.TORCH and fixed and spec.format.startswith("uint8"):
         return fixed_parameters(*found)
     if spec.method is Method.TORCH:
         return Observer(spec.format, spec.symmetric).parameters(*found)
-    return parameters_from_range(*found, format_named(spec.format), symmetric=spec.symmetric)
+    return params_from_range(*found, format_named(spec.format), symmetric=spec.symmetric)
 
 
 def found_range(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from onnxq.algorithms.equalization import FLOAT_DATA, Factors
+from onnxq.algorithms.equalization import FLOAT_DATA, ChannelScales
 from onnxq.ir import Graph, Node, Variable, is_constant, optional_input, producer
 from onnxq.planning.plan import Plan
 
@@ -28,7 +28,7 @@ _PROPORTIONAL: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
 
 
 @dataclass(frozen=True, eq=False)
-class Divisible:
+class ScalableTensor:
     """A tensor whose channels, along its last axis, can be divided at no cost.
 
     Attributes:
@@ -46,15 +46,16 @@ class Divisible:
         """What makes the tensor."""
         return producer(self.tensor)  # type: ignore[return-value]
 
-    def divided(self, factors: Factors) -> dict[tuple[str, int], NDArray[Any]]:
+    def divided(self, factors: ChannelScales) -> dict[tuple[str, int], NDArray[Any]]:
         """Return the constants that divide the channels by factors, by node and input."""
         values = {index: self.maker.inputs[index].values for index in self.constants}
         return {
-            (self.maker.name, index): Factors(one.ndim - 1, factors.values).divide(one) for index, one in values.items()
+            (self.maker.name, index): ChannelScales(one.ndim - 1, factors.values).divide(one)
+            for index, one in values.items()
         }
 
 
-def divisible(graph: Graph, plan: Plan) -> Mapping[str, Divisible]:
+def scalable_tensors(graph: Graph, plan: Plan) -> Mapping[str, ScalableTensor]:
     """Return the tensors of the main graph whose channels can be divided, by name.
 
     Args:
@@ -65,7 +66,7 @@ def divisible(graph: Graph, plan: Plan) -> Mapping[str, Divisible]:
     return {one.tensor.name: one for one in found if one is not None}
 
 
-def _divisible(maker: Node, plan: Plan) -> Divisible | None:
+def _divisible(maker: Node, plan: Plan) -> ScalableTensor | None:
     tensor = maker.outputs[0]
     readers = tuple(tensor.outputs)
     if (
@@ -86,7 +87,9 @@ def _divisible(maker: Node, plan: Plan) -> Divisible | None:
         is_constant(one) and {one.shape[-1:], (one.values.size,)} == {(tensor.shape[last],)}
         for one in map(maker.inputs.__getitem__, constants)
     )
-    return Divisible(tensor, constants, readers) if constants and fits and channels == {tensor.shape[last]} else None
+    return (
+        ScalableTensor(tensor, constants, readers) if constants and fits and channels == {tensor.shape[last]} else None
+    )
 
 
 def _multiplies(reader: Node, tensor: Variable, plan: Plan) -> bool:

@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.encodings import Codes
-from onnxq.algorithms.equalization import Around, Factors, Migration, makers_of_divided, read_factors
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.encodings import Encodings
+from onnxq.algorithms.equalization import ChannelScales, Equalization, WeightRescaling, makers_of_divided, read_factors
 from onnxq.calibration.activations import Activations
 from onnxq.calibration.segments import Stage, stages
 from onnxq.ir import Graph, Node, optional_input
-from onnxq.numerics.affine import Parameters, QTensor, quantize
+from onnxq.numerics.affine import QTensor, QuantParams, quantize
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import bias_of
@@ -32,7 +32,7 @@ from onnxq.runtime.sessions import Array
 _CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 
 
-def lacking(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_error(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what the outputs of a product lack in the mean since its weight was rounded.
 
     Rounded weights make the outputs of a channel wrong by an amount whose mean is known before anything runs; it grows
@@ -110,8 +110,13 @@ class Rounded:
 
 
 def with_sequential_biases(
-    recipe: Recipe, plan: Plan, graph: Graph, codes: Codes, model: Path, samples: Iterable[Mapping[str, Array]]
-) -> Recipe:
+    recipe: EncodingConfig,
+    plan: Plan,
+    graph: Graph,
+    codes: Encodings,
+    model: Path,
+    samples: Iterable[Mapping[str, Array]],
+) -> EncodingConfig:
     """Return a recipe whose biases make up for all that a plan's rounding does in front of them; see below.
 
     Float nodes beside static ones are taken to read rounded data too. Bodies of control flow run in float, and
@@ -140,21 +145,21 @@ def with_sequential_biases(
     return replace(recipe, biases={**recipe.biases, **biases})
 
 
-def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
+def rounded_by(codes: Encodings, plan: Plan, graph: Graph) -> Rounded:
     """Return what codes make of the tensors and initializers of the main graph, and the biases of all its layers.
 
     All is told as the float model has it: channels that become codes divided by factors are multiplied again, and so
     are weights that make up for such factors.
     """
     weights: dict[str, QTensor | Array] = dict(codes.constants)
-    layers, makers = layers_of(graph, plan), makers_of_divided(graph, plan, Migration(codes.factors))
+    layers, makers = layers_of(graph, plan), makers_of_divided(graph, plan, Equalization(codes.factors))
     added: dict[str, Array] = {}
     made = {tensor.name for tensor in graph.inputs}
     for node in graph.nodes:
         made.update(tensor.name for tensor in node.outputs)
         decision = plan.by_node.get(node.name)
         read = read_factors(node, decision, codes.factors, codes.activations) if decision is not None else None
-        around = Around(read, makers.get(node.name))
+        around = WeightRescaling(read, makers.get(node.name))
         for index, tensor in enumerate(node.inputs):
             # What other floats become is left out, as is what is no float at all.
             if (node.name, index) in codes.weights and tensor.dtype == np.float32:
@@ -182,9 +187,9 @@ def rounded_by(codes: Codes, plan: Plan, graph: Graph) -> Rounded:
 class _Rounding:
     """What becomes of the values of an activation."""
 
-    parameters: Parameters
+    parameters: QuantParams
     format: str
-    factors: Factors | None
+    factors: ChannelScales | None
 
     def of(self, bias: Array | None, values: Array) -> Array:
         """Return what codes stand for, of values that may lack the bias that a convolution has in the built model."""
@@ -221,7 +226,7 @@ def sequential_biases(
     Layers are corrected one at a time in the order of the model: each is fed what the corrected ones in front of it
     give from codes, so that its bias makes up for its own rounding and for what is left of theirs (after Nagel et al.,
     "A White Paper on Neural Network Quantization", 2021, section 3.5). What a few samples say of a mean may be chance;
-    `told_from_chance` says how much of it is corrected, which is nothing for a single sample.
+    `shrink_means` says how much of it is corrected, which is nothing for a single sample.
 
     Each part runs twice on each sample, and once more for each layer in it.
 
@@ -259,12 +264,12 @@ def sequential_biases(
                 for layer in own:
                     runs = (part.run(coded.of(number, part.inputs), given, [layer.output]) for number in order)
                     seen = [_Sums.of(values[layer.output], layer.axis) for values in runs]
-                    lacking = told_from_chance(
+                    shift = shrink_means(
                         np.array([one.sums - other.sums for one, other in zip(expected[layer], seen, strict=True)]),
                         np.array([one.elements for one in seen]),
                     )
                     bias = given[layer.bias]
-                    given[layer.bias] = found[layer.bias] = (bias + lacking.reshape(bias.shape)).astype(bias.dtype)
+                    given[layer.bias] = found[layer.bias] = (bias + shift.reshape(bias.shape)).astype(bias.dtype)
                 for number in order:
                     coded.put(number, rounded.of(part.run(coded.of(number, part.inputs), given, kept)))
             exact.keep(part.kept)
@@ -278,7 +283,7 @@ def _corrected(parts: Sequence[Stage], layers: Sequence[Layer]) -> int:
     return max((place for place, part in enumerate(parts, 1) if outputs.intersection(part.outputs)), default=0)
 
 
-def told_from_chance(sums: Floats, elements: NDArray[np.int64]) -> Floats:
+def shrink_means(sums: Floats, elements: NDArray[np.int64]) -> Floats:
     """Return the mean of each channel, less the more its samples disagree about it.
 
     A mean with standard error e over the samples is multiplied by ``t / (t + e**2)``, where t is the variance that true
@@ -293,7 +298,7 @@ def told_from_chance(sums: Floats, elements: NDArray[np.int64]) -> Floats:
     Returns:
         Means of shape (channels,); zeros where there are not two samples with elements.
 
-    >>> told_from_chance(np.array([[4.0, 4.0], [4.0, -4.0]]), np.array([2, 2])).tolist()
+    >>> shrink_means(np.array([[4.0, 4.0], [4.0, -4.0]]), np.array([2, 2])).tolist()
     [2.0, 0.0]
     """
     seen = elements > 0

@@ -10,18 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.algorithms.activation_params import activation_parameters, channel_means
-from onnxq.algorithms.awq import divisible
-from onnxq.algorithms.bias_correction import lacking
-from onnxq.algorithms.encoders import encode_weight, encoder_named, weight_sums
-from onnxq.algorithms.encoding_config import USUAL, Recipe
-from onnxq.algorithms.encodings import Bias, Codes, CodesCache
-from onnxq.algorithms.equalization import Around, Factors, divided_tensors, makers_of_divided, read_factors
-from onnxq.algorithms.gptq import Sums, Terms, terms_of
+from onnxq.algorithms.awq import scalable_tensors
+from onnxq.algorithms.bias_correction import mean_error
+from onnxq.algorithms.encoders import encode_weight, encoder_named, weight_gemm_view
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
+from onnxq.algorithms.encodings import EncodedBias, EncodingCache, Encodings
+from onnxq.algorithms.equalization import (
+    ChannelScales,
+    WeightRescaling,
+    divided_tensors,
+    makers_of_divided,
+    read_factors,
+)
+from onnxq.algorithms.gptq import GemmView, HessianInfo, hessian_info
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Node, all_graphs, is_constant, optional_input
-from onnxq.numerics.affine import Parameters, QTensor, quantize, quantize_bias, scale_with_room
+from onnxq.numerics.affine import QTensor, QuantParams, quantize, quantize_bias, raise_scale_for_bias
 from onnxq.numerics.formats import format_named
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan, Weight
@@ -37,7 +43,7 @@ _FORM: Final = ("transB", "group", "strides")
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class WeightHessian:
     """What is known of the data of a weight.
 
     Attributes:
@@ -46,23 +52,23 @@ class Known:
     """
 
     key: Hashable
-    terms: Callable[[], Terms]
+    terms: Callable[[], HessianInfo]
 
 
 @dataclass(frozen=True, eq=False)
-class Encoding:
+class NodeEncoder:
     """What the codes of one plan rest on."""
 
-    parameters: Mapping[str, Parameters]
+    parameters: Mapping[str, QuantParams]
     means: Mapping[str, NDArray[np.float64]]
     evidence: CalibrationStatistics
     target: str
-    cache: CodesCache
-    recipe: Recipe
-    factors: Mapping[str, Factors]
-    makers: Mapping[str, Factors]
+    cache: EncodingCache
+    recipe: EncodingConfig
+    factors: Mapping[str, ChannelScales]
+    makers: Mapping[str, ChannelScales]
 
-    def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, Bias | None]:
+    def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, EncodedBias | None]:
         """Return the codes of a weight and what becomes of the bias behind it."""
         source = node.inputs[weight.index]
         recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
@@ -94,13 +100,13 @@ class Encoding:
 
     def _chosen(
         self, node: Node, decision: Decision, weight: Weight, key: tuple[Hashable, ...]
-    ) -> tuple[QTensor, Bias | None]:
+    ) -> tuple[QTensor, EncodedBias | None]:
         source, around = node.inputs[weight.index], self._around(node, decision)
         known = self._known(node, decision, weight)
         # An encoder that looks at data finds its scales by it as well; what another has found is only moved.
         at_once, later = (known, None) if encoder_named(weight.spec.method).sums is not None else (None, known)
 
-        def encoded(key: Hashable, parameters: Parameters | None, seen: Known | None) -> QTensor:
+        def encoded(key: Hashable, parameters: QuantParams | None, seen: WeightHessian | None) -> QTensor:
             def made() -> QTensor:
                 values = around.weight(node, weight.index, source.values)
                 return encode_weight(values, weight, parameters, None if seen is None else seen.terms())
@@ -111,7 +117,7 @@ class Encoding:
         found, bias = encoded(key, None, at_once), None
         if decision.mode is Mode.STATIC and decision.bias is not None and weight.index == _WEIGHT:
             bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
-            raised = scale_with_room(found.parameters.scale, bias, scale)
+            raised = raise_scale_for_bias(found.parameters.scale, bias, scale)
             if not np.array_equal(raised, found.parameters.scale):
                 key = (*key, raised.tobytes())
                 found = encoded(key, replace(found.parameters, scale=raised), at_once)
@@ -122,13 +128,13 @@ class Encoding:
         if bias is None:
             return found, None if corrected is None else self._added(node, decision, found, corrected)
         # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
-        return found, Bias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
+        return found, EncodedBias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
 
-    def _around(self, node: Node, decision: Decision) -> Around:
+    def _around(self, node: Node, decision: Decision) -> WeightRescaling:
         """Return the factors of what a node reads and makes."""
-        return Around(read_factors(node, decision, self.factors, self.parameters), self.makers.get(node.name))
+        return WeightRescaling(read_factors(node, decision, self.factors, self.parameters), self.makers.get(node.name))
 
-    def _known(self, node: Node, decision: Decision, weight: Weight) -> Known | None:
+    def _known(self, node: Node, decision: Decision, weight: Weight) -> WeightHessian | None:
         """Return what is known of the data of a weight whose encoder looks at it, or whose codes are moved by it."""
         shown, compensation = self._shown(node, weight), self.recipe.compensation
         if shown is None or compensation is None:
@@ -136,18 +142,18 @@ class Encoding:
         around = self._around(node, decision)
         corrected = self._means(node, decision, weight) is not None
 
-        def terms() -> Terms:
+        def terms() -> HessianInfo:
             # The matrix is of data without factors, whose columns the weight has been multiplied by.
             ones = np.ones(node.inputs[weight.index].shape)
-            divided = Around(around.read).weight(node, weight.index, ones) if around.read else None
-            return terms_of(*shown, divided, compensation.damping, corrected=corrected)
+            divided = WeightRescaling(around.read).weight(node, weight.index, ones) if around.read else None
+            return hessian_info(*shown, divided, compensation.damping, corrected=corrected)
 
-        return Known((self._digest(node, weight), corrected), terms)
+        return WeightHessian((self._digest(node, weight), corrected), terms)
 
-    def _shown(self, node: Node, weight: Weight) -> tuple[HessianAccumulator, Sums] | None:
+    def _shown(self, node: Node, weight: Weight) -> tuple[HessianAccumulator, GemmView] | None:
         """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""
         compensation = self.recipe.compensation
-        sums = weight_sums(node, weight, compensation) if compensation is not None else None
+        sums = weight_gemm_view(node, weight, compensation) if compensation is not None else None
         gram = self.evidence.statistics.get(sums.request) if sums is not None else None
         return (gram, sums) if sums is not None and isinstance(gram, HessianAccumulator) and gram.count else None
 
@@ -179,19 +185,19 @@ class Encoding:
         form = node.op, *(repr(node.attrs.get(name)) for name in _FORM)
         lost = self.cache.array(
             ("lacking", key, form, shown.tobytes()),
-            lambda: lacking(node, around.weight(node, weight.index, source.values), codes, shown),
+            lambda: mean_error(node, around.weight(node, weight.index, source.values), codes, shown),
         )
         if values is None:
             return np.asarray(lost.astype(source.dtype)) if lost.any() else None
         return np.asarray((values.astype(np.float64) + lost.reshape(values.shape)).astype(values.dtype))
 
-    def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> Bias:
+    def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> EncodedBias:
         """Return a corrected bias, with codes where an integer kernel that had none adds it to its sums."""
         place = bias_of(node)
         bare = place is not None and place[0] is node and optional_input(*place) is None
         if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).reads.integer_bias:
-            return Bias(corrected)
-        return Bias(corrected, quantize_bias(corrected, weight, float(self.parameters[decision.data].scale)))
+            return EncodedBias(corrected)
+        return EncodedBias(corrected, quantize_bias(corrected, weight, float(self.parameters[decision.data].scale)))
 
 
 def _decisive(weight: Weight, rank: int) -> Weight:
@@ -205,7 +211,7 @@ def _rows(values: Array, weight: Weight) -> QTensor:
     found = encode_weight(rows, replace(weight, axis=0, reduction_axis=1))
     scale = found.parameters.scale
     grid = (*values.shape[:-1], 1) if scale.size > 1 else (1,) * values.ndim
-    return QTensor(found.codes.reshape(values.shape), Parameters(scale.reshape(grid), None), found.format)
+    return QTensor(found.codes.reshape(values.shape), QuantParams(scale.reshape(grid), None), found.format)
 
 
 # --- a whole plan ---------------------------------------------------------------------------------------------------
@@ -217,9 +223,9 @@ def encode(
     plan: Plan,
     graph: Graph,
     evidence: CalibrationStatistics = NOTHING_SEEN,
-    recipe: Recipe = USUAL,
-    cache: CodesCache | None = None,
-) -> Codes:
+    recipe: EncodingConfig = DEFAULT_CONFIG,
+    cache: EncodingCache | None = None,
+) -> Encodings:
     """Choose the codes of all that a plan quantizes.
 
     Args:
@@ -242,12 +248,12 @@ def encode(
 def encode_with(
     plan: Plan,
     graph: Graph,
-    parameters: Mapping[str, Parameters],
+    parameters: Mapping[str, QuantParams],
     means: Mapping[str, NDArray[np.float64]],
     evidence: CalibrationStatistics = NOTHING_SEEN,
-    cache: CodesCache | None = None,
-    recipe: Recipe = USUAL,
-) -> Codes:
+    cache: EncodingCache | None = None,
+    recipe: EncodingConfig = DEFAULT_CONFIG,
+) -> Encodings:
     """Choose the codes of weights and biases for activations whose parameters are given; see `encode`.
 
     Args:
@@ -261,16 +267,16 @@ def encode_with(
             factors of tensors without codes are left out of account.
     """
     migration = recipe.migration.select(plan.by_tensor)
-    scaled = divisible(graph, plan) if recipe.scaling.factors else {}
+    scaled = scalable_tensors(graph, plan) if recipe.scaling.factors else {}
     scaling = recipe.scaling.select(scaled)
     factors = {**migration.factors, **scaling.factors}
     makers = makers_of_divided(graph, plan, migration)
-    cache = CodesCache() if cache is None else cache
-    encoding = Encoding(parameters, means, evidence, plan.target, cache, recipe, factors, makers)
+    cache = EncodingCache() if cache is None else cache
+    encoding = NodeEncoder(parameters, means, evidence, plan.target, cache, recipe, factors, makers)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
-    found_biases: dict[str, Bias] = {}
+    found_biases: dict[str, EncodedBias] = {}
     for node, decision in _planned(graph, plan):
         for tensor in data_inputs(node) if decision.mode is Mode.STATIC else ():
             if isinstance(tensor, Constant) and tensor.name in formats and tensor.name not in constants:
@@ -287,7 +293,7 @@ def encode_with(
     floats: dict[tuple[str, int], NDArray[np.floating]] = {}
     for name, one in scaling.factors.items():
         floats |= scaled[name].divided(one)
-    return Codes(parameters, constants, weights, found_biases, factors, divided, floats)
+    return Encodings(parameters, constants, weights, found_biases, factors, divided, floats)
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:

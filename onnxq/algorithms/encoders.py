@@ -12,19 +12,19 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from onnxq.algorithms.gptq import Compensation, Sums, Terms, compensated, sums_of, within
+from onnxq.algorithms.gptq import GemmView, Gptq, HessianInfo, gemm_view_of, round_by_gptq, within
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import Graph, Node, is_constant
 from onnxq.numerics import burn, torch_observers
-from onnxq.numerics.affine import Parameters, QTensor, block_range, quantize
+from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
 from onnxq.numerics.blocks import block_shape, grid_shape
-from onnxq.numerics.formats import Format, format_named, scale_format_named
-from onnxq.numerics.pairs import Pairs, fitted, scales_for_pairs
-from onnxq.numerics.scale_search import chosen_parameters
-from onnxq.numerics.spec import Method, Spec
+from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
+from onnxq.numerics.pairs import Pairs, fit_pairs, search_pair_scales
+from onnxq.numerics.scale_search import search_params
+from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.planning.plan import Plan, Weight
 from onnxq.system.plugins import wrap_plugin_errors
 
@@ -49,33 +49,33 @@ class Encoder:
     """
 
     name: str
-    encode: Callable[[Array, Weight, Parameters | None, Terms | None], QTensor]
-    sums: Callable[[Node, int, tuple[int, ...], int], Sums | None] | None = None
+    encode: Callable[[Array, Weight, QuantParams | None, HessianInfo | None], QTensor]
+    sums: Callable[[Node, int, tuple[int, ...], int], GemmView | None] | None = None
 
 
-def _searched(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
+def _searched(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
     """Round to the nearest code, with the scales that a range, or a search from that, gives."""
     if parameters is None:
         block = _block(values, weight)
-        parameters = chosen_parameters(values, *block_range(values, block), weight.spec, block)
+        parameters = search_params(values, *block_range(values, block), weight.spec, block)
     return quantize(values, parameters, format_named(weight.spec.format))
 
 
-def _compensated(values: Array, weight: Weight, parameters: Parameters | None, terms: Terms | None) -> QTensor:
+def _compensated(values: Array, weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None) -> QTensor:
     """Round so that errors cancel in the sums that data makes of the weight; where nothing is known, to the nearest."""
     nearest = _searched(values, weight, parameters, None)
     if terms is None:
         return nearest
-    return compensated(values, nearest.parameters, nearest.format, terms.moments, terms.matrices, terms.damping)
+    return round_by_gptq(values, nearest.parameters, nearest.format, terms.moments, terms.matrices, terms.damping)
 
 
-def _burn(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
+def _burn(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
     """Compute as Burn does, which has no integer kernel whose accumulator could ask for larger scales."""
     assert parameters is None, "what Burn quantizes is decoded, not multiplied"
     return burn.encode(values, weight.spec)
 
 
-def _torch(values: Array, weight: Weight, parameters: Parameters | None, _: Terms | None) -> QTensor:
+def _torch(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
     """Quantize as a MinMaxObserver and the kernel behind it do; channels may lie along any axis."""
     if parameters is not None:
         return _searched(values, weight, parameters, None)
@@ -92,7 +92,7 @@ ENCODERS: Mapping[str, Encoder] = MappingProxyType(
             Encoder(Method.MINMAX, _searched),
             Encoder(Method.MSE, _searched),
             Encoder(Method.HQQ, _searched),
-            Encoder(Method.COMPENSATED, _compensated, sums_of),
+            Encoder(Method.COMPENSATED, _compensated, gemm_view_of),
             Encoder(Method.BURN, _burn),
             Encoder(Method.TORCH, _torch),
         )
@@ -116,13 +116,13 @@ def encoder_named(method: str) -> Encoder:
     return found
 
 
-def encoder_of(spec: Spec, compensation: Compensation | None) -> Encoder:
+def encoder_of(spec: QuantSpec, compensation: Gptq | None) -> Encoder:
     """Return what chooses the codes of weights of a Spec, or moves those that it has found to others."""
     is_covered = compensation is not None and compensation.covers(spec)
     return encoder_named(Method.COMPENSATED if is_covered else spec.method)
 
 
-def weight_sums(node: Node, weight: Weight, compensation: Compensation) -> Sums | None:
+def weight_gemm_view(node: Node, weight: Weight, compensation: Gptq) -> GemmView | None:
     """Return how a weight is multiplied whose encoder looks at data, or None for one that is rounded as it is."""
     source, encoder = node.inputs[weight.index], encoder_of(weight.spec, compensation)
     # One that several nodes read is stored once, so it would need the data of all.
@@ -130,26 +130,26 @@ def weight_sums(node: Node, weight: Weight, compensation: Compensation) -> Sums 
         return None
     with _blamed(encoder, weight):
         found = encoder.sums(node, weight.index, tuple(source.shape), compensation.rows)
-        if found is not None and not (isinstance(found, Sums) and found.request.kind == HessianAccumulator.kind):
+        if found is not None and not (isinstance(found, GemmView) and found.request.kind == HessianAccumulator.kind):
             raise TypeError(
                 f"it asks for {found!r} of data, expected Sums whose request is of kind {HessianAccumulator.kind!r}"
             )
     return found
 
 
-def weight_requests(plan: Plan, graph: Graph, compensation: Compensation) -> tuple[Request, ...]:
+def weight_requests(plan: Plan, graph: Graph, compensation: Gptq) -> tuple[Request, ...]:
     """Return what has to be observed for the weights of a plan, small matrices first while there is memory."""
     sizes: dict[Request, int] = {}
     for node in graph.nodes:
         decision = plan.by_node.get(node.name)
         for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
-            if (sums := weight_sums(node, weight, compensation)) is not None:
+            if (sums := weight_gemm_view(node, weight, compensation)) is not None:
                 sizes[sums.request] = sums.gram_bytes
     return tuple(within(sizes, compensation.memory))
 
 
 def encode_weight(
-    values: Array, weight: Weight, parameters: Parameters | None = None, terms: Terms | None = None
+    values: Array, weight: Weight, parameters: QuantParams | None = None, terms: HessianInfo | None = None
 ) -> QTensor:
     """Choose the codes of a weight as its Spec says, after a look for values that have none.
 
@@ -177,15 +177,15 @@ def encode_weight(
     found = _encoded(encoder, values, weight, parameters, terms)
     if parameters is None and weight.pairs is not Pairs.NONE:
         scale = found.parameters.scale
-        larger = scales_for_pairs(values, scale, weight.pairs, weight.axis, weight.reduction_axis)
+        larger = search_pair_scales(values, scale, weight.pairs, weight.axis, weight.reduction_axis)
         if not np.array_equal(larger, scale):
-            raised = Parameters(larger, None, block=_block(values, weight))
+            raised = QuantParams(larger, None, block=_block(values, weight))
             found = _encoded(encoder, values, weight, raised, terms)
-    return paired(found, weight)
+    return fit_weight_pairs(found, weight)
 
 
 def _encoded(
-    encoder: Encoder, values: Array, weight: Weight, parameters: Parameters | None, terms: Terms | None
+    encoder: Encoder, values: Array, weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None
 ) -> QTensor:
     """Return what an encoder makes; that of a package is looked at, and may not write to the weight."""
     if encoder.name in ENCODERS:
@@ -194,20 +194,20 @@ def _encoded(
     seen.flags.writeable = False
     with _blamed(encoder, weight):
         found = encoder.encode(seen, weight, parameters, terms)
-        return checked(found, weight.spec, values.shape, _block(values, weight), parameters)
+        return check_encoded(found, weight.spec, values.shape, _block(values, weight), parameters)
 
 
-def paired(found: QTensor, weight: Weight) -> QTensor:
+def fit_weight_pairs(found: QTensor, weight: Weight) -> QTensor:
     """Return codes of a weight that fit in pairs, where a kernel takes them so."""
     if weight.pairs is Pairs.NONE:
         return found
-    return replace(found, codes=fitted(found.codes, weight.pairs, weight.axis, weight.reduction_axis))
+    return replace(found, codes=fit_pairs(found.codes, weight.pairs, weight.axis, weight.reduction_axis))
 
 
-def encode_array(values: Array, spec: Spec, *, channel_axis: int, reduction_axis: int) -> QTensor:
+def encode_array(values: Array, spec: QuantSpec, *, channel_axis: int, reduction_axis: int) -> QTensor:
     """Choose the codes of an array as a Spec says, without a model around it; see `encode_weight`.
 
-    >>> tensor = encode_array(np.array([[7.0, -5.0, 0.3]]), Spec("int4-narrow"), channel_axis=0, reduction_axis=1)
+    >>> tensor = encode_array(np.array([[7.0, -5.0, 0.3]]), QuantSpec("int4-narrow"), channel_axis=0, reduction_axis=1)
     >>> tensor.codes, tensor.parameters.scale
     (array([[ 7, -5,  0]], dtype=int8), array([[1.]], dtype=float32))
     """
@@ -234,8 +234,8 @@ def _block(values: Array, weight: Weight) -> tuple[int, ...]:
 # --- checks of what an encoder of an installed package returns ------------------------------------------------------
 
 
-def checked(
-    found: object, spec: Spec, shape: Sequence[int], block: tuple[int, ...], given: Parameters | None
+def check_encoded(
+    found: object, spec: QuantSpec, shape: Sequence[int], block: tuple[int, ...], given: QuantParams | None
 ) -> QTensor:
     """Return codes that are what a Spec says.
 
@@ -259,7 +259,7 @@ def checked(
     return found
 
 
-def _faults(found: QTensor, spec: Spec, shape: Sequence[int], block: tuple[int, ...]) -> Iterator[str]:
+def _faults(found: QTensor, spec: QuantSpec, shape: Sequence[int], block: tuple[int, ...]) -> Iterator[str]:
     """Yield what is wrong; each look rests on those before it."""
     format, parameters = format_named(spec.format), found.parameters
     if found.format != format or found.codes.dtype != format.dtype:
@@ -279,7 +279,7 @@ def _faults(found: QTensor, spec: Spec, shape: Sequence[int], block: tuple[int, 
 
 
 def _faults_of_scales(
-    parameters: Parameters, spec: Spec, shape: Sequence[int], block: tuple[int, ...]
+    parameters: QuantParams, spec: QuantSpec, shape: Sequence[int], block: tuple[int, ...]
 ) -> Iterator[str]:
     scale, whole, grid = parameters.scale, parameters.tensor_scale, grid_shape(shape, block)
     if scale.dtype != np.float32 or scale.shape != grid:
@@ -300,7 +300,7 @@ def _within(block: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(length, max(extent, 1)) for length, extent in zip(block, shape, strict=True))
 
 
-def _are_codes(codes: NDArray[Any], format: Format) -> bool:
+def _are_codes(codes: NDArray[Any], format: QuantDType) -> bool:
     if not format.is_float:
         return bool(format.minimum <= codes.min(initial=0) and codes.max(initial=0) <= format.maximum)
     # Bytes hold more patterns than a format has codes.
@@ -308,6 +308,6 @@ def _are_codes(codes: NDArray[Any], format: Format) -> bool:
     return bool((patterns < 2**format.bits).all() and np.isfinite(format.values[patterns]).all())
 
 
-def _are_same(found: Parameters, given: Parameters) -> bool:
+def _are_same(found: QuantParams, given: QuantParams) -> bool:
     pairs = ((found.scale, given.scale), (found.zero_point, given.zero_point), (found.tensor_scale, given.tensor_scale))
     return all(np.array_equal(one, other) if other is not None else one is None for one, other in pairs)  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import numpy as np
 
 from onnxq.algorithms.activation_params import channel_means, found_range
-from onnxq.algorithms.equalization import NOTHING, Factors, Migration
-from onnxq.algorithms.gptq import Compensation
-from onnxq.algorithms.range_search import RangeChoice, unlimited
+from onnxq.algorithms.equalization import NOTHING, ChannelScales, Equalization
+from onnxq.algorithms.gptq import Gptq
+from onnxq.algorithms.range_search import RangeChoice, without_limits
 from onnxq.calibration.methods import CalibrationMethod, MinMax, format_method, parse_calibration_method
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.numerics.affine import Array
@@ -20,7 +20,7 @@ from onnxq.planning.plan import Activation, Damping, Decision, Plan, Scaling
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EncodingConfig:
     """How codes are chosen beyond what a plan says.
 
     Attributes:
@@ -36,11 +36,11 @@ class Recipe:
     ranges: CalibrationMethod = field(default_factory=MinMax)
     own_ranges: Mapping[str, CalibrationMethod] = field(default_factory=lambda: MappingProxyType({}))
     biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
-    compensation: Compensation | None = None
-    migration: Migration = NOTHING
-    scaling: Migration = NOTHING
+    compensation: Gptq | None = None
+    migration: Equalization = NOTHING
+    scaling: Equalization = NOTHING
 
-    def with_choice(self, choice: RangeChoice[CalibrationMethod]) -> Recipe:
+    def with_choice(self, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
         """Return the recipe with these ranges."""
         return replace(self, ranges=choice.default, own_ranges=choice.own)
 
@@ -70,7 +70,7 @@ class Recipe:
         return repr(self.ranges), own, biases.digest(), self.migration.key, self.scaling.key, self.compensation
 
 
-USUAL = Recipe()
+DEFAULT_CONFIG = EncodingConfig()
 """What is taken where nothing else is said."""
 
 
@@ -79,7 +79,7 @@ USUAL = Recipe()
 _LAST = -1
 
 
-def noted(plan: Plan, recipe: Recipe, evidence: CalibrationStatistics) -> Plan:
+def attach_encodings(plan: Plan, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Plan:
     """Return a plan that says by which recipe, and from which ranges, its model was built.
 
     Not in it are biases that were corrected and weights whose errors cancel, which are as large as the model: they
@@ -108,7 +108,7 @@ def noted(plan: Plan, recipe: Recipe, evidence: CalibrationStatistics) -> Plan:
     )
 
 
-def _damping(recipe: Recipe, evidence: CalibrationStatistics) -> Damping | None:
+def _damping(recipe: EncodingConfig, evidence: CalibrationStatistics) -> Damping | None:
     compensation = recipe.compensation
     return Damping(compensation.damping, compensation.bits, tensors_seen(evidence, "hessian")) if compensation else None
 
@@ -119,7 +119,7 @@ def tensors_seen(evidence: CalibrationStatistics, kind: str = "") -> tuple[str, 
     return tuple(dict.fromkeys(one.tensor for one in requests))
 
 
-def _with_recipe(activation: Activation, recipe: Recipe, evidence: CalibrationStatistics) -> Activation:
+def _with_recipe(activation: Activation, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Activation:
     method, factors = recipe.own_ranges.get(activation.tensor), recipe.migration.factors.get(activation.tensor)
     found = activation.found_range
     if activation.fixed_range is None:
@@ -127,15 +127,15 @@ def _with_recipe(activation: Activation, recipe: Recipe, evidence: CalibrationSt
         found = float(low), float(high)
     return replace(
         activation,
-        ranges=activation.ranges if method is None else format_method(unlimited(method)),
+        ranges=activation.ranges if method is None else format_method(without_limits(method)),
         found_range=found,
         factors=tuple(map(float, factors.values)) if factors is not None else (),
         channels=factors.axis if factors is not None else 0,
     )
 
 
-def recipe_of(plan: Plan, samples: int) -> Recipe:
-    """Return the recipe that `noted` has put into a plan, but for the biases, which are to be found anew.
+def config_from_plan(plan: Plan, samples: int) -> EncodingConfig:
+    """Return the recipe that `attach_encodings` has put into a plan, but for the biases, which are to be found anew.
 
     Args:
         plan: from a report or file.
@@ -147,12 +147,14 @@ def recipe_of(plan: Plan, samples: int) -> Recipe:
     # Where all ranges are known, the package whose method found them need not be installed.
     open_ones = {one.tensor: one.ranges for one in plan.activations if one.known_range is None}
     methods = {tensor: parse_calibration_method(text) for tensor, text in open_ones.items() if text}
-    factors = {one.tensor: Factors(one.channels, np.array(one.factors)) for one in plan.activations if one.factors}
+    factors = {
+        one.tensor: ChannelScales(one.channels, np.array(one.factors)) for one in plan.activations if one.factors
+    }
     damping = plan.damping
-    return Recipe(
+    return EncodingConfig(
         parse_calibration_method(plan.ranges) if plan.ranges and open_ones else MinMax(),
         methods,
-        compensation=Compensation.of_samples(samples, damping.share, damping.bits) if damping is not None else None,
-        migration=Migration(factors),
-        scaling=Migration({one.tensor: Factors(_LAST, np.array(one.factors)) for one in plan.scaling}),
+        compensation=Gptq.of_samples(samples, damping.share, damping.bits) if damping is not None else None,
+        migration=Equalization(factors),
+        scaling=Equalization({one.tensor: ChannelScales(_LAST, np.array(one.factors)) for one in plan.scaling}),
     )

@@ -13,17 +13,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.equalization import Factors, weighted_maker
+from onnxq.algorithms.equalization import ChannelScales, absorbing_producer
 from onnxq.ir import Constant, Graph, TensorData, all_nodes
 from onnxq.ir.tensor_data import KEEP, ProtoTensor
-from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.planning.plan import Plan
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Bias:
+class EncodedBias:
     """What becomes of the bias of a node.
 
     Attributes:
@@ -38,7 +38,7 @@ class Bias:
 
 
 @dataclass(frozen=True, eq=False)
-class Codes:
+class Encodings:
     """What is written for the activations, weights and biases of a plan.
 
     Attributes:
@@ -52,11 +52,11 @@ class Codes:
         floats: constants that divide float data, by node and input.
     """
 
-    activations: Mapping[str, Parameters] = field(default_factory=lambda: MappingProxyType({}))
+    activations: Mapping[str, QuantParams] = field(default_factory=lambda: MappingProxyType({}))
     constants: Mapping[str, QTensor] = field(default_factory=lambda: MappingProxyType({}))
     weights: Mapping[tuple[str, int], QTensor] = field(default_factory=lambda: MappingProxyType({}))
-    biases: Mapping[str, Bias] = field(default_factory=lambda: MappingProxyType({}))
-    factors: Mapping[str, Factors] = field(default_factory=lambda: MappingProxyType({}))
+    biases: Mapping[str, EncodedBias] = field(default_factory=lambda: MappingProxyType({}))
+    factors: Mapping[str, ChannelScales] = field(default_factory=lambda: MappingProxyType({}))
     divided: frozenset[str] = frozenset()
     floats: Mapping[tuple[str, int], NDArray[np.floating]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -72,7 +72,7 @@ class Codes:
         for _, node in all_nodes(graph) if self.divided or dividing else ():
             for tensor in node.outputs:
                 if tensor.name in self.divided:
-                    maker = weighted_maker(tensor, plan)
+                    maker = absorbing_producer(tensor, plan)
                     before = maker.outputs if maker is not None else ()
                     found.update(dict.fromkeys((*(one.name for one in before), tensor.name), tensor.name))
             if node.name in dividing:
@@ -90,7 +90,7 @@ Made = TypeVar("Made")
 Chosen = TypeVar("Chosen", bound="tuple[QTensor, Any]")
 
 
-class CodesCache:
+class EncodingCache:
     """What encoding has made, so that candidates that have a weight in common encode it once.
 
     What was longest not asked for is forgotten when there is no room for more.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_nodes, operator_key, producer
-from onnxq.numerics.affine import Parameters
+from onnxq.numerics.affine import QuantParams
 from onnxq.numerics.formats import format_named
 from onnxq.ops import OPERATORS, Operator, Role, operator_of
 from onnxq.planning.activations import Groups
@@ -31,7 +31,7 @@ FLOAT_DATA: Final = frozenset({Mode.WEIGHT_ONLY, Mode.STORAGE})
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
+class ChannelScales:
     """What the channels of a tensor are divided by before they become codes, or before weights of codes multiply them.
 
     Attributes:
@@ -54,31 +54,31 @@ class Factors:
 
     def multiply(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array with its channels multiplied, in its type: what was divided as it was."""
-        return Factors(self.axis, 1 / self.values).divide(array)
+        return ChannelScales(self.axis, 1 / self.values).divide(array)
 
 
 @dataclass(frozen=True, eq=False)
-class Migration:
+class Equalization:
     """The factors of each tensor that has any, by name; they hold for every plan, as each tensor stands for itself."""
 
-    factors: Mapping[str, Factors] = field(default_factory=lambda: MappingProxyType({}))
+    factors: Mapping[str, ChannelScales] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def key(self) -> Hashable:
         """What tells migrations apart."""
         return tuple((name, factors.key) for name, factors in sorted(self.factors.items()))
 
-    def select(self, tensors: Collection[str]) -> Migration:
+    def select(self, tensors: Collection[str]) -> Equalization:
         """Return the factors of some tensors alone."""
-        return Migration({name: factors for name, factors in self.factors.items() if name in tensors})
+        return Equalization({name: factors for name, factors in self.factors.items() if name in tensors})
 
 
-NOTHING = Migration()
+NOTHING = Equalization()
 """No tensor has factors."""
 
 
 @dataclass(frozen=True, eq=False)
-class Around:
+class WeightRescaling:
     """The factors on both sides of a product.
 
     Attributes:
@@ -86,8 +86,8 @@ class Around:
         made: of what it makes, which its rows and its bias are divided by.
     """
 
-    read: Factors | None = None
-    made: Factors | None = None
+    read: ChannelScales | None = None
+    made: ChannelScales | None = None
 
     def __bool__(self) -> bool:
         return self.read is not None or self.made is not None
@@ -100,7 +100,8 @@ class Around:
     def weight(self, node: Node, index: int, values: NDArray[Any]) -> NDArray[Any]:
         """Return the float weight that a product has then, in its shape and type.
 
-        >>> around = Around(Factors(1, np.array([0.5, 1.0])), Factors(1, np.array([1.0, 1.0, 0.25])))
+        >>> read, made = ChannelScales(1, np.array([0.5, 1.0])), ChannelScales(1, np.array([1.0, 1.0, 0.25]))
+        >>> around = WeightRescaling(read, made)
         >>> around.weight(Node("Gemm", "g", {"transB": 1}), 1, np.ones((3, 2)))
         array([[0.5, 1. ],
                [0.5, 1. ],
@@ -143,8 +144,8 @@ class Around:
 
 
 def read_factors(
-    node: Node, decision: Decision, factors: Mapping[str, Factors], coded: Collection[str]
-) -> Factors | None:
+    node: Node, decision: Decision, factors: Mapping[str, ChannelScales], coded: Collection[str]
+) -> ChannelScales | None:
     """Return the factors of the data that a product multiplies, codes or not; None where it has none.
 
     Args:
@@ -159,25 +160,25 @@ def read_factors(
     return factors.get(data) if decision.mode in FLOAT_DATA and data not in coded else None
 
 
-def makers_of_divided(graph: Graph, plan: Plan, migration: Migration) -> Mapping[str, Factors]:
+def makers_of_divided(graph: Graph, plan: Plan, migration: Equalization) -> Mapping[str, ChannelScales]:
     """Return the factors that the rows of products are divided by, by node name."""
     return {
         maker.name: migration.factors[tensor.name]
         for tensor in _with_factors(graph, migration)
-        if (maker := weighted_maker(tensor, plan)) is not None
+        if (maker := absorbing_producer(tensor, plan)) is not None
     }
 
 
-def divided_tensors(graph: Graph, plan: Plan, migration: Migration) -> frozenset[str]:
+def divided_tensors(graph: Graph, plan: Plan, migration: Equalization) -> frozenset[str]:
     """Return the tensors with factors that come divided: from products, or from nodes that pass codes on."""
     return frozenset(
         tensor.name
         for tensor in _with_factors(graph, migration)
-        if plan.by_tensor[tensor.name].every_consumer or weighted_maker(tensor, plan) is not None
+        if plan.by_tensor[tensor.name].every_consumer or absorbing_producer(tensor, plan) is not None
     )
 
 
-def weighted_maker(tensor: Variable, plan: Plan) -> Node | None:
+def absorbing_producer(tensor: Variable, plan: Plan) -> Node | None:
     """Return the product of codes whose rows can take the factors of a tensor in, or None.
 
     A clamp may stand between them that the quantizer stands for. Nobody may read in float what comes divided.
@@ -202,7 +203,7 @@ def is_static(plan: Plan, node: Node) -> bool:
     return decision is not None and decision.mode is Mode.STATIC
 
 
-def _with_factors(graph: Graph, migration: Migration) -> Iterator[Variable]:
+def _with_factors(graph: Graph, migration: Equalization) -> Iterator[Variable]:
     """Yield the tensors with factors that nodes make, in graph order."""
     if migration.factors:
         yield from (
@@ -214,7 +215,7 @@ def _with_factors(graph: Graph, migration: Migration) -> Iterator[Variable]:
 
 
 @dataclass(frozen=True, eq=False)
-class Channels:
+class GroupChannels:
     """The channels of one tensor of a site.
 
     Attributes:
@@ -229,7 +230,7 @@ class Channels:
 
 
 @dataclass(frozen=True)
-class Reader:
+class GroupConsumer:
     """A product of codes that multiplies a tensor of a site by a weight.
 
     Attributes:
@@ -244,7 +245,7 @@ class Reader:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class EqualizationGroup:
     """Tensors whose channels share factors, as nodes between codes pass them on.
 
     Attributes:
@@ -254,10 +255,10 @@ class Site:
         readers: the products that take the factors in.
     """
 
-    tensors: Mapping[str, Channels]
+    tensors: Mapping[str, GroupChannels]
     inside: frozenset[str]
     free: NDArray[np.bool_]
-    readers: tuple[Reader, ...]
+    readers: tuple[GroupConsumer, ...]
 
     @property
     def name(self) -> str:
@@ -271,7 +272,7 @@ class Site:
 
 
 @dataclass(frozen=True, eq=False)
-class Sites:
+class EqualizationGroups:
     """Every site of a plan.
 
     Attributes:
@@ -279,11 +280,11 @@ class Sites:
         blocked: for tensors all or some of whose channels keep the factor 1, why, by name.
     """
 
-    found: tuple[Site, ...]
+    found: tuple[EqualizationGroup, ...]
     blocked: Mapping[str, str]
 
 
-def sites(graph: Graph, plan: Plan) -> Sites:
+def find_groups(graph: Graph, plan: Plan) -> EqualizationGroups:
     """Return the sites of a plan, which should be the one in which every node is static that can be.
 
     Channels start at products and pass through the static nodes behind them. Tensors of products that share a weight
@@ -323,7 +324,7 @@ class _Survey:
         self._links: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._groups = Groups[str]()
         self._blocked: dict[str, str] = {}
-        self._readers: list[Reader] = []
+        self._readers: list[GroupConsumer] = []
 
     def visit(self, node: Node) -> None:
         """Follow channels through a node."""
@@ -344,7 +345,7 @@ class _Survey:
             return
         summed = weight.shape[operator.weights[1].reduction(node)]
         self._place(data, operator.channels % rank, summed * int(node.attrs.get("group", 1)), rank)
-        self._readers.append(Reader(node.name, data.name, dense=summed > 1))
+        self._readers.append(GroupConsumer(node.name, data.name, dense=summed > 1))
         made = self._made(node)
         for tensor in made:
             # A product keeps the number of axes, and so does a clamp.
@@ -356,7 +357,7 @@ class _Survey:
     def _made(self, node: Node) -> list[Variable]:
         """Return the tensors whose factors a product takes in, behind a clamp that vanishes too."""
         near = [*node.outputs, *(behind for one in node.outputs for reader in one.outputs for behind in reader.outputs)]
-        return [tensor for tensor in near if weighted_maker(tensor, self._plan) is node]
+        return [tensor for tensor in near if absorbing_producer(tensor, self._plan) is node]
 
     def _pass(self, node: Node, operator: Operator) -> None:
         outputs = [self._behind_clamp(tensor) for tensor in node.outputs]
@@ -429,7 +430,7 @@ class _Survey:
     def _block(self, tensor: Tensor, reason: str) -> None:
         self._blocked.setdefault(tensor.name, reason)
 
-    def result(self) -> Sites:
+    def result(self) -> EqualizationGroups:
         """Return the sites that were found, without those in which nothing is free."""
         classes = _classes(self._total, self._links)
         pinned = np.zeros(self._total, bool)
@@ -448,12 +449,12 @@ class _Survey:
             if not free.any() or len(roots) < 2:
                 continue
             tensors = {
-                name: Channels(place.axis, place.rank, places[first : first + place.channels])
+                name: GroupChannels(place.axis, place.rank, places[first : first + place.channels])
                 for name, place, first in zip(names, own, bounds, strict=False)
             }
             readers = tuple(reader for reader in self._readers if reader.tensor in tensors)
-            found.append(Site(tensors, frozenset(names) - outer, free, readers))
-        return Sites(tuple(found), self._blocked)
+            found.append(EqualizationGroup(tensors, frozenset(names) - outer, free, readers))
+        return EqualizationGroups(tuple(found), self._blocked)
 
 
 def _rank(node: Node, operator: Operator) -> int:
@@ -496,7 +497,7 @@ _TINY = 1e-9
 
 
 @dataclass(frozen=True)
-class Setting:
+class EqualizationStrength:
     """How factors follow from the shares of channels.
 
     Attributes:
@@ -511,7 +512,9 @@ class Setting:
     cover: float = 0.98
 
 
-def shares(site: Site, plan: Plan, parameters: Mapping[str, Parameters], ends: Mapping[str, Array]) -> Array:
+def range_shares(
+    site: EqualizationGroup, plan: Plan, parameters: Mapping[str, QuantParams], ends: Mapping[str, Array]
+) -> Array:
     """Return which part of the range of its tensor each channel of a site uses, float64 of shape (factors,).
 
     Where several tensors share a factor it is the largest part of all; a channel that has to keep the factor 1 uses
@@ -550,7 +553,7 @@ def expected_shares(parts: Sequence[Array], cover: float) -> Array:
 
     Args:
         parts: the shares in each part of the samples, each of shape (factors,).
-        cover: see `Setting`.
+        cover: see `EqualizationStrength`.
 
     >>> expected_shares([np.array([0.2, 0.5]), np.array([0.1, 0.5])], 1.0)
     array([0.4, 1. ])
@@ -567,7 +570,7 @@ def expected_shares(parts: Sequence[Array], cover: float) -> Array:
     return np.asarray(np.clip(largest * np.maximum(common, margins), 0.0, 1.0))
 
 
-def factors_of(site: Site, parts: Sequence[Array], setting: Setting) -> Array:
+def channel_scales_of(site: EqualizationGroup, parts: Sequence[Array], setting: EqualizationStrength) -> Array:
     """Return the factors of a site, float64 of shape (factors,), all 1 where nothing is to be gained."""
     power = setting.dense if site.dense else setting.lossless
     # Shares that are no numbers come from samples that are none.
@@ -575,11 +578,11 @@ def factors_of(site: Site, parts: Sequence[Array], setting: Setting) -> Array:
     return np.where(site.free, np.clip(used, SMALLEST, 1.0) ** power, 1.0)
 
 
-def migration_of(found: Mapping[Site, Array]) -> Migration:
+def equalization_of(found: Mapping[EqualizationGroup, Array]) -> Equalization:
     """Return the migration of sites by the factors of each."""
-    return Migration(
+    return Equalization(
         {
-            name: Factors(channels.axis, factors[channels.places])
+            name: ChannelScales(channels.axis, factors[channels.places])
             for site, factors in found.items()
             if (factors < 1).any()
             for name, channels in site.tensors.items()
@@ -590,7 +593,7 @@ def migration_of(found: Mapping[Site, Array]) -> Migration:
 # --- which channel scales cost nothing ------------------------------------------------------------------------------
 
 
-def folded(graph: Graph, plan: Plan, migration: Migration) -> Migration:
+def select_free_scales(graph: Graph, plan: Plan, migration: Equalization) -> Equalization:
     """Return the factors that need no node, and no scale for each channel of data, in a plan's model.
 
     Others multiply or divide where floats become codes or codes floats. Tensors that pass factors on to each other keep
@@ -602,11 +605,11 @@ def folded(graph: Graph, plan: Plan, migration: Migration) -> Migration:
         migration: the factors.
     """
     paid = _paid(graph, plan, migration)
-    found = sites(graph, plan).found
+    found = find_groups(graph, plan).found
     return migration.select({name for site in found if not site.tensors.keys() & paid for name in site.tensors})
 
 
-def costly(graph: Graph, plan: Plan, migration: Migration) -> list[frozenset[str]]:
+def costly_scales(graph: Graph, plan: Plan, migration: Equalization) -> list[frozenset[str]]:
     """Return the tensors whose factors need a node or scales of their own, by what has them together or not at all.
 
     Args:
@@ -615,11 +618,11 @@ def costly(graph: Graph, plan: Plan, migration: Migration) -> list[frozenset[str
         migration: the factors.
     """
     paid = _paid(graph, plan, migration)
-    found = (frozenset(site.tensors) for site in sites(graph, plan).found if site.tensors.keys() & paid)
+    found = (frozenset(site.tensors) for site in find_groups(graph, plan).found if site.tensors.keys() & paid)
     return [names & migration.factors.keys() for names in found]
 
 
-def _paid(graph: Graph, plan: Plan, migration: Migration) -> set[str]:
+def _paid(graph: Graph, plan: Plan, migration: Equalization) -> set[str]:
     """Return the tensors with factors that not all of what reads them takes in."""
     divided = divided_tensors(graph, plan, migration)
     tensors = {tensor.name: tensor for _, node in all_nodes(graph) for tensor in node.outputs}

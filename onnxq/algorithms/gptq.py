@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from onnxq.calibration.accumulators import Option, Request
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.ir import Node, Variable
-from onnxq.numerics.affine import Parameters, QTensor
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.spec import Method, Spec
+from onnxq.numerics.affine import QTensor, QuantParams
+from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.numerics.spec import Method, QuantSpec
 
 
 @dataclass(frozen=True)
-class Matrices:
+class WeightMatrices:
     """A weight seen as one matrix for each group of channels: a row for each output, a column for each term of a sum.
 
     Attributes:
@@ -35,7 +35,7 @@ class Matrices:
         order: axes of ``split`` in the order groups, rows, columns.
         shape: (groups, rows, columns).
 
-    >>> Matrices.of_product((3, 4)).view(np.arange(12).reshape(3, 4))[0, 1]
+    >>> WeightMatrices.of_product((3, 4)).view(np.arange(12).reshape(3, 4))[0, 1]
     array([1, 5, 9])
     """
 
@@ -44,20 +44,20 @@ class Matrices:
     shape: tuple[int, int, int]
 
     @classmethod
-    def of_product(cls, shape: tuple[int, int], *, transposed: bool = False) -> Matrices:
+    def of_product(cls, shape: tuple[int, int], *, transposed: bool = False) -> WeightMatrices:
         """Return those of a weight of shape (columns, rows), or (rows, columns) when it is transposed."""
         if transposed:
             return cls((1, *shape), (0, 1, 2), (1, *shape))
         return cls((1, *shape), (0, 2, 1), (1, shape[1], shape[0]))
 
     @classmethod
-    def of_convolution(cls, shape: tuple[int, ...], groups: int) -> Matrices:
+    def of_convolution(cls, shape: tuple[int, ...], groups: int) -> WeightMatrices:
         """Return those of a Conv's weight of shape (rows of all groups, channels of one, *kernel)."""
         whole = groups, shape[0] // groups, math.prod(shape[1:])
         return cls(whole, (0, 1, 2), whole)
 
     @classmethod
-    def of_cell(cls, shape: tuple[int, ...]) -> Matrices:
+    def of_cell(cls, shape: tuple[int, ...]) -> WeightMatrices:
         """Return those of a recurrent cell's weight of shape (directions, rows, columns)."""
         directions, rows, columns = shape
         return cls((directions, rows, columns), (0, 1, 2), (directions, rows, columns))
@@ -91,7 +91,7 @@ _MORE = (0.1, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class GramMatrices:
     """Gram matrices of the terms that the columns of a weight are multiplied with, up to a factor.
 
     Attributes:
@@ -103,9 +103,9 @@ class Moments:
     products: npt.NDArray[np.floating]
     offsets: npt.NDArray[np.floating] | None = None
 
-    def of(self, groups: slice) -> Moments:
+    def of(self, groups: slice) -> GramMatrices:
         """Return those of some groups."""
-        return Moments(self.products[groups], None if self.offsets is None else self.offsets[groups])
+        return GramMatrices(self.products[groups], None if self.offsets is None else self.offsets[groups])
 
     @property
     def diagonal(self) -> npt.NDArray[np.float64]:
@@ -127,12 +127,12 @@ class Moments:
         return found - self.offsets[:, :, None] * (self.offsets[:, None] @ values)
 
 
-def compensated(
+def round_by_gptq(
     values: npt.NDArray[np.floating],
-    parameters: Parameters,
-    format: Format,
-    moments: Moments,
-    matrices: Matrices,
+    parameters: QuantParams,
+    format: QuantDType,
+    moments: GramMatrices,
+    matrices: WeightMatrices,
     damping: float = DAMPING,
 ) -> QTensor:
     """Choose codes that make ``e H e^T`` small for each output channel, at scales and zero points that are given.
@@ -174,7 +174,7 @@ def _parts(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
-def _spread(entries: npt.NDArray[Any], parameters: Parameters, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _spread(entries: npt.NDArray[Any], parameters: QuantParams, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Repeat an entry for each block until there is one for each value."""
     if np.ndim(entries) == 0:
         return np.broadcast_to(entries, shape)
@@ -193,7 +193,7 @@ def _turned(part: npt.NDArray[Any], order: Order) -> npt.NDArray[Any]:
 class _Grid:
     """What each value of a part may become; scale and zero point are of the part's shape, columns in front of rows."""
 
-    format: Format
+    format: QuantDType
     scale: Floats
     zero_point: Floats
 
@@ -225,7 +225,7 @@ class _Grid:
         return bool(self.zero_point.any())
 
 
-def _chosen(weight: Floats, grid: _Grid, moments: Moments, order: Order, factor: Floats) -> Bytes:
+def _chosen(weight: Floats, grid: _Grid, moments: GramMatrices, order: Order, factor: Floats) -> Bytes:
     """Return the codes of a part, of shape (groups, rows, columns), nearest ones where others are no better."""
     plain, decoded = grid.nearest(weight, ...)
     bits, lost = _rounded(weight, grid, factor)
@@ -264,7 +264,7 @@ def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats
     return bits, lost
 
 
-def _factors(moments: Moments, damping: float) -> tuple[Order, Floats]:
+def _factors(moments: GramMatrices, damping: float) -> tuple[Order, Floats]:
     """Return columns by rising diagonal, (groups, columns), and the lower Cholesky factors of the damped matrices.
 
     Those that have none get the identity, by which every value goes to its nearest code.
@@ -284,7 +284,7 @@ def _factors(moments: Moments, damping: float) -> tuple[Order, Floats]:
 
 
 def _left(
-    moments: Moments, order: Order, size: npt.NDArray[np.float64], damping: float, factors: Floats
+    moments: GramMatrices, order: Order, size: npt.NDArray[np.float64], damping: float, factors: Floats
 ) -> Sequence[int]:
     """Put the Cholesky factors of many small matrices in place at once, and return the groups that are left."""
     groups, count = order.shape
@@ -345,7 +345,7 @@ _FLOAT64_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Sums:
+class GemmView:
     """How a weight is multiplied.
 
     Attributes:
@@ -354,7 +354,7 @@ class Sums:
     """
 
     request: Request
-    matrices: Matrices
+    matrices: WeightMatrices
 
     @property
     def gram_bytes(self) -> int:
@@ -364,7 +364,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Compensation:
+class Gptq:
     """Error-compensating rounding, and the weights that get it.
 
     Attributes:
@@ -382,22 +382,22 @@ class Compensation:
     @classmethod
     def of_samples(
         cls, samples: int, damping: float = DAMPING, bits: int = _MOST_BITS, memory: int = GRAM_BYTES
-    ) -> Compensation:
+    ) -> Gptq:
         """Return one whose Gram matrices have about ``ROWS`` rows when each of so many samples shows as many.
 
-        >>> Compensation.of_samples(100).rows
+        >>> Gptq.of_samples(100).rows
         82
         """
         return cls(-(-ROWS // max(samples, 1)), damping, bits, memory)
 
-    def covers(self, spec: Spec) -> bool:
+    def covers(self, spec: QuantSpec) -> bool:
         """Whether weights of a Spec get it; what a package's encoder chooses stays."""
         free = isinstance(spec.method, Method) and not spec.is_followed
         return free and format_named(spec.format).bits <= min(self.bits, _MOST_BITS)
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class HessianInfo:
     """What is known of the data that a weight multiplies.
 
     Attributes:
@@ -406,12 +406,12 @@ class Terms:
         damping: share of the mean of a Gram matrix's diagonal that is added to it.
     """
 
-    moments: Moments
-    matrices: Matrices
+    moments: GramMatrices
+    matrices: WeightMatrices
     damping: float = DAMPING
 
 
-def sums_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
+def gemm_view_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> GemmView | None:
     """Return how a node multiplies its input of that index and shape, where that is known.
 
     Args:
@@ -431,11 +431,11 @@ def sums_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums |
         transposed = node.op == "Gemm" and bool(node.attrs.get("transB", 0))
         axis = 0 if node.op == "Gemm" and node.attrs.get("transA", 0) else -1
         request = Request.of(data.name, "hessian", axis, rows=rows)
-        return Sums(request, Matrices.of_product((shape[0], shape[1]), transposed=transposed))
+        return GemmView(request, WeightMatrices.of_product((shape[0], shape[1]), transposed=transposed))
     return None
 
 
-def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> Sums | None:
+def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> GemmView | None:
     pads = [int(pad) for pad in node.attrs.get("pads", ())]
     if node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or min(pads, default=0) < 0:
         return None
@@ -445,10 +445,10 @@ def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> S
     options: dict[str, Option] = {name: ",".join(map(str, numbers)) for name, numbers in extents.items() if numbers}
     rows = rows if groups == 1 else -(-rows // _GROUPED)
     request = Request.of(data.name, "hessian", 1, rows=rows, groups=groups, **options)
-    return Sums(request, Matrices.of_convolution(shape, groups))
+    return GemmView(request, WeightMatrices.of_convolution(shape, groups))
 
 
-def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -> Sums | None:
+def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -> GemmView | None:
     """Return how a cell of one direction multiplies its weights.
 
     What it gives at one step is what it multiplies at the next; of that, only the first state is not seen.
@@ -456,7 +456,7 @@ def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -
     data: Any = node.inputs[0] if index == _WEIGHT else node.outputs[0] if index == _RECURRENCE else None
     if not isinstance(data, Variable) or data.is_empty() or shape[0] != 1 or node.attrs.get("layout", 0):
         return None
-    return Sums(Request.of(data.name, "hessian", -1, rows=rows), Matrices.of_cell(shape))
+    return GemmView(Request.of(data.name, "hessian", -1, rows=rows), WeightMatrices.of_cell(shape))
 
 
 def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
@@ -468,9 +468,9 @@ def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
         yield request
 
 
-def terms_of(
-    gram: HessianAccumulator, sums: Sums, factors: NDArray[np.float64] | None, damping: float, *, corrected: bool
-) -> Terms:
+def hessian_info(
+    gram: HessianAccumulator, sums: GemmView, factors: NDArray[np.float64] | None, damping: float, *, corrected: bool
+) -> HessianInfo:
     """Return what is known of the data that a weight multiplies.
 
     Args:
@@ -488,4 +488,4 @@ def terms_of(
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products /= (each[:, :, None] * each[:, None]).astype(np.float32)
         means = means / each
-    return Terms(Moments(products, means if corrected else None), sums.matrices, damping)
+    return HessianInfo(GramMatrices(products, means if corrected else None), sums.matrices, damping)

@@ -18,8 +18,8 @@ from onnxq.calibration.accumulators import Range
 from onnxq.calibration.methods import CalibrationMethod, ends_of_data, find_range, required_kinds
 from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.ir import Graph, Node, Tensor, Variable, is_constant
-from onnxq.numerics.affine import largest
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.affine import worst_ratio
+from onnxq.numerics.spec import QuantSpec
 from onnxq.planning.plan import Plan
 from onnxq.rewrite.constant_folding import Step, evaluate_all
 
@@ -94,7 +94,7 @@ def choose_ranges(
         no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
         if no_better == patience:
             break
-        if not no_better and takes_off(first, found):
+        if not no_better and is_significant_reduction(first, found):
             best, noise = RangeChoice(method), found
     for tensor, known in ranges.items():
         no_better = 0
@@ -104,14 +104,14 @@ def choose_ranges(
             other, measured = best.with_own(tensor, method), measured + 1
             found = measure(other)
             no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
-            if takes_off(noise, found, _CERTAIN_OF_MANY):
+            if is_significant_reduction(noise, found, _CERTAIN_OF_MANY):
                 best, noise = other, found
             if no_better == patience:
                 break
     return best
 
 
-def takes_off(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
+def is_significant_reduction(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
     """Return whether noise has become less at the worst output by more than chance, on the same samples.
 
     Args:
@@ -130,7 +130,7 @@ def takes_off(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
 
 def pooled(noise: Noise) -> float:
     """Return the noise-to-signal ratio of the worst output over all samples; infinite where one is not finite."""
-    return largest(noise.sum(0))
+    return worst_ratio(noise.sum(0))
 
 
 def _unlike(known: Mapping[Method, Ends], now: Method) -> Iterator[Method]:
@@ -163,7 +163,7 @@ _FLAT = 2**-16
 
 
 @dataclass(frozen=True)
-class Within:
+class SaturatingRange:
     """The range of another method, no further than where values make a difference.
 
     Attributes:
@@ -183,7 +183,7 @@ class Within:
         """The statistics that the other method reads."""
         return required_kinds([self.method])
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within those of the other method."""
         low, high = find_range(self.method, seen, spec)
         return min(max(low, self.room * self.low), high), max(min(high, self.room * self.high), low)
@@ -193,12 +193,12 @@ class Within:
         return ends.clip(self.low, self.high)
 
 
-def unlimited(method: CalibrationMethod) -> CalibrationMethod:
+def without_limits(method: CalibrationMethod) -> CalibrationMethod:
     """Return the method that another one may limit to where values make a difference."""
-    return method.method if isinstance(method, Within) else method
+    return method.method if isinstance(method, SaturatingRange) else method
 
 
-def flat_ends(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, tuple[float, float]]:
+def saturation_limits(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, tuple[float, float]]:
     """Return from where on values of tensors make no difference, of those that reach beyond, by name.
 
     Told by computing what follows a tensor element by element over its range, up to where anything else reads it.

@@ -18,8 +18,8 @@ from onnxq.calibration.accumulators import MASK_MAGNITUDE, Range, SampleExtremes
 from onnxq.calibration.histogram import BINS, Bins, Histogram
 from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.numerics.spec import QuantSpec
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 
 # Fewer than 1 in so many elements are outliers, and therefore data.
@@ -81,7 +81,7 @@ class CalibrationMethod(Protocol):
     It reads the statistics of its ``kinds``, ``("range", "histogram")`` where it does not say.
     """
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high), low <= high, for a tensor of which at least one element was seen."""
         ...
 
@@ -96,7 +96,7 @@ class MinMax:
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (minimum, maximum).
 
         Raises:
@@ -111,7 +111,7 @@ class Extremes:
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (minimum, maximum).
 
         Raises:
@@ -141,7 +141,7 @@ class Percentile:
         if not 0 < self.percent <= 100:
             raise SchemeError(f"Percentile is {self.percent}, expected above 0 and at most 100, such as 99.99")
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -178,7 +178,7 @@ class MovingAverage:
         if not 0 < self.constant <= 1:
             raise SchemeError(f"Averaging constant is {self.constant}, expected above 0 and at most 1, such as 0.01")
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -214,7 +214,7 @@ class Fixed:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
             raise SchemeError(f"Fixed range is {self.low} to {self.high}, expected low and high such as -1,1")
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) as given."""
         return self.low, self.high
 
@@ -269,10 +269,10 @@ class Grid:
 
     levels: int
     symmetric: bool = False
-    format: Format | None = None
+    format: QuantDType | None = None
 
     @classmethod
-    def of(cls, spec: Spec, levels: int | None = None) -> Grid:
+    def of(cls, spec: QuantSpec, levels: int | None = None) -> Grid:
         """Return the grid of a spec; with `levels` one of so many codes and a zero point."""
         if levels is not None:
             return cls(levels)
@@ -332,7 +332,7 @@ class MeanSquaredError:
         if self.levels is not None and self.levels < 2:
             raise SchemeError(f"MSE levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Data that is all negative may end nearer to zero where codes are symmetric, which reach further below it.
@@ -458,7 +458,7 @@ class Entropy:
         if self.levels is not None and not 2 <= self.levels <= _BINS // 2:
             raise SchemeError(f"Entropy levels are {self.levels}, expected 2 to {_BINS // 2}, such as 128 for 8 bits")
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -481,7 +481,7 @@ class Entropy:
         return min(low, data.maximum), max(high, data.minimum)
 
 
-def _magnitude_levels(format: Format) -> int:
+def _magnitude_levels(format: QuantDType) -> int:
     """Return half of the codes, two at least: zero and another one."""
     codes = len(format.codebook.numbers) if format.codebook else int(format.maximum - format.minimum) + 1
     return min(max(codes // 2, 2), _BINS // 2)
@@ -550,7 +550,7 @@ class HistogramSearch:
         if self.levels is not None and self.levels < 2:
             raise SchemeError(f"Search levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
@@ -668,7 +668,7 @@ class Auto:
         if self.levels is not None and self.levels < 2:
             raise SchemeError(f"Auto levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
-    def choose(self, seen: TensorStatistics, spec: Spec) -> CalibrationMethod:
+    def choose(self, seen: TensorStatistics, spec: QuantSpec) -> CalibrationMethod:
         """Return the method for a tensor.
 
         Raises:
@@ -682,7 +682,7 @@ class Auto:
                 chosen = index
         return _CANDIDATES[chosen]
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) of the chosen method.
 
         Raises:
@@ -745,7 +745,7 @@ def parse_calibration_method(text: str) -> CalibrationMethod:
         ) from error
 
 
-def find_range(method: CalibrationMethod, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+def find_range(method: CalibrationMethod, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     """Return the range that a method finds for a tensor.
 
     Raises:
@@ -795,7 +795,9 @@ def required_kinds(methods: Iterable[object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kind for method in methods for kind in getattr(method, "kinds", _KINDS)))
 
 
-def list_chosen_methods(method: object, specs: Mapping[str, Spec], evidence: CalibrationStatistics) -> dict[str, str]:
+def list_chosen_methods(
+    method: object, specs: Mapping[str, QuantSpec], evidence: CalibrationStatistics
+) -> dict[str, str]:
     """Return which method a method that chooses has chosen for each tensor; nothing for one that does not."""
     if not isinstance(method, Auto):
         return {}

@@ -238,9 +238,9 @@ def note(notes: dict[str, str], standing: TrainingProgress) -> None:
     >>> notes
     {'train': 'loss 0.0123, 20.0 dB'}
     """
-    from onnxq.numerics.affine import decibels
+    from onnxq.numerics.affine import sqnr_of_ratio
 
-    told = f"loss {standing.loss:.3g}, {decibels(standing.noise_to_signal):.1f} dB"
+    told = f"loss {standing.loss:.3g}, {sqnr_of_ratio(standing.noise_to_signal):.1f} dB"
     notes["blocks" if standing.block else "train"] = told
 
 

@@ -9,7 +9,7 @@ import click
 
 from onnxq.cli import terminal
 from onnxq.commands.web_folder import Written
-from onnxq.config.scheme import Granularity, Spec
+from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import Latency, LatencyComparison
 from onnxq.evaluation.layers import Layers
@@ -160,10 +160,10 @@ def _ends(values: Sequence[float]) -> str:
     return f"{values[0]:.4g} to {values[-1]:.4g}"
 
 
-def written(spec: Spec | None) -> str:
+def written(spec: QuantSpec | None) -> str:
     """Return how something is quantized, in words.
 
-    >>> written(Spec("int4", (32,))), written(Spec("int8")), written(None)
+    >>> written(QuantSpec("int4", (32,))), written(QuantSpec("int8")), written(None)
     ('int4 in blocks of 32', 'int8', '-')
     """
     if spec is None:

@@ -20,7 +20,7 @@ from onnxq.passes.control_flow import InlineFunctions
 from onnxq.passes.dequantize.activations import RemoveQuantizeDequantize, RestoreOperators
 from onnxq.passes.dequantize.integer_operators import ReplaceIntegerOperators, ReplaceIntegerProducts
 from onnxq.passes.dequantize.weights import DequantizeWeights, UnpackBlockWeights
-from onnxq.passes.quantize.constants import StoreOnce
+from onnxq.passes.quantize.constants import DeduplicateTransposedWeights
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.rewrite import Pipeline
 from onnxq.runtime.sessions import open_session
@@ -92,7 +92,7 @@ def rewrite(graph: Graph) -> None:
     done = _STEPS.apply(graph)
     if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
         raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
-    Pipeline((StoreOnce(), RemoveUnused()) if ours else (RemoveUnused(),)).apply(graph)
+    Pipeline((DeduplicateTransposedWeights(), RemoveUnused()) if ours else (RemoveUnused(),)).apply(graph)
     _refuse_quantized(graph)
     if ours:
         _drop_scheme(graph)

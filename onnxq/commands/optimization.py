@@ -25,7 +25,7 @@ from onnxq.ir import (
 from onnxq.ir.protos import is_large
 from onnxq.ir.reader import open_model
 from onnxq.passes.cleanup import RemoveUnused, StripMetadata
-from onnxq.passes.quantize.constants import ExpandConstants, StoreOnce
+from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, ExpandConstants
 from onnxq.preparing.equivalence import Difference, Original, find_culprits, original
 from onnxq.preparing.preparation import canonical_steps, counts_of, prepare_in_place
 from onnxq.preparing.rewriting import Verify
@@ -234,7 +234,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
     applied: tuple[PassResult, ...] = ()
     if "*" not in without:
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
-        tied = Pipeline((StoreOnce(), ExpandConstants(), RemoveUnused()))
+        tied = Pipeline((DeduplicateTransposedWeights(), ExpandConstants(), RemoveUnused()))
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
     forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)

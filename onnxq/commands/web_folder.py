@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.calibration.data import Data, SamplesLike
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.data.inputs import Input, Sample, model_inputs, required
 from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import DataError, ModelError, OnnxqError, check_name
@@ -247,7 +247,7 @@ class Dtype:
     half: bool = False
 
 
-_UINT8 = Spec("uint8", per=Granularity.CHANNEL, symmetric=False)
+_UINT8 = QuantSpec("uint8", per=Granularity.CHANNEL, symmetric=False)
 DTYPES: Mapping[str, Dtype] = MappingProxyType(
     {
         "q8": Dtype("_quantized", preset_named("int8")),

@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rounding, Rule, Scheme, Storage
 from onnxq.errors import check_name
 
-_PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
-_NARROW = Spec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
-_PER_TENSOR = Spec("int8-narrow", per=Granularity.TENSOR)
+_PER_CHANNEL = QuantSpec("int8-narrow", per=Granularity.CHANNEL)
+_NARROW = QuantSpec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
+_PER_TENSOR = QuantSpec("int8-narrow", per=Granularity.TENSOR)
 
 
-def _blocks(format: str, extent: int, method: Method = Method.MINMAX, storage: Storage = Storage.NATIVE) -> Spec:
+def _blocks(format: str, extent: int, method: Method = Method.MINMAX, storage: Storage = Storage.NATIVE) -> QuantSpec:
     symmetric = not format.startswith("u")
-    return Spec(format, (extent,), symmetric, method=method, storage=storage)
+    return QuantSpec(format, (extent,), symmetric, method=method, storage=storage)
 
 
-def _microscaling(format: str) -> Spec:
+def _microscaling(format: str) -> QuantSpec:
     """Return a format of the OCP microscaling specification: blocks of 32 that share a power of two."""
-    return Spec(format, (32,), scale="e8m0", scale_rounding=Rounding.FLOOR)
+    return QuantSpec(format, (32,), scale="e8m0", scale_rounding=Rounding.FLOOR)
 
 
-_NVFP4 = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+_NVFP4 = QuantSpec("float4e2m1", (16,), scale="ue4m3", two_level=True)
 
 
-def _burn(format: str, per: Granularity | tuple[int, ...]) -> Spec:
-    return Spec(format, per, method=Method.BURN)
+def _burn(format: str, per: Granularity | tuple[int, ...]) -> QuantSpec:
+    return QuantSpec(format, per, method=Method.BURN)
 
 
-def _torch(format: str, per: Granularity) -> Spec:
-    return Spec(format, per, symmetric=not format.startswith("u"), method=Method.TORCH)
+def _torch(format: str, per: Granularity) -> QuantSpec:
+    return QuantSpec(format, per, symmetric=not format.startswith("u"), method=Method.TORCH)
 
 
-_TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
+_TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
     ("int8", Mode.STATIC, _PER_CHANNEL, "8-bit weights, per channel, and 8-bit data: integer arithmetic"),
     ("int8-per-tensor", Mode.STATIC, _PER_TENSOR, "the same with one scale for each weight"),
     ("int4-int8-data", Mode.STATIC, _NARROW, "4-bit weights, per channel, and 8-bit data, for accelerators"),
@@ -46,8 +46,13 @@ _TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
     ("uint4-hqq", Mode.WEIGHT_ONLY, _blocks("uint4", 32, Method.HQQ), "4-bit weights with half-quadratic zero points"),
     ("int2-block16", Mode.WEIGHT_ONLY, _blocks("int2", 16, Method.MSE), "2-bit weights in blocks of 16"),
     ("int2-block32", Mode.WEIGHT_ONLY, _blocks("int2", 32, Method.MSE), "2-bit weights in blocks of 32"),
-    ("float8-e4m3", Mode.WEIGHT_ONLY, Spec("float8e4m3fn", Granularity.CHANNEL), "8-bit floats of 3 mantissa bits"),
-    ("float8-e5m2", Mode.WEIGHT_ONLY, Spec("float8e5m2", Granularity.CHANNEL), "8-bit floats of 2 mantissa bits"),
+    (
+        "float8-e4m3",
+        Mode.WEIGHT_ONLY,
+        QuantSpec("float8e4m3fn", Granularity.CHANNEL),
+        "8-bit floats of 3 mantissa bits",
+    ),
+    ("float8-e5m2", Mode.WEIGHT_ONLY, QuantSpec("float8e5m2", Granularity.CHANNEL), "8-bit floats of 2 mantissa bits"),
     ("mxfp8", Mode.WEIGHT_ONLY, _microscaling("float8e4m3fn"), "OCP microscaling, 8-bit floats"),
     ("mxfp6", Mode.WEIGHT_ONLY, _microscaling("float6e2m3"), "OCP microscaling, 6-bit floats, held by 8-bit ones"),
     ("mxfp4", Mode.WEIGHT_ONLY, _microscaling("float4e2m1"), "OCP microscaling, 4-bit floats"),
@@ -69,7 +74,7 @@ _TABLE: tuple[tuple[str, Mode, Spec, str], ...] = (
 
 # What PyTorch's HistogramObserver makes of data; the others take the target's format and search for a range.
 _HISTOGRAM = "histogram"
-_ACTIVATIONS: Mapping[str, Spec] = {
+_ACTIVATIONS: Mapping[str, QuantSpec] = {
     "torch-fbgemm": _torch("uint8-7bit", Granularity.TENSOR),
     "torch-qnnpack": _torch("uint8", Granularity.TENSOR),
 }

@@ -12,17 +12,17 @@ from functools import cache
 from onnxq.calibration.methods import CalibrationMethod, parse_calibration_method
 from onnxq.errors import SchemeError, did_you_mean, parse_choice
 from onnxq.lowering import AllowedOps
-from onnxq.numerics.spec import Granularity, Method, Rounding, Spec, Storage
+from onnxq.numerics.spec import Granularity, Method, QuantSpec, Rounding, Storage
 from onnxq.system.plugins import load_registered, registered_names
 
 __all__ = [
     "Granularity",
     "Method",
     "Mode",
+    "QuantSpec",
     "Rounding",
     "Rule",
     "Scheme",
-    "Spec",
     "Storage",
     "check_method",
     "matches",
@@ -94,8 +94,8 @@ class Rule:
     op_types: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
-    weight: Spec | None = None
-    activation: Spec | None = None
+    weight: QuantSpec | None = None
+    activation: QuantSpec | None = None
 
     def __post_init__(self) -> None:
         """Check that the mode is one, that somebody has the methods, and that regular expressions are valid."""

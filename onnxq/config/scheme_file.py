@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rounding, Rule, Scheme, Storage
 from onnxq.errors import SchemeError, check_path, did_you_mean
 from onnxq.lowering import allowed_ops_named
 from onnxq.numerics.formats import format_named
@@ -87,14 +87,14 @@ def _parse_rule(entry: Mapping[str, object]) -> Rule:
     )
 
 
-def _parse_spec(key: str, entry: object) -> Spec | None:
+def _parse_spec(key: str, entry: object) -> QuantSpec | None:
     if entry is None:
         return None
     if not isinstance(entry, dict) or "format" not in entry:
         raise SchemeError(f'{key} is a table such as {{ format = "int8" }}, found {entry!r}')
-    _check_keys(key, entry, {field.name for field in fields(Spec)})
+    _check_keys(key, entry, {field.name for field in fields(QuantSpec)})
     format = format_named(str(entry["format"]))
-    return Spec(
+    return QuantSpec(
         format.name,
         _parse_per(entry.get("per", Granularity.TENSOR)),
         # Weights and floating-point codes seldom have a zero point, activations mostly do.

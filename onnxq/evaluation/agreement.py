@@ -20,7 +20,7 @@ from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec, Engin
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, worst_places
-from onnxq.numerics.affine import signal_to_noise
+from onnxq.numerics.affine import sqnr_db
 from onnxq.runtime.engine import Engine
 from onnxq.system.publish import staging
 from onnxq.system.records import to_plain
@@ -254,7 +254,7 @@ def _told(name: str, tally: DetailedErrorAccumulator, risk: float, files: Sequen
         compared=tally.compared,
         bound=tally.bound(risk, files) if tally.is_float else None,
         worst=worst_places(tally.energies, tally.places),
-        parts=tuple(replace(part, sqnr=signal_to_noise(*sums)) for part, sums in tally.parts.items()),
+        parts=tuple(replace(part, sqnr=sqnr_db(*sums)) for part, sums in tally.parts.items()),
         effective_labels=None if tally.is_float else tally.effective_labels(files),
         skipped=tally.skipped,
         is_compared=tally.elements > 0 or not tally.same_shapes,

@@ -17,7 +17,7 @@ from onnxq.calibration.instrument import tensor_types
 from onnxq.calibration.segments import Stage, read_without_data, stages
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError
-from onnxq.numerics.affine import signal_to_noise
+from onnxq.numerics.affine import sqnr_db
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.runtime.sessions import Array
 from onnxq.system.records import to_plain
@@ -229,14 +229,14 @@ class _LayerErrors:
     def layer(self, name: str, maker: onnx.NodeProto, mode: str) -> Layer:
         """Return what was seen on all samples."""
         signal, isolated, accumulated = (sum(column) for column in zip(*self.rows, strict=True))
-        by_sample = [SampleSqnr(place, signal_to_noise(row[0], row[2])) for place, row in enumerate(self.rows)]
+        by_sample = [SampleSqnr(place, sqnr_db(row[0], row[2])) for place, row in enumerate(self.rows)]
         return Layer(
             name,
             maker.name,
             maker.op_type,
             mode,
-            signal_to_noise(signal, isolated),
-            signal_to_noise(signal, accumulated),
+            sqnr_db(signal, isolated),
+            sqnr_db(signal, accumulated),
             tuple(sorted(by_sample, key=lambda one: one.sqnr)[:_WORST]),
         )
 

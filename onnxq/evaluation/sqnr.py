@@ -32,7 +32,7 @@ from onnxq.evaluation.probabilities import (
     unseen_noise,
     unsure_rows,
 )
-from onnxq.numerics.affine import signal_to_noise
+from onnxq.numerics.affine import sqnr_db
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import cached_by_array
 
@@ -107,7 +107,7 @@ def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Seque
         places: of the largest error in each array of a sample, by sample; none where there is no error.
     """
     found = [
-        WorstPlace(sample, signal_to_noise(*energies[sample]), max(held, key=lambda place: place.error))
+        WorstPlace(sample, sqnr_db(*energies[sample]), max(held, key=lambda place: place.error))
         for sample, held in enumerate(places)
         if held
     ]
@@ -191,14 +191,14 @@ class ErrorAccumulator:
     @property
     def sqnr(self) -> float:
         """The SQNR in decibels over all elements of all samples."""
-        return signal_to_noise(*total(self.energies))
+        return sqnr_db(*total(self.energies))
 
     @property
     def expected_nsr(self) -> float:
         """The noise-to-signal ratio to be expected, by which candidates are told apart; infinite if unsound."""
         expected = total(self._expected)
         sound = self.finite and self.same_shapes and math.isfinite(sum(expected))
-        return 10 ** (-signal_to_noise(*expected) / 10) if sound else math.inf
+        return 10 ** (-sqnr_db(*expected) / 10) if sound else math.inf
 
     def effective_labels(self, files: Sequence[str]) -> float | None:
         """Return the `effective_sample_size` of the labels that differ; None if each label counts by itself."""

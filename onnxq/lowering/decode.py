@@ -12,9 +12,9 @@ from onnxq.ir import Constant, Tensor, Variable, onnx_dtype
 from onnxq.lowering.layout import Layout
 from onnxq.lowering.node_builder import NodeBuilder
 from onnxq.numerics.affine import Array, QTensor
-from onnxq.numerics.formats import FORMATS, Format, scale_format_named
+from onnxq.numerics.formats import FORMATS, QuantDType, scale_format_named
 from onnxq.numerics.packing import pack_rows, pack_words
-from onnxq.numerics.spec import Spec, Storage
+from onnxq.numerics.spec import QuantSpec, Storage
 
 # onnxruntime has no kernel that reads these: a 4-bit pattern is looked up, and each 6-bit float is an 8-bit one.
 _STORED_AS: Final = {
@@ -24,20 +24,20 @@ _STORED_AS: Final = {
 }
 
 
-def stored_format(format: Format) -> Format:
+def stored_format(format: QuantDType) -> QuantDType:
     """Return the format that onnxruntime can read in which codes of another are stored without loss."""
     if format.codebook is not None:
         return FORMATS[f"uint{format.bits}"]
     return _STORED_AS.get(format.name, format)
 
 
-def native_codes(build: NodeBuilder, codes: Array, format: Format) -> Constant:
+def native_codes(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
     """Return the codes as a constant of the format's own ONNX type."""
     return build.store_codes("codes", codes, format)
 
 
 def native_numbers(
-    build: NodeBuilder, codes: Array, format: Format, *, strict: bool = False, widened: bool = False
+    build: NodeBuilder, codes: Array, format: QuantDType, *, strict: bool = False, widened: bool = False
 ) -> Variable:
     """Return the codes as float32 numbers.
 
@@ -57,7 +57,7 @@ def native_numbers(
     return build.cast("numbers", typed)
 
 
-def look_up(build: NodeBuilder, patterns: Tensor, format: Format) -> Variable:
+def look_up(build: NodeBuilder, patterns: Tensor, format: QuantDType) -> Variable:
     """Return the float32 numbers that unsigned bit patterns stand for."""
     indices = build.cast("patterns", patterns, TensorProto.INT32)
     return build.then("Gather", "numbers", [build.store("table", format.values), indices], axis=0)
@@ -69,42 +69,42 @@ _WORD = np.dtype(np.uint32)
 _BYTE = np.dtype(np.uint8)
 
 
-def codes_from_words(build: NodeBuilder, codes: Array, format: Format) -> Variable:
+def codes_from_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Variable:
     """Return integer codes in the format's own ONNX type, taken out of words."""
     assert not format.is_float, "a DequantizeLinear multiplies integers"
     # Casting a number that the type has is exact; what becomes of others is open.
     return build.cast("typed", numbers_from_words(build, codes, format), format.onnx_type)
 
 
-def numbers_from_words(build: NodeBuilder, codes: Array, format: Format) -> Variable:
+def numbers_from_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Variable:
     """Return the codes as float32 numbers, taken out of words."""
     return numbers_in(build, store_words(build, codes, format), codes.shape, format)
 
 
-def numbers_in_words(build: NodeBuilder, words: Constant, format: Format) -> Variable:
+def numbers_in_words(build: NodeBuilder, words: Constant, format: QuantDType) -> Variable:
     """Return the float32 numbers that fill all words or bytes of a constant, row by row."""
     return numbers_in(
         build, words, (*words.shape[:-1], words.shape[-1] * _held(words.dtype, format)), format, words.dtype
     )
 
 
-def store_words(build: NodeBuilder, codes: Array, format: Format) -> Constant:
+def store_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
     """Return a constant of words; where codes do not fill the last word of a row, zeros do."""
     return build.store("codes", pack_words(codes, format))
 
 
-def store_bytes(build: NodeBuilder, codes: Array, format: Format) -> Constant:
+def store_bytes(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
     """Return a constant of bytes that hold codes of 4 or 2 bits; zeros fill the last byte of a row."""
     return build.store("codes", pack_rows(codes.view(_BYTE), format.bits))
 
 
-def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: Format) -> Variable:
+def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: QuantDType) -> Variable:
     """Return the float32 numbers in bytes; see `numbers_in`."""
     return numbers_in(build, packed, shape, format, _BYTE)
 
 
 def numbers_in(
-    build: NodeBuilder, words: Tensor, shape: tuple[int, ...], format: Format, word: np.dtype[Any] = _WORD
+    build: NodeBuilder, words: Tensor, shape: tuple[int, ...], format: QuantDType, word: np.dtype[Any] = _WORD
 ) -> Variable:
     """Return the float32 numbers in words.
 
@@ -136,7 +136,7 @@ def numbers_in(
     return build.then("Sub", "numbers", [raised, build.store("half", np.array(half, np.float32))])
 
 
-def _held(word: np.dtype[Any], format: Format) -> int:
+def _held(word: np.dtype[Any], format: QuantDType) -> int:
     """Return how many codes a word holds."""
     return 8 * word.itemsize // format.bits
 
@@ -144,7 +144,7 @@ def _held(word: np.dtype[Any], format: Format) -> int:
 # Scales and zero points as tensors
 
 
-def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: Spec, shape: Sequence[int], dtype: int) -> Tensor:
+def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape: Sequence[int], dtype: int) -> Tensor:
     """Return the scale in a shape and type: a constant, behind nodes that fold where it is stored in another.
 
     Args:
@@ -177,7 +177,7 @@ def stored_scale(build: NodeBuilder, scale: Array, name: str, dtype: int) -> Ten
     return powers if dtype == TensorProto.FLOAT else build.cast("scale.rounded", powers, dtype)
 
 
-def strict_scale(build: NodeBuilder, quantized: QTensor, spec: Spec, shape: Sequence[int]) -> Tensor:
+def strict_scale(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape: Sequence[int]) -> Tensor:
     """Return the scale in the type that it is stored in where DequantizeLinear takes that, else as float32."""
     scale = np.reshape(quantized.parameters.scale, tuple(shape))
     stored = build.store("scale", scale.astype(scale_format_named(spec.scale).dtype))
@@ -219,7 +219,7 @@ def _level(build: NodeBuilder, quantized: QTensor) -> Tensor:
 
 
 def decode_folded(
-    build: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False, widened: bool = False
+    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int, *, strict: bool = False, widened: bool = False
 ) -> Variable:
     """Append ``Cast -> [Pad] -> [Reshape] -> [Sub] -> Mul -> [Reshape] -> [Slice] -> [Cast]`` and return the weight.
 
@@ -257,14 +257,16 @@ def decode_folded(
     return values if dtype == TensorProto.FLOAT else build.cast("rounded", values, dtype)
 
 
-def is_linear(quantized: QTensor, spec: Spec) -> bool:
+def is_linear(quantized: QTensor, spec: QuantSpec) -> bool:
     """Return whether one DequantizeLinear can express a weight."""
     # Nothing takes a codebook's numbers, or those of minifloats in words, but a lookup.
     looked_up = quantized.format.is_float and (spec.storage is Storage.WORDS or quantized.format.codebook is not None)
     return Layout.of(quantized).linear is not None and not looked_up
 
 
-def decode_linear(build: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int, *, strict: bool = False) -> Variable:
+def decode_linear(
+    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int, *, strict: bool = False
+) -> Variable:
     """Append a DequantizeLinear and return the weight.
 
     Args:
@@ -297,7 +299,9 @@ def decode_linear(build: NodeBuilder, quantized: QTensor, spec: Spec, dtype: int
 # Rows of an embedding: look up, then dequantize only these rows
 
 
-def decode_rows(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, rank: int, dtype: int) -> Variable:
+def decode_rows(
+    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, indices: Tensor, rank: int, dtype: int
+) -> Variable:
     """Append a Gather of codes and the nodes that decode the rows it takes, and return them.
 
     onnxruntime gathers no elements smaller than a byte, nor 8-bit floats, so the former are gathered as bytes that hold
@@ -338,7 +342,9 @@ def decode_rows(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Ten
     return values if dtype == TensorProto.FLOAT else build.cast("rounded", values, dtype)
 
 
-def _numbers(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, shape: tuple[int, ...]) -> Variable:
+def _numbers(
+    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, indices: Tensor, shape: tuple[int, ...]
+) -> Variable:
     """Return the float32 numbers of the rows."""
     codes, format = quantized.codes, quantized.format
     if spec.storage is Storage.WORDS:
@@ -352,6 +358,6 @@ def _numbers(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor
     return look_up(build, found, format) if format.is_float else build.cast("numbers", found)
 
 
-def is_packed(spec: Spec, format: Format) -> bool:
+def is_packed(spec: QuantSpec, format: QuantDType) -> bool:
     """Whether nodes take codes out of words, because the spec says so, or of bytes that they are parts of."""
     return spec.storage is Storage.WORDS or format.bits in (2, 4)

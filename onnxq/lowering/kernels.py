@@ -10,9 +10,9 @@ from onnxq.ir import Tensor, Variable
 from onnxq.lowering.decode import is_packed, stored_format, stored_scale
 from onnxq.lowering.node_builder import NodeBuilder
 from onnxq.numerics.affine import QTensor
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.ort_packing import Blobs, pack_gather_blocks, pack_matmul_nbits
-from onnxq.numerics.spec import Spec, Storage
+from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.numerics.ort_packing import PackedWeights, pack_gather_blocks, pack_matmul_nbits
+from onnxq.numerics.spec import QuantSpec, Storage
 
 
 class AllowedOps(StrEnum):
@@ -59,7 +59,7 @@ def is_kernel_block(per: object) -> bool:
     return isinstance(per, tuple) and len(per) == 1 and per[0] >= _SMALLEST_BLOCK and not per[0] & (per[0] - 1)
 
 
-def kernel_supports(spec: Spec, op_type: str) -> bool:
+def kernel_supports(spec: QuantSpec, op_type: str) -> bool:
     """Return whether one of the operators can take the place of a node of this op type."""
     format = format_named(spec.format)
     integers = not format.is_float and format.bits in _BITS
@@ -67,7 +67,7 @@ def kernel_supports(spec: Spec, op_type: str) -> bool:
     return op_type in ("Gather", "Gemm", "MatMul") and integers and native and is_kernel_block(spec.per)
 
 
-def should_use_kernel(spec: Spec, op_type: str, emit: AllowedOps, *, in_body: bool) -> bool:
+def should_use_kernel(spec: QuantSpec, op_type: str, emit: AllowedOps, *, in_body: bool) -> bool:
     """Return whether one of the operators is written in the place of a node.
 
     Of a DequantizeLinear in front of a product onnxruntime makes the same kernel by itself, but not in bodies; rows of
@@ -87,7 +87,7 @@ def should_use_kernel(spec: Spec, op_type: str, emit: AllowedOps, *, in_body: bo
 
 
 def matmul_nbits(
-    build: NodeBuilder, quantized: QTensor, spec: Spec, data: Tensor, bias: Tensor | None, dtype: int
+    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, data: Tensor, bias: Tensor | None, dtype: int
 ) -> Variable:
     """Append a MatMulNBits and return the product.
 
@@ -118,7 +118,9 @@ def matmul_nbits(
     )
 
 
-def gather_block_quantized(build: NodeBuilder, quantized: QTensor, spec: Spec, indices: Tensor, dtype: int) -> Variable:
+def gather_block_quantized(
+    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, indices: Tensor, dtype: int
+) -> Variable:
     """Append a GatherBlockQuantized and return the rows.
 
     Args:
@@ -142,12 +144,12 @@ def gather_block_quantized(build: NodeBuilder, quantized: QTensor, spec: Spec, i
     )
 
 
-def _block_size(spec: Spec) -> int:
+def _block_size(spec: QuantSpec) -> int:
     assert isinstance(spec.per, tuple), "only blocks fit"
     return spec.per[0]
 
 
-def _stored(build: NodeBuilder, blobs: Blobs, quantized: QTensor, spec: Spec, dtype: int) -> list[Tensor]:
+def _stored(build: NodeBuilder, blobs: PackedWeights, quantized: QTensor, spec: QuantSpec, dtype: int) -> list[Tensor]:
     """Return codes, scales and, where there are any, zero points as tensors."""
     # Two levels are multiplied here: the operators know one.
     name = spec.scale if quantized.parameters.tensor_scale is None else "float32"
@@ -169,7 +171,7 @@ _OWN_TYPE_OF_E8M0 = 24
 _BITS_OF_BYTE = 8
 
 
-def minimum_opset(spec: Spec, op_type: str, emit: AllowedOps, *, folded: bool) -> int:
+def minimum_opset(spec: QuantSpec, op_type: str, emit: AllowedOps, *, folded: bool) -> int:
     """Return the lowest default-domain opset that has the types and operators which decode a weight.
 
     Args:
@@ -193,7 +195,7 @@ def minimum_opset(spec: Spec, op_type: str, emit: AllowedOps, *, folded: bool) -
     return max(linear, _SCALE[spec.scale], _WORDS if spec.storage is Storage.WORDS else 0)
 
 
-def _codes_opset(spec: Spec, format: Format) -> int:
+def _codes_opset(spec: QuantSpec, format: QuantDType) -> int:
     """Return the first opset whose Cast reads the stored codes."""
     if spec.storage is Storage.WORDS:
         return _WORDS
@@ -201,7 +203,7 @@ def _codes_opset(spec: Spec, format: Format) -> int:
     return _MUL if not stored.is_float and stored.bits >= _BITS_OF_BYTE else stored.opset
 
 
-def _strict_opset(spec: Spec, format: Format, *, blocked: bool) -> int:
+def _strict_opset(spec: QuantSpec, format: QuantDType, *, blocked: bool) -> int:
     other_type = {"float16": _OUTPUT_TYPE, "bfloat16": _OUTPUT_TYPE, "e8m0": _OWN_TYPE_OF_E8M0}.get(spec.scale, 0)
     words = _WORDS if spec.storage is Storage.WORDS else 0
     return max(format.opset, _BLOCKS if blocked else 0, _SCALE[spec.scale], other_type, words)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Layout:
 def transposed(quantized: QTensor) -> QTensor:
     """Return a quantized matrix with rows and columns exchanged."""
     given = quantized.parameters
-    parameters = Parameters(
+    parameters = QuantParams(
         given.scale.T,
         None if given.zero_point is None else given.zero_point.T,
         given.tensor_scale,

@@ -20,7 +20,7 @@ from onnxq.ir import (
     constant,
 )
 from onnxq.numerics.affine import Array
-from onnxq.numerics.formats import Format
+from onnxq.numerics.formats import QuantDType
 from onnxq.numerics.packing import pack
 
 
@@ -57,7 +57,7 @@ class NodeBuilder:
         name = self.named(role)
         return Constant(name, values) if isinstance(values, TensorData) else constant(name, values)
 
-    def store_codes(self, role: str, codes: Array, format: Format) -> Constant:
+    def store_codes(self, role: str, codes: Array, format: QuantDType) -> Constant:
         """Return a new constant of the format's ONNX type, several codes in a byte where that type has them."""
         return self.store(role, PackedTensor(format.onnx_type, codes.shape, pack(codes, format)))
 

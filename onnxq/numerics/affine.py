@@ -16,8 +16,8 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from onnxq.numerics.blocks import PIECE, grid_shape, pieces
-from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, Format, ScaleFormat, format_named, scale_format_named
-from onnxq.numerics.spec import Rounding, Spec
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType, ScaleFormat, format_named, scale_format_named
+from onnxq.numerics.spec import QuantSpec, Rounding
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
-class Parameters:
+class QuantParams:
     """Scale and zero point of a tensor.
 
     Attributes:
@@ -64,17 +64,17 @@ class QTensor:
     """Codes with the parameters that give them meaning: ``value = scale * (codes - zero_point)``."""
 
     codes: Array
-    parameters: Parameters
-    format: Format
+    parameters: QuantParams
+    format: QuantDType
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the float32 values the codes stand for."""
         return dequantize(self.codes, self.parameters, self.format)
 
 
-def parameters_from_range(
-    minimum: npt.ArrayLike, maximum: npt.ArrayLike, format: Format, *, symmetric: bool
-) -> Parameters:
+def params_from_range(
+    minimum: npt.ArrayLike, maximum: npt.ArrayLike, format: QuantDType, *, symmetric: bool
+) -> QuantParams:
     """Choose scale and zero point so that ``[minimum, maximum]`` and zero are representable.
 
     The range is extended to zero first. Symmetric: ``scale = max(|minimum|, |maximum|) / ((high - low) / 2)`` without
@@ -92,7 +92,7 @@ def parameters_from_range(
         Parameters of the shape of the arguments.
 
     >>> from onnxq.numerics.formats import FORMATS
-    >>> parameters_from_range(-1.0, 2.0, FORMATS["uint8"], symmetric=False).zero_point
+    >>> params_from_range(-1.0, 2.0, FORMATS["uint8"], symmetric=False).zero_point
     array(85, dtype=uint8)
     """
     low = np.minimum(np.asarray(minimum, np.float64), 0.0)
@@ -101,9 +101,9 @@ def parameters_from_range(
     width = 2.0 * np.maximum(-low, high) if symmetric else high - low
     scale = np.where(width > 0, np.clip(width / steps, SMALLEST_SCALE, LARGEST_SCALE), 1.0).astype(np.float32)
     if symmetric:
-        return Parameters(scale, None)
+        return QuantParams(scale, None)
     zero_point = format.round(format.minimum - low / scale.astype(np.float64))
-    return Parameters(scale, np.asarray(zero_point))
+    return QuantParams(scale, np.asarray(zero_point))
 
 
 def weight_range(
@@ -116,7 +116,7 @@ def weight_range(
     return np.asarray(low, np.float64), np.asarray(high, np.float64)
 
 
-def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: Format) -> QTensor:
+def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType) -> QTensor:
     """Quantize as ONNX QuantizeLinear does: ``saturate(round_half_even(values / scale) + zero_point)`` in float32.
 
     Args:
@@ -129,7 +129,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: F
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> narrow = FORMATS["int8-narrow"]
-    >>> quantize(np.array([-1.0, 0.5]), parameters_from_range(-1, 1, narrow, symmetric=True), narrow).codes
+    >>> quantize(np.array([-1.0, 0.5]), params_from_range(-1, 1, narrow, symmetric=True), narrow).codes
     array([-127,   64], dtype=int8)
     """
     codes = np.empty(values.shape, format.dtype)
@@ -147,7 +147,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: F
     return QTensor(codes, parameters, format)
 
 
-def dequantize(codes: Array, parameters: Parameters, format: Format) -> npt.NDArray[np.float32]:
+def dequantize(codes: Array, parameters: QuantParams, format: QuantDType) -> npt.NDArray[np.float32]:
     """Return ``scale * (codes - zero_point)`` in float32, as ONNX DequantizeLinear does."""
     values = np.empty(codes.shape, np.float32)
     scale, zero_point = _arrays(parameters, codes.ndim)
@@ -160,17 +160,17 @@ def dequantize(codes: Array, parameters: Parameters, format: Format) -> npt.NDAr
     return values
 
 
-def _arrays(parameters: Parameters, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+def _arrays(parameters: QuantParams, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
     """Return scale and zero point as float32 arrays of the tensor's rank."""
     scale, zero_point = parameters.effective_scale, parameters.zero_point
     shape = scale.shape or (1,) * rank
     return scale.reshape(shape), None if zero_point is None else zero_point.astype(np.float32).reshape(shape)
 
 
-def signal_to_noise(signal: float, noise: float) -> float:
+def sqnr_db(signal: float, noise: float) -> float:
     """Signal-to-quantization-noise ratio in decibels from two energies; infinite without noise, -inf without signal.
 
-    >>> round(signal_to_noise(100.0, 1.0), 3)
+    >>> round(sqnr_db(100.0, 1.0), 3)
     20.0
     """
     if noise == 0:
@@ -206,9 +206,9 @@ def block_range(values: npt.NDArray[Any], block: tuple[int, ...]) -> tuple[Float
     return low, high
 
 
-def spec_parameters(
-    low: Floats, high: Floats, spec: Spec, block: tuple[int, ...], tensor_scale: np.float32 | None = None
-) -> Parameters:
+def params_of_blocks(
+    low: Floats, high: Floats, spec: QuantSpec, block: tuple[int, ...], tensor_scale: np.float32 | None = None
+) -> QuantParams:
     """Choose scales and zero points so that each range and zero are representable, as a Spec says.
 
     The range of a scale is that of ``numerics.parameters_from_range``; the sizes of floating-point codes are those of
@@ -242,9 +242,9 @@ def spec_parameters(
         rounded = np.where(wanted > 0, on_grid(wanted, spec), np.float32(1.0))
         scale.reshape(-1)[part] = rounded
         if zero_point is not None:
-            effective = Parameters(rounded, None, tensor_scale).effective_scale
+            effective = QuantParams(rounded, None, tensor_scale).effective_scale
             zero_point.reshape(-1)[part] = format.round(format.minimum - lows / effective.astype(np.float64))
-    return Parameters(scale, zero_point, tensor_scale, block)
+    return QuantParams(scale, zero_point, tensor_scale, block)
 
 
 def _to_zero(low: Floats, high: Floats, part: slice) -> tuple[Doubles, Doubles]:
@@ -252,7 +252,7 @@ def _to_zero(low: Floats, high: Floats, part: slice) -> tuple[Doubles, Doubles]:
     return np.minimum(low[part].astype(np.float64), 0.0), np.maximum(high[part].astype(np.float64), 0.0)
 
 
-def _wanted_scale(low: Doubles, high: Doubles, spec: Spec) -> Doubles:
+def _wanted_scale(low: Doubles, high: Doubles, spec: QuantSpec) -> Doubles:
     """Return the scales that the ranges ask for, zero for a range of width zero."""
     format, magnitude = format_named(spec.format), np.maximum(-low, high)
     if spec.scale_rounding is Rounding.FLOOR:
@@ -263,7 +263,7 @@ def _wanted_scale(low: Doubles, high: Doubles, spec: Spec) -> Doubles:
     return np.where(high > low, np.maximum(wanted, SMALLEST_SCALE), 0.0)
 
 
-def on_grid(scales: Doubles, spec: Spec) -> npt.NDArray[np.float32]:
+def on_grid(scales: Doubles, spec: QuantSpec) -> npt.NDArray[np.float32]:
     """Bring scales to the format of a Spec; to a power of two that FLOOR found, nothing is left to do."""
     scale_format = scale_format_named(spec.scale)
     # Half a unit in the last place of a float32 scale clips nothing that a code could tell.
@@ -272,7 +272,7 @@ def on_grid(scales: Doubles, spec: Spec) -> npt.NDArray[np.float32]:
     return scale_format.round_nearest(scales)
 
 
-def _microscaling(magnitude: Doubles, format: Format) -> Doubles:
+def _microscaling(magnitude: Doubles, format: QuantDType) -> Doubles:
     """Return ``2 ** (floor(log2(magnitude)) - floor(log2(maximum)))`` (OCP Microscaling Formats 1.0, section 6.3)."""
     exponent = np.frexp(magnitude)[1] - np.frexp(float(format.maximum))[1]
     powers: Doubles = np.ldexp(np.ones_like(magnitude), exponent)
@@ -293,7 +293,7 @@ def _tensor_scale(largest: float, scale_format: ScaleFormat) -> np.float32:
 _LARGEST_BIAS = 2**30
 
 
-def scale_with_room(
+def raise_scale_for_bias(
     scale: npt.NDArray[np.float32], bias: npt.NDArray[np.floating], input_scale: float
 ) -> npt.NDArray[np.float32]:
     """Raise the scales of a weight until the accumulator of its products has room for the bias.
@@ -310,7 +310,7 @@ def scale_with_room(
     Returns:
         The scales in their shape; the same where there is room.
 
-    >>> scale_with_room(np.array([0.5, 0.5], np.float32), np.array([1.0, 2.0**31]), input_scale=1.0)
+    >>> raise_scale_for_bias(np.array([0.5, 0.5], np.float32), np.array([1.0, 2.0**31]), input_scale=1.0)
     array([0.5, 2. ], dtype=float32)
     """
     flat = scale.reshape(-1).astype(np.float64)
@@ -340,25 +340,25 @@ def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: 
     if scale.ndim:
         scale = np.tile(scale, flat.size // scale.size)
     codes = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
-    return QTensor(codes, Parameters(np.asarray(scale), None), FORMATS["int32"])
+    return QTensor(codes, QuantParams(np.asarray(scale), None), FORMATS["int32"])
 
 
 # --- quantization error as a ratio and in decibels ------------------------------------------------------------------
 
 
-def decibels(ratio: float) -> float:
+def sqnr_of_ratio(ratio: float) -> float:
     """Return a noise-to-signal ratio as SQNR.
 
-    >>> decibels(0.01), decibels(0.0)
+    >>> sqnr_of_ratio(0.01), sqnr_of_ratio(0.0)
     (20.0, inf)
     """
     return -10 * math.log10(ratio) if ratio > 0 else math.inf
 
 
-def largest(ratios: NDArray[np.float64]) -> float:
+def worst_ratio(ratios: NDArray[np.float64]) -> float:
     """Return the largest ratio, that of the worst output; infinite where one is not finite.
 
-    >>> largest(np.array([0.5, 0.25])), largest(np.array([0.5, np.nan])), largest(np.zeros(0))
+    >>> worst_ratio(np.array([0.5, 0.25])), worst_ratio(np.array([0.5, np.nan])), worst_ratio(np.zeros(0))
     (0.5, inf, 0.0)
     """
     return float(ratios.max(initial=0.0)) if np.isfinite(ratios).all() else math.inf

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.errors import SchemeError
-from onnxq.numerics.affine import Parameters, QTensor, block_range
+from onnxq.numerics.affine import QTensor, QuantParams, block_range
 from onnxq.numerics.blocks import block_shape, pieces
-from onnxq.numerics.formats import Format, format_named, scale_format_named
-from onnxq.numerics.spec import Granularity, Method, Rounding, Spec
+from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
+from onnxq.numerics.spec import Granularity, Method, QuantSpec, Rounding
 
 Floats = npt.NDArray[np.float32]
 
@@ -23,7 +23,7 @@ _DENORMAL = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "e8m0": 2.0**-127}
 _EMPTY_SCALE = np.float32(0.1)
 
 
-def encode(values: npt.NDArray[np.floating], spec: Spec) -> QTensor:
+def encode(values: npt.NDArray[np.floating], spec: QuantSpec) -> QTensor:
     """Quantize a tensor as Burn's Quantizer does with any parameter of a module.
 
     Q8S, Q4S, Q2S are the narrow integer formats and Q8F, Q4F, Q2F the full ones. Integers round half away from zero,
@@ -36,7 +36,7 @@ def encode(values: npt.NDArray[np.floating], spec: Spec) -> QTensor:
     Raises:
         SchemeError: Burn has no such scheme.
 
-    >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), Spec("int8-narrow")).codes
+    >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), QuantSpec("int8-narrow")).codes
     array([-127,  -71,    0,   35], dtype=int8)
     """
     check(spec)
@@ -51,7 +51,7 @@ def encode(values: npt.NDArray[np.floating], spec: Spec) -> QTensor:
     return _quantized(single, parameters, format_named(spec.format))
 
 
-def symmetric_scale(low: Floats, high: Floats, format: Format) -> Floats:
+def symmetric_scale(low: Floats, high: Floats, format: QuantDType) -> Floats:
     """Return ``2 * max(|low|, |high|) / (maximum - minimum)``; the range is not extended to zero."""
     magnitude = np.maximum(np.abs(low), np.abs(high))
     scale: Floats = np.float32(2) * magnitude / np.float32(format.maximum - format.minimum)
@@ -76,7 +76,7 @@ def half_away(values: Floats) -> Floats:
     return rounded
 
 
-def check(spec: Spec) -> None:
+def check(spec: QuantSpec) -> None:
     """Check that Burn has a scheme for a Spec.
 
     Raises:
@@ -93,7 +93,7 @@ def check(spec: Spec) -> None:
             raise SchemeError(f"Burn has no {what}")
 
 
-def _parameters(low: Floats, high: Floats, spec: Spec) -> Parameters:
+def _parameters(low: Floats, high: Floats, spec: QuantSpec) -> QuantParams:
     format = format_named(spec.format)
     if not spec.symmetric:
         return _affine(low, high, format)
@@ -103,19 +103,19 @@ def _parameters(low: Floats, high: Floats, spec: Spec) -> Parameters:
         limit = np.float32(scale_format_named(spec.scale).maximum)
         tensor_scale = np.maximum(scale.max(initial=0) / limit, np.finfo(np.float32).tiny)
         scale = scale / tensor_scale
-    return Parameters(stored_scale(np.where(scale == 0, _EMPTY_SCALE, scale), spec.scale), None, tensor_scale)
+    return QuantParams(stored_scale(np.where(scale == 0, _EMPTY_SCALE, scale), spec.scale), None, tensor_scale)
 
 
-def _affine(low: Floats, high: Floats, format: Format) -> Parameters:
+def _affine(low: Floats, high: Floats, format: QuantDType) -> QuantParams:
     """Return scale and zero point of offsets, which Burn 0.14 to 0.16 truncated towards zero."""
     low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
     scale = (high - low) / np.float32(format.maximum - format.minimum)
     scale = np.where(scale == 0, _EMPTY_SCALE, scale)
     wanted = -(low / scale - np.float32(format.minimum))
-    return Parameters(scale, format.round(np.trunc(wanted)))
+    return QuantParams(scale, format.round(np.trunc(wanted)))
 
 
-def _quantized(values: Floats, parameters: Parameters, format: Format) -> QTensor:
+def _quantized(values: Floats, parameters: QuantParams, format: QuantDType) -> QTensor:
     codes = np.empty(values.shape, format.dtype)
     scale = parameters.effective_scale
     for piece in pieces(values.shape, parameters.block_in(values.shape)):

@@ -138,7 +138,7 @@ _ROUNDER = np.float32(12582912.0)
 
 
 @dataclass(frozen=True)
-class Format:
+class QuantDType:
     """A code type: the grid of values that a scaled tensor is rounded to.
 
     Attributes:
@@ -255,19 +255,19 @@ class Format:
         return np.array(self.minifloat.nan or 0, np.uint8).view(self.dtype)
 
 
-def _integer(name: str, onnx_type: int, minimum: int, maximum: int, opset: int) -> Format:
+def _integer(name: str, onnx_type: int, minimum: int, maximum: int, opset: int) -> QuantDType:
     bits = int(name.split("-")[0].removeprefix("u").removeprefix("int"))
     dtype = np.dtype(f"{'int' if minimum < 0 else 'uint'}{max(bits, 8)}")
-    return Format(name, dtype, onnx_type, bits, minimum, maximum, opset)
+    return QuantDType(name, dtype, onnx_type, bits, minimum, maximum, opset)
 
 
-def _float(name: str, dtype: type, onnx_type: int, opset: int, layout: Minifloat) -> Format:
-    return Format(name, np.dtype(dtype), onnx_type, layout.bits, -layout.maximum, layout.maximum, opset, layout)
+def _float(name: str, dtype: type, onnx_type: int, opset: int, layout: Minifloat) -> QuantDType:
+    return QuantDType(name, np.dtype(dtype), onnx_type, layout.bits, -layout.maximum, layout.maximum, opset, layout)
 
 
-def _codebook(name: str, numbers: tuple[float, ...], onnx_type: int, opset: int) -> Format:
+def _codebook(name: str, numbers: tuple[float, ...], onnx_type: int, opset: int) -> QuantDType:
     book = Codebook(numbers)
-    return Format(name, np.dtype(np.uint8), onnx_type, book.bits, min(numbers), max(numbers), opset, codebook=book)
+    return QuantDType(name, np.dtype(np.uint8), onnx_type, book.bits, min(numbers), max(numbers), opset, codebook=book)
 
 
 @cache
@@ -311,11 +311,11 @@ _TABLE = (
     _codebook("nf4", _NF4, TensorProto.UINT4, 21),
 )
 
-FORMATS: Mapping[str, Format] = MappingProxyType({row.name: row for row in _TABLE})
+FORMATS: Mapping[str, QuantDType] = MappingProxyType({row.name: row for row in _TABLE})
 """Every number format by name. A new format is one more line in the table above."""
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str) -> QuantDType:
     """Return the row of FORMATS called ``name``.
 
     Raises:

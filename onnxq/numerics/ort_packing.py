@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.errors import SchemeError
-from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.packing import pack_rows, pack_words, unpack_rows, unpack_words
 
@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 _SMALLEST_BLOCK = 16
 
 
-class Blobs(NamedTuple):
+class PackedWeights(NamedTuple):
     """Inputs of a kernel that decodes blocks itself.
 
     Attributes:
@@ -31,7 +31,7 @@ class Blobs(NamedTuple):
     zero_points: Bytes | None
 
 
-def pack_matmul_nbits(tensor: QTensor, block_size: int) -> Blobs:
+def pack_matmul_nbits(tensor: QTensor, block_size: int) -> PackedWeights:
     """Pack a weight as MatMulNBits reads it: transposed, codes of each block of ``K`` together.
 
     Signed codes are stored from 0 up. Scales that serve more than a block are repeated.
@@ -54,7 +54,7 @@ def pack_matmul_nbits(tensor: QTensor, block_size: int) -> Blobs:
     filled = np.zeros((columns, blocks * block_size * bits // 32), np.uint32)
     filled[:, : len(words)] = words.T
     scales, zero_points = _per_block(tensor, block_size, axis=0)
-    return Blobs(
+    return PackedWeights(
         filled.astype("<u4", copy=False).view(np.uint8).reshape(columns, blocks, -1),
         np.ascontiguousarray(scales.T),
         None if zero_points is None else pack_rows(np.ascontiguousarray(zero_points.T), bits),
@@ -93,11 +93,11 @@ def unpack_matmul_nbits(
     else:
         offsets = zero_points.reshape(columns, blocks).astype(np.float32)
     scale = scales.reshape(columns, blocks).astype(np.float32)
-    parameters = Parameters(np.ascontiguousarray(scale.T), np.ascontiguousarray(offsets.T), block=(block_size, 1))
+    parameters = QuantParams(np.ascontiguousarray(scale.T), np.ascontiguousarray(offsets.T), block=(block_size, 1))
     return QTensor(unpack_words(words, format, rows, axis=0), parameters, format)
 
 
-def pack_gather_blocks(tensor: QTensor, block_size: int) -> Blobs:
+def pack_gather_blocks(tensor: QTensor, block_size: int) -> PackedWeights:
     """Pack an embedding table as GatherBlockQuantized reads it as uint8, blocks along the last axis.
 
     Args:
@@ -115,7 +115,7 @@ def pack_gather_blocks(tensor: QTensor, block_size: int) -> Blobs:
     scales, zero_points = _per_block(tensor, block_size, axis=-1)
     if told := unfilled_rows(bits, tensor.codes.shape[-1], 0 if zero_points is None else zero_points.shape[-1]):
         raise SchemeError(f"{told}; use 8 bits or DequantizeLinear")
-    return Blobs(
+    return PackedWeights(
         pack_rows(_unsigned(tensor.codes, tensor), bits),
         scales,
         None if zero_points is None else pack_rows(zero_points, bits),
@@ -169,7 +169,7 @@ def unpack_gather_blocks(
         else unpack_rows(zero_points, bits, scales.shape[-1])
     )
     block = (1,) * (codes.ndim - 1) + (block_size,)
-    parameters = Parameters(scales.astype(np.float32), offsets, block=block)
+    parameters = QuantParams(scales.astype(np.float32), offsets, block=block)
     return QTensor(np.ascontiguousarray(unpack_rows(codes, bits, extent)), parameters, format)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from onnxq.errors import SchemeError
 from onnxq.numerics.blocks import PIECE
-from onnxq.numerics.formats import Format
+from onnxq.numerics.formats import QuantDType
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -18,7 +18,7 @@ Words = npt.NDArray[np.uint32]
 _WORD_BITS = 32
 
 
-def pack(codes: Array, format: Format) -> Bytes:
+def pack(codes: Array, format: QuantDType) -> Bytes:
     """Pack codes as the raw data of an ONNX tensor: row-major, low bits first, the last byte filled with zeros.
 
     Args:
@@ -38,7 +38,7 @@ def pack(codes: Array, format: Format) -> Bytes:
     return _squeezed(flat.view(np.uint8), format.bits)
 
 
-def unpack(packed: Bytes, format: Format, shape: tuple[int, ...]) -> Array:
+def unpack(packed: Bytes, format: QuantDType, shape: tuple[int, ...]) -> Array:
     """Return the codes of a tensor of this shape from its raw data; the inverse of ``pack``.
 
     >>> from onnxq.numerics.formats import FORMATS
@@ -77,7 +77,7 @@ def unpack_rows(packed: Bytes, bits: int, extent: int) -> Bytes:
     return codes.reshape(*packed.shape[:-1], fields)[..., :extent]
 
 
-def pack_words(codes: Array, format: Format, axis: int = -1) -> Words:
+def pack_words(codes: Array, format: QuantDType, axis: int = -1) -> Words:
     """Pack codes into uint32 words along an axis, first code in the low bits, as Burn's ``PackedU32`` does.
 
     Burn counts its dimension from the innermost: ``PackedU32(0)`` is axis -1.
@@ -113,7 +113,7 @@ def pack_words(codes: Array, format: Format, axis: int = -1) -> Words:
     return words
 
 
-def unpack_words(words: Words, format: Format, extent: int, axis: int = -1) -> Array:
+def unpack_words(words: Words, format: QuantDType, extent: int, axis: int = -1) -> Array:
     """Return the codes that words hold, ``extent`` of them along the axis; the inverse of ``pack_words``.
 
     Raises:
@@ -130,7 +130,7 @@ def unpack_words(words: Words, format: Format, extent: int, axis: int = -1) -> A
     return _as_codes(np.ascontiguousarray(codes[wanted]), format)
 
 
-def _fields(format: Format) -> int:
+def _fields(format: QuantDType) -> int:
     if format.bits not in (2, 4, 8):
         raise SchemeError(
             f"words hold codes of 2, 4 or 8 bits and {format.name} has {format.bits}; use another storage"
@@ -151,7 +151,7 @@ def _padded(codes: Bytes, axis: int, multiple: int) -> Bytes:
     return np.pad(codes, margins)
 
 
-def _as_codes(patterns: Bytes, format: Format) -> Array:
+def _as_codes(patterns: Bytes, format: QuantDType) -> Array:
     """Return bit patterns as the format's codes; negative integers get their sign."""
     if format.bits < 8 and format.signed and not format.is_float:
         half = np.uint8(2 ** (format.bits - 1))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.formats import Format
+from onnxq.numerics.formats import QuantDType
 
 Array = npt.NDArray[Any]
 MOST: Final = (2**15 - 1) // (2**8 - 1)
@@ -38,12 +38,12 @@ class Pairs(StrEnum):
     """Each tap of a convolution, or matrix of a stack, begins with a pair of its own."""
 
 
-def may_be_paired(format: Format) -> bool:
+def may_be_paired(format: QuantDType) -> bool:
     """Whether codes of a format are multiplied by uint8 data in kernels that may add pairs of products in 16 bits."""
     return format.bits == _BITS and format.dtype == np.int8
 
 
-def fitted(codes: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Array:
+def fit_pairs(codes: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Array:
     """Return codes whose pairs fit: of those that do not, both weights give up half of what is too much.
 
     Args:
@@ -52,7 +52,7 @@ def fitted(codes: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Array:
         axis: of its output channels.
         reduction_axis: that is summed over.
 
-    >>> fitted(np.array([[100, 60, 100, -60, 127]], np.int8), Pairs.ROW, 0, 1)
+    >>> fit_pairs(np.array([[100, 60, 100, -60, 127]], np.int8), Pairs.ROW, 0, 1)
     array([[ 84,  44, 100, -60, 127]], dtype=int8)
     """
     if pairs is Pairs.NONE:
@@ -71,7 +71,7 @@ def fitted(codes: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Array:
     return np.ascontiguousarray(ordered.transpose(np.argsort(order)))
 
 
-def scales_for_pairs(
+def search_pair_scales(
     values: Array, scale: Array, pairs: Pairs, axis: int, reduction_axis: int
 ) -> npt.NDArray[np.float32]:
     """Return the scales of least squared error where codes are rounded and then fitted.
@@ -89,7 +89,7 @@ def scales_for_pairs(
         Scales of that shape, none of which is smaller.
 
     >>> values, scale = np.array([[127.0, 127.0], [127.0, -1.0]]), np.ones((2, 1), np.float32)
-    >>> scales_for_pairs(values, scale, Pairs.ROW, 0, 1)
+    >>> search_pair_scales(values, scale, Pairs.ROW, 0, 1)
     array([[1.984375],
            [1.      ]], dtype=float32)
     """

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.affine import Doubles, Floats, Parameters, on_grid, quantize, spec_parameters
+from onnxq.numerics.affine import Doubles, Floats, QuantParams, on_grid, params_of_blocks, quantize
 from onnxq.numerics.blocks import grid_shape, pieces
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.spec import Method, Spec
+from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.numerics.spec import Method, QuantSpec
 
 Measure = Callable[[Doubles], Doubles]
 
@@ -29,9 +29,9 @@ _GROWTH = 1.01
 _NOTHING = 1e-12
 
 
-def chosen_parameters(
-    values: npt.NDArray[Any], low: Floats, high: Floats, spec: Spec, block: tuple[int, ...]
-) -> Parameters:
+def search_params(
+    values: npt.NDArray[Any], low: Floats, high: Floats, spec: QuantSpec, block: tuple[int, ...]
+) -> QuantParams:
     """Choose scales and zero points by the Spec's method.
 
     Args:
@@ -41,7 +41,7 @@ def chosen_parameters(
         spec: format, scales and method.
         block: extents of a block, one for each axis.
     """
-    parameters = spec_parameters(low, high, spec, block)
+    parameters = params_of_blocks(low, high, spec, block)
     if spec.method is Method.MSE:
         return _least_squares(values, low, high, spec, parameters, block)
     if spec.method is Method.HQQ:
@@ -50,13 +50,13 @@ def chosen_parameters(
 
 
 def _least_squares(
-    values: npt.NDArray[Any], low: Floats, high: Floats, spec: Spec, best: Parameters, block: tuple[int, ...]
-) -> Parameters:
+    values: npt.NDArray[Any], low: Floats, high: Floats, spec: QuantSpec, best: QuantParams, block: tuple[int, ...]
+) -> QuantParams:
     """Shrink each range as long as what clipping costs is less than what finer codes gain."""
     format = format_named(spec.format)
     error = block_error(values, best, format, square)
     for kept in (*_widened(format, spec), *_KEPT):
-        tried = spec_parameters(low * kept, high * kept, spec, block, best.tensor_scale)
+        tried = params_of_blocks(low * kept, high * kept, spec, block, best.tensor_scale)
         costs = block_error(values, tried, format, square)
         better = costs < error
         error = np.where(better, costs, error)
@@ -64,18 +64,18 @@ def _least_squares(
     return best
 
 
-def _widened(format: Format, spec: Spec) -> tuple[float, ...]:
+def _widened(format: QuantDType, spec: QuantSpec) -> tuple[float, ...]:
     """Return by how much ranges are widened: symmetric codes with one less above zero clip what reaches farthest there.
 
     >>> from onnxq.numerics.formats import FORMATS
-    >>> [round(one, 3) for one in _widened(FORMATS["int4"], Spec("int4"))]
+    >>> [round(one, 3) for one in _widened(FORMATS["int4"], QuantSpec("int4"))]
     [1.071, 1.048, 1.024]
     """
     whole = float((format.maximum - format.minimum) / (2 * format.maximum)) if spec.symmetric else 1.0
     return tuple(1 + (whole - 1) * step / _WIDENED for step in range(_WIDENED, 0, -1)) if whole > 1 else ()
 
 
-def half_quadratic(values: npt.NDArray[Any], parameters: Parameters, spec: Spec) -> Parameters:
+def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: QuantSpec) -> QuantParams:
     """Move scales and zero points so that the sum of the square roots of the errors becomes small.
 
     That norm hardly counts the few large errors that clipping makes. As in HQQ (Badri and Shaji 2023), half-quadratic
@@ -109,11 +109,11 @@ def half_quadratic(values: npt.NDArray[Any], parameters: Parameters, spec: Spec)
 
 def _fitted(
     values: npt.NDArray[Any],
-    parameters: Parameters,
+    parameters: QuantParams,
     slope: Doubles,
     zero: Doubles,
     weight: float,
-    format: Format,
+    format: QuantDType,
     *,
     move_zero: bool,
 ) -> tuple[Doubles, Doubles]:
@@ -149,7 +149,7 @@ def _fitted(
 
 
 def block_error(
-    values: npt.NDArray[Any], parameters: Parameters, format: Format, measure: Measure
+    values: npt.NDArray[Any], parameters: QuantParams, format: QuantDType, measure: Measure
 ) -> npt.NDArray[np.float64]:
     """Return the sum of what quantizing takes from the values of each scale.
 
@@ -166,7 +166,7 @@ def block_error(
     error = np.zeros(grid_shape(values.shape, block))
     scale, zero_point = parameters.effective_scale, parameters.zero_point
     for piece in pieces(values.shape, block):
-        own = Parameters(
+        own = QuantParams(
             piece.own(scale),
             None if zero_point is None else piece.own(zero_point),
         )
@@ -187,7 +187,7 @@ def root(error: Doubles) -> Doubles:
     return np.sqrt(np.abs(error, out=error), out=error)
 
 
-def _where(chosen: npt.NDArray[np.bool_], one: Parameters, other: Parameters) -> Parameters:
+def _where(chosen: npt.NDArray[np.bool_], one: QuantParams, other: QuantParams) -> QuantParams:
     scale = np.where(chosen, one.scale, other.scale)
     if one.zero_point is None or other.zero_point is None:
         return replace(other, scale=scale)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from onnxq.errors import SchemeError, check_type, parse_choice
-from onnxq.numerics.formats import Format, format_named, scale_format_named
+from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
 
 # Burn's blocks have as many at most.
 _MOST_AXES = 5
@@ -66,7 +66,7 @@ class Storage(StrEnum):
 
 
 @dataclass(frozen=True)
-class Spec:
+class QuantSpec:
     """How one tensor is quantized.
 
     Attributes:
@@ -81,9 +81,9 @@ class Spec:
             registers; whether one does, a Rule and a plan that is carried out ask.
         storage: what the file holds codes in.
 
-    >>> Spec("int8-narrow", per=Granularity.CHANNEL).symmetric
+    >>> QuantSpec("int8-narrow", per=Granularity.CHANNEL).symmetric
     True
-    >>> Spec("float4e2m1", per=(16,), scale="ue4m3", two_level=True).per
+    >>> QuantSpec("float4e2m1", per=(16,), scale="ue4m3", two_level=True).per
     (16,)
     """
 
@@ -117,7 +117,7 @@ class Spec:
         return self.method in (Method.BURN, Method.TORCH)
 
 
-def _contradictions(spec: Spec, format: Format) -> Iterable[tuple[bool, str]]:
+def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool, str]]:
     """Yield each choice that another one rules out, with whether it was made."""
     name = spec.format
     yield (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.affine import Parameters, QTensor
-from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.affine import QTensor, QuantParams
+from onnxq.numerics.formats import FORMATS, QuantDType
 
 EPSILON = float(np.finfo(np.float32).eps)
 """The smallest scale."""
@@ -29,7 +29,7 @@ class Observer:
     format: str
     symmetric: bool = False
 
-    def parameters(self, minimum: npt.ArrayLike, maximum: npt.ArrayLike) -> Parameters:
+    def parameters(self, minimum: npt.ArrayLike, maximum: npt.ArrayLike) -> QuantParams:
         """Return what ``calculate_qparams`` does for a range, in float32.
 
         Args:
@@ -47,13 +47,13 @@ class Observer:
         if self.symmetric:
             scale = np.asarray(np.maximum(np.maximum(-low, high) / np.float32((highest - lowest) / 2), epsilon))
             middle = 0 if format.signed else (lowest + highest + 1) // 2
-            return Parameters(scale, np.full(scale.shape, middle, format.dtype) if middle else None)
+            return QuantParams(scale, np.full(scale.shape, middle, format.dtype) if middle else None)
         scale = np.asarray(np.maximum((high - low) / np.float32(highest - lowest), epsilon))
         zero_point = np.asarray(np.clip(lowest - np.rint(low / scale), lowest, highest))
-        return Parameters(scale, zero_point.astype(format.dtype))
+        return QuantParams(scale, zero_point.astype(format.dtype))
 
 
-def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: Format) -> QTensor:
+def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType) -> QTensor:
     """Quantize as FBGEMM does behind ``torch.quantize_per_tensor`` and ``quantize_per_channel``.
 
     It multiplies by the inverse of the scale and adds the zero point before rounding:
@@ -64,7 +64,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: F
         parameters: scale and zero point that broadcast with the values.
         format: the codes' format.
 
-    >>> three = Parameters(np.float32(1), np.uint8(3))
+    >>> three = QuantParams(np.float32(1), np.uint8(3))
     >>> quantize(np.array([0.5, 1.5, 2.5, -0.5]), three, FORMATS["uint8"]).codes.tolist()
     [4, 4, 6, 2]
     """
@@ -73,7 +73,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: Parameters, format: F
     return QTensor(format.round(np.asarray(scaled + zero_point, np.float32)), parameters, format)
 
 
-def fixed_parameters(low: float, high: float) -> Parameters:
+def fixed_parameters(low: float, high: float) -> QuantParams:
     """Return the scale and zero point of quint8 data that an operator keeps in a range, such as a Sigmoid.
 
     The end of the range itself is no code: ``FixedQParamsObserver`` divides by 256.
@@ -82,4 +82,4 @@ def fixed_parameters(low: float, high: float) -> Parameters:
     (array(0.0078125, dtype=float32), array(128, dtype=uint8))
     """
     scale = (high - low) / 256
-    return Parameters(np.array(scale, np.float32), np.array(-low / scale, np.uint8))
+    return QuantParams(np.array(scale, np.float32), np.array(-low / scale, np.uint8))

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from onnxq.config.scheme import Granularity, Method, Spec
+from onnxq.config.scheme import Granularity, Method, QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.ir import (
     Constant,
@@ -78,7 +78,7 @@ def absorbed_clamps(obstacles: Mapping[Node, str]) -> dict[Node, Node]:
     return {clamp: maker for clamp, maker in found.items() if maker is not None}
 
 
-def clamp_obstacles(graph: Graph, specs: Mapping[Node, Spec], target: Target) -> dict[Node, str]:
+def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Target) -> dict[Node, str]:
     """Return of each clamp why no quantizer can stand for it, or an empty string.
 
     It and the node in front of it stand in one graph, for a runtime does not look across the border of a body.
@@ -185,7 +185,7 @@ def quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variabl
 _MOVED_BEHIND = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
-def check_activation_spec(spec: Spec, target: Target) -> None:
+def check_activation_spec(spec: QuantSpec, target: Target) -> None:
     """Check that integer kernels take data as a rule or a plan wants it.
 
     Raises:
@@ -204,7 +204,7 @@ def check_activation_spec(spec: Spec, target: Target) -> None:
 
 
 def plan_activations(
-    graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], specs: Mapping[Node, Spec], target: Target
+    graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], specs: Mapping[Node, QuantSpec], target: Target
 ) -> tuple[Activation, ...]:
     """Return the tensors of a graph that get a scale, in graph order, and which of them share one.
 
@@ -297,7 +297,7 @@ def _share_one_scale(
         groups.join((alike or outputs)[0], tensor)
 
 
-def _stored(tensor: Constant, spec: Spec) -> Activation:
+def _stored(tensor: Constant, spec: QuantSpec) -> Activation:
     """Return a constant as codes, whose range is that of its values."""
     values = tensor.values
     # What observers of other toolkits make of ranges that are fixed is not what they make of constants.

@@ -24,7 +24,7 @@ from onnxq.ir import (
     optional_input,
 )
 from onnxq.lowering import AllowedOps
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 from onnxq.ops import Operator, Role, operator_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.targets import Target
@@ -64,7 +64,7 @@ def _is_operand(tensor: Constant) -> bool:
     return floats and tensor.nbytes > 0 and bool(np.isfinite(tensor.values).all())
 
 
-def codes_obstacle(node: Node, spec: Spec) -> str:
+def codes_obstacle(node: Node, spec: QuantSpec) -> str:
     """Return why codes of a spec cannot come out of a node's integer kernel, or an empty string."""
     if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8")):
         kind = "symmetric" if spec.symmetric else "affine"

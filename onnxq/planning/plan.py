@@ -9,7 +9,7 @@ from functools import cached_property
 
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.kinds import default_request
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
 from onnxq.system.records import html_table
@@ -46,7 +46,7 @@ class Weight:
 
     index: int
     tensor: str
-    spec: Spec
+    spec: QuantSpec
     axis: int
     elements: int = 0
     reduction_axis: int = 0
@@ -76,7 +76,7 @@ class Activation:
     """
 
     tensor: str
-    spec: Spec
+    spec: QuantSpec
     group: str
     fixed_range: tuple[float, float] | None = None
     every_consumer: bool = False
@@ -148,7 +148,7 @@ class Demotion:
     mode: Mode
     reason: str
     figures: str = ""
-    weight: Spec | None = None
+    weight: QuantSpec | None = None
     finer: str = ""
 
 
@@ -279,7 +279,7 @@ class Plan:
         return tuple(activation.tensor for activation in self.activations if activation.known_range is None)
 
     @property
-    def calibrated(self) -> Mapping[str, Spec]:
+    def calibrated(self) -> Mapping[str, QuantSpec]:
         """The specs of the tensors whose range must be calibrated, by name."""
         return {one.tensor: one.spec for one in self.activations if one.known_range is None}
 

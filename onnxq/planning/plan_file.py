@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.config.scheme import Granularity, Spec
+from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.errors import DataError, SchemeError, check_name, check_path, check_type, did_you_mean
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import NOTED_METHODS, Activation, Damping, Decision, Plan, Preparation, Scaling
@@ -96,11 +96,11 @@ def load_plan(path: str | Path) -> Plan:
 # --- values to tables ---------------------------------------------------------------------------------------------
 
 
-def _spec_names(plan: Plan) -> dict[Spec, str]:
+def _spec_names(plan: Plan) -> dict[QuantSpec, str]:
     """Name every spec after its format and granularity, numbered where that is not enough."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
     specs = dict.fromkeys((*weights, *(activation.spec for activation in plan.activations)))
-    names: dict[Spec, str] = {}
+    names: dict[QuantSpec, str] = {}
     for spec in specs:
         per = str(spec.per) if isinstance(spec.per, Granularity) else "block-" + "x".join(map(str, spec.per))
         stem, number = f"{spec.format}-{per}", 2
@@ -111,15 +111,15 @@ def _spec_names(plan: Plan) -> dict[Spec, str]:
     return names
 
 
-def _table(record: Any, names: Mapping[Spec, str], *, besides: str = "", every: bool = False) -> dict[str, object]:
+def _table(record: Any, names: Mapping[QuantSpec, str], *, besides: str = "", every: bool = False) -> dict[str, object]:
     """Return the fields of a dataclass, those of their usual value only where ``every`` one is wanted."""
     values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != besides}
     usual = {field.name: field.default for field in fields(record)}
     return {name: _plain(value, names) for name, value in values.items() if every or value != usual[name]}
 
 
-def _plain(value: object, names: Mapping[Spec, str]) -> object:
-    if isinstance(value, Spec):
+def _plain(value: object, names: Mapping[QuantSpec, str]) -> object:
+    if isinstance(value, QuantSpec):
         return names[value]
     if is_dataclass(value):
         return _table(value, names)
@@ -140,8 +140,8 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
     if "target" not in document:
         raise SchemeError("it has no target, expected the file of a plan; onnxq plan and --plan-out write one")
     tables = {section: _section(document, section) for section in _SECTIONS}
-    specs = {name: read_record(Spec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
-    named: Named = {Spec: specs}
+    specs = {name: read_record(QuantSpec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
+    named: Named = {QuantSpec: specs}
     return Plan(
         tuple(
             read_record(Decision, f"node {name!r}", {**table, "node": name}, named)

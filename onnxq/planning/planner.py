@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from onnx import TensorProto
 
-from onnxq.config.scheme import Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
 from onnxq.ir import (
     Graph,
     Node,
@@ -203,7 +203,7 @@ class _Wish(NamedTuple):
     mode: Mode
     reason: str = ""
     figures: str = ""
-    weight: Spec | None = None
+    weight: QuantSpec | None = None
     finer: str = ""
 
 
@@ -242,7 +242,7 @@ def _check_specs(rules: Iterable[Rule], target: Target) -> None:
             check_activation_spec(_activation_spec(rule, target), target)
 
 
-def _activation_spec(rule: Rule, target: Target) -> Spec:
+def _activation_spec(rule: Rule, target: Target) -> QuantSpec:
     return rule.activation or target.activation
 
 

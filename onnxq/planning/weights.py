@@ -11,7 +11,7 @@ from typing import Final, TypeGuard
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage, check_method
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rule, Storage, check_method
 from onnxq.errors import SchemeError
 from onnxq.ir import Constant, Node, Tensor, is_constant, onnx_dtype, operator_key, optional_input
 from onnxq.lowering import AllowedOps, is_kernel_block, minimum_opset, should_use_kernel
@@ -40,7 +40,7 @@ _VALUES_PER_SCALE = 32
 _SAMPLED_VALUES, _SHORT_FRACTION = 4096, 64.0
 
 
-def weight_at(node: Node, index: int, spec: Spec) -> Weight:
+def weight_at(node: Node, index: int, spec: QuantSpec) -> Weight:
     """Return the weight at an input of a node, with a spec whose scales do not outweigh what its codes save."""
     operator, tensor = OPERATORS[operator_key(node)], node.inputs[index]
     axes = operator.weights[index]
@@ -48,7 +48,7 @@ def weight_at(node: Node, index: int, spec: Spec) -> Weight:
     return replace(weight, spec=_worthwhile(weight, tensor) or spec)
 
 
-def large_weights(node: Node, spec: Spec) -> Iterator[Weight]:
+def large_weights(node: Node, spec: QuantSpec) -> Iterator[Weight]:
     """Yield the weights of a node, and whatever else it holds of learned numbers that are worth storing as codes."""
     operator = operator_of(node)
     for index, axis_of in operator.weights.items() if operator else ():
@@ -100,7 +100,7 @@ def _finest_axis(shape: Sequence[int]) -> int:
     return max(axes, key=lambda axis: shape[axis], default=0)
 
 
-def every_weight(node: Node, spec: Spec) -> Iterator[Weight]:
+def every_weight(node: Node, spec: QuantSpec) -> Iterator[Weight]:
     """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
     operator = operator_of(node)
     if (operator is not None and operator.precision_sensitive) or node.subgraphs():
@@ -123,7 +123,7 @@ def _saving(weight: Weight, tensor: Constant) -> Iterator[Weight]:
         yield replace(weight, spec=spec)
 
 
-def _worthwhile(weight: Weight, tensor: Constant) -> Spec | None:
+def _worthwhile(weight: Weight, tensor: Constant) -> QuantSpec | None:
     """Return the spec of a weight, with one scale for the whole tensor where more take too much, or None where all do.
 
     Scales of channels take too much where they take as much as codes of 8 bits and more: those of twice the bits and
@@ -149,7 +149,7 @@ def _worthwhile(weight: Weight, tensor: Constant) -> Spec | None:
 def stored_bytes(weight: Weight, shape: Sequence[int]) -> tuple[int, int]:
     """Return how many bytes the codes of a weight take, and its scales and zero points.
 
-    >>> stored_bytes(Weight(0, "table", Spec("int8", Granularity.CHANNEL), axis=0, reduction_axis=-1), (1000, 16))
+    >>> stored_bytes(Weight(0, "table", QuantSpec("int8", Granularity.CHANNEL), axis=0, reduction_axis=-1), (1000, 16))
     (16000, 4000)
     """
     spec, format = weight.spec, format_named(weight.spec.format)
@@ -158,7 +158,7 @@ def stored_bytes(weight: Weight, shape: Sequence[int]) -> tuple[int, int]:
     return math.ceil(volume(shape) * format.bits / 8), math.ceil(volume(grid_shape(shape, block)) * each)
 
 
-def _with_full_blocks(spec: Spec, shape: tuple[int, ...], axis: int) -> Spec:
+def _with_full_blocks(spec: QuantSpec, shape: tuple[int, ...], axis: int) -> QuantSpec:
     """Return the spec per channel where blocks would not be half full, as in kernels that sum over a few channels.
 
     Blocks lie along one axis, so every place in such a kernel would have scales of its own.
@@ -189,12 +189,12 @@ _MULTIPLIED_BITS = frozenset({2, 4, 8})
 _TWO_BITS, _CODES_IN_BYTE = 2, 4
 
 
-def weight_spec(rule: Rule, target: Target) -> Spec:
+def weight_spec(rule: Rule, target: Target) -> QuantSpec:
     """Return how a rule wants weights; the target's format per channel where it does not say."""
     return rule.weight or target.weight
 
 
-def check_weight_spec(spec: Spec, mode: Mode, target: Target) -> None:
+def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
     """Check that weights as a rule or a plan wants them can be what its mode says.
 
     Raises:
@@ -217,7 +217,7 @@ def check_weight_spec(spec: Spec, mode: Mode, target: Target) -> None:
         return
     fewest = target.reads.static_bits if mode is Mode.STATIC else _BYTE
     formats = tuple(name for name in _INTEGERS if format_named(name).bits >= fewest)
-    plain = spec == Spec(spec.format, spec.per, spec.symmetric, method=spec.method)
+    plain = spec == QuantSpec(spec.format, spec.per, spec.symmetric, method=spec.method)
     if not plain or isinstance(spec.per, tuple) or not spec.symmetric or not spec.format.startswith(formats):
         kind = "symmetric" if spec.symmetric else "affine"
         per = spec.per if isinstance(spec.per, Granularity) else f"block of {list(spec.per)}"
@@ -243,7 +243,7 @@ def is_large_product(node: Node) -> bool:
 def decide_weights(
     node: Node,
     mode: Mode,
-    spec: Spec,
+    spec: QuantSpec,
     reason: str,
     emit: AllowedOps = AllowedOps.QDQ,
     *,
@@ -407,7 +407,7 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
     return ""
 
 
-def _typed_spec(node: Node, weight: Weight) -> Spec:
+def _typed_spec(node: Node, weight: Weight) -> QuantSpec:
     """Return the spec with scales of the type of the data that codes are multiplied with."""
     multiplied = node.op != "Gather" and onnx_dtype(node.inputs[weight.index]) == TensorProto.FLOAT16
     return replace(weight.spec, scale="float16") if multiplied else weight.spec
@@ -501,7 +501,7 @@ def _is_depthwise(node: Node) -> bool:
     return len(shape) <= _MOST_AXES and shape[:2] == (node.attrs.get("group", 1), 1)
 
 
-def _size(node: Node, weight: Weight) -> tuple[Spec, int, int]:
+def _size(node: Node, weight: Weight) -> tuple[QuantSpec, int, int]:
     """Return what weights that share codes have in common."""
     return weight.spec, weight.elements, node.inputs[weight.index].shape[weight.axis]
 

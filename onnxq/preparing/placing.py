@@ -7,21 +7,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, all_graphs, forget_types
 from onnxq.lowering import AllowedOps
 from onnxq.passes.cleanup import RemoveUnused, ShareInitializers
 from onnxq.passes.quantize.activations import AddToCodes, InsertQuantizeDequantize
-from onnxq.passes.quantize.constants import DropDefaults, ExpandConstants, NarrowConstants, StoreOnce
+from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, DropDefaults, ExpandConstants, NarrowConstants
 from onnxq.passes.quantize.dynamic import QuantizeDynamically, QuantizeRecurrentCells
 from onnxq.passes.quantize.fusions import FuseBiases, IsolateFloats, IsolateProducts
 from onnxq.passes.quantize.weights import (
+    CompressWeights,
     DecodeWeights,
     DivideChannels,
     QuantizeWeights,
     ReplaceWithContrib,
-    StoreWeights,
 )
 from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Plan
 from onnxq.rewrite import Pass, Pipeline
@@ -45,7 +45,7 @@ class PlanApplier:
     emit: AllowedOps = AllowedOps.QDQ
     half: int = 0
 
-    def quantized(self, graph: Graph, plan: Plan, codes: Codes, declared: Collection[str]) -> Graph:
+    def quantized(self, graph: Graph, plan: Plan, codes: Encodings, declared: Collection[str]) -> Graph:
         """Return a copy of a prepared graph with a plan's codes, which declares the types of these inner tensors."""
         divided = codes.divided_as(graph, plan)
         graph = graph.copy()
@@ -56,7 +56,7 @@ class PlanApplier:
         forget_types(graph, declared)
         return graph
 
-    def passes(self, plan: Plan, codes: Codes) -> Pipeline:
+    def passes(self, plan: Plan, codes: Encodings) -> Pipeline:
         """Return the passes of the modes that a plan has, and those that finish the model."""
         workarounds = self.target.workarounds
         of_modes: Mapping[Mode, tuple[Pass, ...]] = {
@@ -71,7 +71,7 @@ class PlanApplier:
                 # Before additions of biases become what no bias is found in.
                 DecodeWeights(plan, codes, self.emit),
             ),
-            Mode.STORAGE: (StoreWeights(plan, codes, self.emit, self.target.reads.constants),),
+            Mode.STORAGE: (CompressWeights(plan, codes, self.emit, self.target.reads.constants),),
         }
         return Pipeline(
             (
@@ -82,7 +82,7 @@ class PlanApplier:
                 *((IsolateFloats(plan),) if workarounds or self.target.engine else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(scalars_apart=True),
-                StoreOnce(),
+                DeduplicateTransposedWeights(),
                 ExpandConstants(),
                 RemoveUnused(),
                 DropDefaults(),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.evaluation.layers import Layer
 from onnxq.planning.plan import Activation, Decision
 from onnxq.report.formatting import decibels, milliseconds
@@ -221,7 +221,7 @@ def _figure(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
-def _format(spec: Spec) -> str:
+def _format(spec: QuantSpec) -> str:
     per = str(spec.per) if isinstance(spec.per, Granularity) else "x".join(map(str, spec.per))
     return f"{spec.format} per {per}" if isinstance(spec.per, Granularity) else f"{spec.format} blocks of {per}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxq.numerics.pairs import Pairs
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Kernels:
     fused: Fused
     dynamic: frozenset[str] = frozenset()
     own_dynamic: frozenset[str] = frozenset()
-    multiplied: tuple[Spec, ...] = ()
+    multiplied: tuple[QuantSpec, ...] = ()
     in_bodies: bool = False
     half: bool = False
     forms: Forms = Forms()

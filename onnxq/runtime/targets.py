@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from onnxq.errors import check_name
 from onnxq.numerics.pairs import Pairs
-from onnxq.numerics.spec import Granularity, Spec
+from onnxq.numerics.spec import Granularity, QuantSpec
 from onnxq.runtime.capabilities import Forms, Fused, Kernels, ReadCodes
 
 LARGE_WEIGHT = 1 << 18
@@ -32,8 +32,8 @@ class Target:
     """
 
     name: str
-    activation: Spec
-    weight: Spec
+    activation: QuantSpec
+    weight: QuantSpec
     kernels: Kernels
     reads: ReadCodes = field(default_factory=ReadCodes)
     engine: str = ""
@@ -50,15 +50,15 @@ class Target:
 # that take 5. Their kernels in MLAS round each block of data to 8 bits (ONNX Runtime contrib operators, MatMulNBits,
 # accuracy_level 4; session option session.qdq_matmulnbits_accuracy_level). The least squared error would make 4 bits a
 # little finer, but takes sixty times as long to find, for every model that a search builds.
-_MULTIPLIED = (Spec("int8-narrow", per=(128,)), Spec("int4", per=(32,)))
+_MULTIPLIED = (QuantSpec("int8-narrow", per=(128,)), QuantSpec("int4", per=(32,)))
 
 # Read off the optimised graphs of single-operator models between Q and DQ on onnxruntime 1.31.1, HardSigmoid as the Add
 # that it is on codes; int8 activations fuse the same operators, uint8 is chosen because MaxPool and Clip fuse with it
 # since the oldest supported release.
 _ONNXRUNTIME_CPU = Target(
     name="onnxruntime-cpu",
-    activation=Spec("uint8", symmetric=False),
-    weight=Spec("int8-narrow", per=Granularity.CHANNEL),
+    activation=QuantSpec("uint8", symmetric=False),
+    weight=QuantSpec("int8-narrow", per=Granularity.CHANNEL),
     kernels=Kernels(
         fused=Fused(
             ops=frozenset(
@@ -107,7 +107,9 @@ _ONNXRUNTIME_CPU = Target(
 
 # Arm adds the products in 32 bits, and its dot product instructions multiply signed with signed (the same page, and
 # "Arm Architecture Reference Manual", SDOT).
-_ONNXRUNTIME_CPU_ARM = replace(_ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation=Spec("int8", symmetric=False))
+_ONNXRUNTIME_CPU_ARM = replace(
+    _ONNXRUNTIME_CPU, name="onnxruntime-cpu-arm", activation=QuantSpec("int8", symmetric=False)
+)
 
 # The same library behind another interface.
 _ONNXRUNTIME_NODE = replace(_ONNXRUNTIME_CPU, name="onnxruntime-node", engine="onnxruntime-node")
@@ -132,7 +134,7 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 # multiplied by float data only, in blocks (the first page, "Quantized Types").
 _TENSORRT = Target(
     name="tensorrt",
-    activation=Spec("int8"),
+    activation=QuantSpec("int8"),
     weight=_ONNXRUNTIME_CPU.weight,
     kernels=Kernels(Fused(_PRODUCTS, float_output=_PRODUCTS), half=True),
     reads=ReadCodes(static_bits=8, integer_bias=False),
@@ -157,7 +159,7 @@ _OPENVINO = replace(
             # long.
             whole=frozenset({"HardSwish"}),
         ),
-        multiplied=(Spec("int8-narrow", per=Granularity.CHANNEL),),
+        multiplied=(QuantSpec("int8-narrow", per=Granularity.CHANNEL),),
         # Where all is integer, models/resnet.onnx is 1.1 times as fast with products of pooled images as convolutions,
         # and effnet-lite0 1.02 times. nsnet2 takes 22 instead of 48 ms as a Scan with one thread, 21 instead of 28 with
         # two.

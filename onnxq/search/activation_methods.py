@@ -12,19 +12,19 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.algorithms.activation_params import activation_parameters, found_range, requests_for
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.equalization import (
     NOTHING,
     SMALLEST,
-    Migration,
-    Setting,
-    Site,
-    factors_of,
-    migration_of,
-    shares,
-    sites,
+    Equalization,
+    EqualizationGroup,
+    EqualizationStrength,
+    channel_scales_of,
+    equalization_of,
+    find_groups,
+    range_shares,
 )
-from onnxq.algorithms.range_search import Noise, RangeChoice, Within, choose_ranges, flat_ends, pooled
+from onnxq.algorithms.range_search import Noise, RangeChoice, SaturatingRange, choose_ranges, pooled, saturation_limits
 from onnxq.algorithms.range_search import Range as Ends
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
 from onnxq.calibration.collect import collect_apart, parts_of
@@ -43,7 +43,7 @@ from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.config.effort import Accuracy
 from onnxq.data.dataset import Subset
 from onnxq.ir import Graph, constants
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 from onnxq.planning.plan import Plan
 from onnxq.search.cross_validation import ALL, WORTH, AlgorithmResult, CrossValidator, Groups, channel_requests
 from onnxq.search.evaluator import PlanEvaluator
@@ -59,7 +59,7 @@ def with_ranges(
 ) -> AlgorithmResult:
     """Return the basis with the ranges of least noise, see `choose_ranges`, where they hold on samples held out.
 
-    Those of tensors end where what follows is flat, see `flat_ends`, where that takes off noise.
+    Those of tensors end where what follows is flat, see `saturation_limits`, where that takes off noise.
 
     Args:
         validator: judges candidates.
@@ -85,25 +85,27 @@ def with_ranges(
     return found if kept else replace(basis, recipe=recipe)
 
 
-def _narrowed(evaluator: PlanEvaluator, plan: Plan, recipe: Recipe) -> Recipe:
+def _narrowed(evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig) -> EncodingConfig:
     """Return a recipe whose ranges end where what follows is flat, where that takes off noise.
 
     Where functions are flat no samples say, so that none are held out, and no chance is allowed for.
     """
-    ends = flat_ends(evaluator.bench.graph, plan, evaluator.evidence)
-    own = {tensor: Within(recipe.own_ranges.get(tensor, recipe.ranges), *both) for tensor, both in ends.items()}
+    ends = saturation_limits(evaluator.bench.graph, plan, evaluator.evidence)
+    own = {
+        tensor: SaturatingRange(recipe.own_ranges.get(tensor, recipe.ranges), *both) for tensor, both in ends.items()
+    }
     found = replace(recipe, own_ranges={**recipe.own_ranges, **own})
     return found if own and pooled(evaluator.noise(plan, found)) < pooled(evaluator.noise(plan, recipe)) else recipe
 
 
-def _chosen(recipe: Recipe, choice: RangeChoice[CalibrationMethod]) -> Recipe:
+def _chosen(recipe: EncodingConfig, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
     """Return a recipe with these ranges, which end where its own do."""
-    ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
+    ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, SaturatingRange)}
     own = {tensor: replace(one, method=choice.of(tensor)) for tensor, one in ends.items()}
     return replace(recipe, ranges=choice.default, own_ranges={**choice.own, **own})
 
 
-def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before: Recipe) -> bool:
+def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before: EncodingConfig) -> bool:
     """Whether ranges leave less noise than those before on samples that neither are made of.
 
     Ranges that clip fit the samples that they are made of, the more so the fewer these are. Those before are only made
@@ -132,7 +134,7 @@ def ranges_by_tensor(
     return {tensor: {method: found_range(by_name[tensor], evidence, method) for method in methods} for tensor in order}
 
 
-def noise_share(seen: TensorStatistics, spec: Spec) -> float:
+def noise_share(seen: TensorStatistics, spec: QuantSpec) -> float:
     """Return the squared error that codes from minimum to maximum have, in units of the variance of the data."""
     data = bins_of_data(seen)
     low, high = ends_of_data(seen)
@@ -147,11 +149,11 @@ def noise_share(seen: TensorStatistics, spec: Spec) -> float:
 
 Array = NDArray[np.float64]
 
-_FIRST, _WITH_MARGIN = Setting(0.5, 0.7, 0.0), Setting(0.5, 0.5, 0.5)
+_FIRST, _WITH_MARGIN = EqualizationStrength(0.5, 0.7, 0.0), EqualizationStrength(0.5, 0.5, 0.5)
 # With all effort, for all sites alike: much and little, with and without a margin. One site at a time gets as much as
 # it can take: of ten models none gained by less there.
-_ALIKE = (Setting(0.85, 1.0, 0.0), Setting(0.5), Setting(0.0))
-_APART = Setting(1.0, 1.0, 0.0)
+_ALIKE = (EqualizationStrength(0.85, 1.0, 0.0), EqualizationStrength(0.5), EqualizationStrength(0.0))
+_APART = EqualizationStrength(1.0, 1.0, 0.0)
 
 
 def with_equalization(
@@ -168,7 +170,7 @@ def with_equalization(
         basis: what codes are chosen by otherwise.
         accuracy: whether sites are tried one by one as well, and in how many models.
     """
-    found = sites(validator.evaluator.bench.graph, plan).found
+    found = find_groups(validator.evaluator.bench.graph, plan).found
     if not found:
         return basis.unfit("no layers can take in factors of the channels between them")
     if _share(found, plan, basis.evidence) < 1 - WORTH:
@@ -190,7 +192,7 @@ def with_equalization(
     return validator.kept(plan, basis, [other]) if kept is basis else kept
 
 
-def _share(found: Iterable[Site], plan: Plan, evidence: CalibrationStatistics) -> float:
+def _share(found: Iterable[EqualizationGroup], plan: Plan, evidence: CalibrationStatistics) -> float:
     """Return the part of sites in the noise that codes of whole ranges have for their signal, as histograms tell it.
 
     Without any, all noise may be theirs.
@@ -205,7 +207,9 @@ def _share(found: Iterable[Site], plan: Plan, evidence: CalibrationStatistics) -
     return sum(noises[tensor] for tensor in within & noises.keys()) / every if every else float(bool(within))
 
 
-def refit_equalization(bench: PreparedModel, groups: Sequence[Subset], plan: Plan, basis: AlgorithmResult) -> Migration:
+def refit_equalization(
+    bench: PreparedModel, groups: Sequence[Subset], plan: Plan, basis: AlgorithmResult
+) -> Equalization:
     """Return the factors that the settings of a basis mean on other samples than those it was found on.
 
     Args:
@@ -226,17 +230,17 @@ class _Candidate:
 
     channels: _Channels
     basis: AlgorithmResult
-    settings: Mapping[Site, Setting]
+    settings: Mapping[EqualizationGroup, EqualizationStrength]
 
     def __call__(self, groups: Groups) -> AlgorithmResult:
         recipe, parts = self.basis.recipe, self.channels.shares(self.basis.recipe, groups)
-        factors = {site: factors_of(site, parts[site], setting) for site, setting in self.settings.items()}
-        migrated = replace(recipe, migration=migration_of(factors))
+        factors = {site: channel_scales_of(site, parts[site], setting) for site, setting in self.settings.items()}
+        migrated = replace(recipe, migration=equalization_of(factors))
         return replace(self.basis, recipe=migrated, settings=self.settings)
 
     def whole(self) -> _Candidate:
         recipe = self.basis.recipe
-        ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, Within)}
+        ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, SaturatingRange)}
         own = {tensor: replace(one, method=MinMax()) for tensor, one in ends.items()}
         return replace(self, basis=replace(self.basis, recipe=recipe.with_choice(RangeChoice(MinMax(), own))))
 
@@ -244,15 +248,15 @@ class _Candidate:
         """Return the same with room beyond where ranges end since what follows is flat."""
         recipe = self.basis.recipe
         own = {
-            tensor: replace(one, room=1 / SMALLEST) if isinstance(one, Within) else one
+            tensor: replace(one, room=1 / SMALLEST) if isinstance(one, SaturatingRange) else one
             for tensor, one in recipe.own_ranges.items()
         }
         return replace(self, basis=replace(self.basis, recipe=replace(recipe, own_ranges=own)))
 
-    def alike(self, setting: Setting) -> _Candidate:
+    def alike(self, setting: EqualizationStrength) -> _Candidate:
         return replace(self, settings=dict.fromkeys(self.settings, setting))
 
-    def having(self, site: Site, setting: Setting) -> _Candidate:
+    def having(self, site: EqualizationGroup, setting: EqualizationStrength) -> _Candidate:
         return replace(self, settings={**self.settings, site: setting})
 
 
@@ -287,15 +291,15 @@ class _Channels:
         bench: PreparedModel,
         groups: Sequence[Subset],
         plan: Plan,
-        found: Sequence[Site],
+        found: Sequence[EqualizationGroup],
         evidence: CalibrationStatistics,
     ) -> None:
         self._plan, self._found, self._evidence = plan, found, evidence
         self._constants = {tensor.name: tensor for tensor in constants(bench.graph)}
         self._requests, self._parts = _seen(bench, groups, plan, found)
-        self._shares: dict[tuple[Hashable, Groups], dict[Site, list[Array]]] = {}
+        self._shares: dict[tuple[Hashable, Groups], dict[EqualizationGroup, list[Array]]] = {}
 
-    def shares(self, recipe: Recipe, groups: Groups) -> dict[Site, list[Array]]:
+    def range_shares(self, recipe: EncodingConfig, groups: Groups) -> dict[EqualizationGroup, list[Array]]:
         """Return what each channel of each site used in each part of some groups of samples."""
         key = recipe.key, groups
         if key not in self._shares:
@@ -303,7 +307,7 @@ class _Channels:
             parts = [part for group, part in self._parts if group in groups]
             self._shares[key] = {
                 site: [
-                    shares(site, self._plan, parameters, self._used(site, part, recipe))
+                    range_shares(site, self._plan, parameters, self._used(site, part, recipe))
                     if self._knows(site, parts)
                     else np.ones(len(site.free))
                     for part in parts
@@ -312,20 +316,25 @@ class _Channels:
             }
         return self._shares[key]
 
-    def largest_first(self, recipe: Recipe) -> list[Site]:
+    def largest_first(self, recipe: EncodingConfig) -> list[EqualizationGroup]:
         """Return the sites in the order of how much finer their codes could be, in bits over all their channels."""
         parts = self.shares(recipe, ALL)
-        bits = {site: -np.log2(factors_of(site, parts[site], Setting(1.0, cover=0.0))).mean() for site in self._found}
+        bits = {
+            site: -np.log2(channel_scales_of(site, parts[site], EqualizationStrength(1.0, cover=0.0))).mean()
+            for site in self._found
+        }
         return sorted(bits, key=lambda site: -float(bits[site]))
 
-    def _knows(self, site: Site, parts: Sequence[CalibrationStatistics]) -> bool:
+    def _knows(self, site: EqualizationGroup, parts: Sequence[CalibrationStatistics]) -> bool:
         """Whether all tensors of a site had values in any sample, as those of a body that did not run have not."""
         return all(any(len(self._ends(name, part)) for part in parts) for name in site.tensors)
 
-    def _used(self, site: Site, part: CalibrationStatistics, recipe: Recipe) -> dict[str, Array]:
+    def _used(self, site: EqualizationGroup, part: CalibrationStatistics, recipe: EncodingConfig) -> dict[str, Array]:
         """Return the ends of the channels of each tensor of a site, no further than where they make a difference."""
         found = {name: (self._ends(name, part), recipe.own_ranges.get(name)) for name in site.tensors}
-        return {name: own.clip(ends) if isinstance(own, Within) else ends for name, (ends, own) in found.items()}
+        return {
+            name: own.clip(ends) if isinstance(own, SaturatingRange) else ends for name, (ends, own) in found.items()
+        }
 
     def _ends(self, name: str, part: CalibrationStatistics) -> Array:
         constant = self._constants.get(name)
@@ -339,7 +348,7 @@ class _Channels:
 
 
 def _seen(
-    bench: PreparedModel, groups: Sequence[Subset], plan: Plan, found: Sequence[Site]
+    bench: PreparedModel, groups: Sequence[Subset], plan: Plan, found: Sequence[EqualizationGroup]
 ) -> tuple[dict[str, Request], list[tuple[int, CalibrationStatistics]]]:
     """Return what is asked of each tensor of sites, and what each part of each group shows, with the group."""
     requests, inside = channel_requests(bench.graph, found), _inside(bench.graph, found)
@@ -358,7 +367,7 @@ def _seen(
     return requests, sorted(shown, key=itemgetter(0))
 
 
-def _inside(graph: Graph, found: Sequence[Site]) -> dict[str, ChannelAxis]:
+def _inside(graph: Graph, found: Sequence[EqualizationGroup]) -> dict[str, ChannelAxis]:
     """Return where the channels of the tensors of sites lie that bodies make."""
     known = {tensor.name for tensor in constants(graph)}
     return {

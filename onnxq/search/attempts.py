@@ -6,17 +6,17 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.range_search import pooled
 from onnxq.config.effort import OFF, Accuracy, Effort
-from onnxq.config.scheme import Spec
+from onnxq.config.scheme import QuantSpec
 from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, aim_of, enough_of
 from onnxq.evaluation.latency import NOT_SLOWER
 from onnxq.evaluation.verification import Verification
 from onnxq.ir import all_nodes
-from onnxq.numerics.affine import decibels
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.numerics.formats import format_named
 from onnxq.ops import operator_of
 from onnxq.planning.plan import Demotion, Plan
@@ -41,7 +41,7 @@ _STORED_MARGIN_DB = 20.0
 def search_plan(
     context: SearchContext,
     plan: Plan,
-    recipe: Recipe,
+    recipe: EncodingConfig,
     effort: Effort,
     goal: Goal,
     last: Accuracy,
@@ -71,7 +71,7 @@ class _Attempts:
 
     context: SearchContext
     plan: Plan
-    recipe: Recipe
+    recipe: EncodingConfig
     effort: Effort
     goal: Goal
     last: Accuracy
@@ -218,7 +218,7 @@ _BYTES_PER_MEGABYTE = 1e6
 
 
 def apply_scheme(
-    context: SearchContext, plan: Plan, recipe: Recipe, goal: Goal, last: Accuracy, *, tables: bool
+    context: SearchContext, plan: Plan, recipe: EncodingConfig, goal: Goal, last: Accuracy, *, tables: bool
 ) -> SearchResult:
     """Build and judge a plan as it is, but for its tables.
 
@@ -240,7 +240,7 @@ def apply_scheme(
 
 
 def with_finer_tables(
-    evaluator: PlanEvaluator, plan: Plan, recipe: Recipe, aim: float
+    evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig, aim: float
 ) -> tuple[Plan, tuple[MethodGain, ...]]:
     """Return a plan with as many tables of 8 bits as an aim takes, and what they did, where any were tried.
 
@@ -277,7 +277,7 @@ def with_finer_tables(
         taken[node] = finer[node]
     kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _BYTES_PER_MEGABYTE:.2f} MB more"
     gain = MethodGain(
-        "tables", decibels(before), decibels(noise(taken)), kept, time.monotonic() - start, where=tuple(taken)
+        "tables", sqnr_of_ratio(before), sqnr_of_ratio(noise(taken)), kept, time.monotonic() - start, where=tuple(taken)
     )
     if not taken or gain.after <= gain.before:
         return plan, (MethodGain("tables", gain.before, gain.before, "", gain.seconds, "no less noise"),)
@@ -295,7 +295,7 @@ def _finer(evaluator: PlanEvaluator, plan: Plan) -> dict[str, Demotion]:
     }
 
 
-def _is_coarse(spec: Spec) -> bool:
+def _is_coarse(spec: QuantSpec) -> bool:
     return format_named(spec.format).bits < _BITS and not spec.is_followed
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.encodings import Encodings
 from onnxq.calibration.provenance import file_digest
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import Accuracy, Effort
@@ -62,14 +62,14 @@ class SearchResult:
     samples. `keeps_up` is False if the model is not shown to be as fast as the float model, as far as that was asked.
     """
 
-    recipe: Recipe
+    recipe: EncodingConfig
     outcome: PlanSearch
     verification: Verification
     scores: Scores | None
     gains: tuple[MethodGain, ...] = ()
     tried_on: tuple[Sample, ...] = ()
     rounds: int = 1
-    codes: Codes | None = None
+    codes: Encodings | None = None
     refitted: int = 0
     keeps_up: bool = True
 
@@ -130,7 +130,9 @@ class SearchContext:
         """Return the same context with other calibration statistics."""
         return self if evidence is self.evidence else replace(self, evidence=evidence)
 
-    def refined(self, plan: Plan, recipe: Recipe, accuracy: Accuracy, enough: float = math.inf) -> RefinedEncoding:
+    def refined(
+        self, plan: Plan, recipe: EncodingConfig, accuracy: Accuracy, enough: float = math.inf
+    ) -> RefinedEncoding:
         """Return how the codes of a plan are chosen best, see `refine`.
 
         Args:
@@ -167,7 +169,7 @@ class SearchContext:
         """Whether other samples judge than choose."""
         return self.judge.samples is not self.samples
 
-    def follow(self, plan: Plan, recipe: Recipe) -> SearchResult:
+    def follow(self, plan: Plan, recipe: EncodingConfig) -> SearchResult:
         """Build what a plan and a recipe say, without a search."""
         outcome = PlanSearch(plan, (), 0)
         verification = self.built(outcome, recipe)
@@ -179,7 +181,7 @@ class SearchContext:
         known = measures_target(self.bench.target, self.judge.engine)
         return self.judge.seconds > 0 and known and not self.bench.is_large
 
-    def search(self, evaluator: PlanEvaluator, recipe: Recipe, effort: Effort, aim: float) -> PlanSearch:
+    def search(self, evaluator: PlanEvaluator, recipe: EncodingConfig, effort: Effort, aim: float) -> PlanSearch:
         """Return the fastest plan that reaches an aim in decibels; see `AnalyticProfiler` where no times are known."""
         # Many a model is quantized without a search.
         from onnxq.search.frontier import fastest_uniform_plan, find_fastest
@@ -198,7 +200,7 @@ class SearchContext:
             return replace(found, plan=fastest_uniform_plan(profiler, self.bench.target, found.plan, aim))
         return find_fastest(*given, effort, self.progress)
 
-    def smaller(self, evaluator: PlanEvaluator, recipe: Recipe, effort: Effort, aim: float) -> SearchContext:
+    def smaller(self, evaluator: PlanEvaluator, recipe: EncodingConfig, effort: Effort, aim: float) -> SearchContext:
         """Return a context for plans in which as many weights have 4 bits as an aim in decibels allows, given time."""
         asked = replace(self.profiler(recipe), evaluator=evaluator)
         share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(evaluator.answered.samples)
@@ -210,7 +212,7 @@ class SearchContext:
         coarser = choose_fewer_bits(asked, target, aim, runs=runs, most=effort.tried, is_late=is_late)
         return replace(self, bench=replace(self.bench, fixed={**self.bench.fixed, **coarser}))
 
-    def profiler(self, recipe: Recipe) -> PlanProfiler:
+    def profiler(self, recipe: EncodingConfig) -> PlanProfiler:
         """Return what measures plans whose codes are chosen so, and knows what was measured for others."""
         return replace(self._profiler, recipe=recipe)
 
@@ -218,7 +220,7 @@ class SearchContext:
     def _profiler(self) -> PlanProfiler:
         samples = tuple(evenly(self.evaluator.answered.samples, TIMED_SAMPLES))
         timing = Timing(samples, min(self.judge.seconds, _SEARCH_SECONDS), self.judge.timer or OnnxRuntime())
-        given = self.evaluator, Recipe(), self.files.reference, timing, self.costs, self.progress
+        given = self.evaluator, EncodingConfig(), self.files.reference, timing, self.costs, self.progress
         return (PlanProfiler if self.measurable else AnalyticProfiler)(*given, timed=self._timed)
 
     @cached_property
@@ -227,7 +229,7 @@ class SearchContext:
         return {}
 
     def lowest_error(
-        self, evaluator: PlanEvaluator, recipe: Recipe, planner: Planner, aim: float, most: float = math.inf
+        self, evaluator: PlanEvaluator, recipe: EncodingConfig, planner: Planner, aim: float, most: float = math.inf
     ) -> PlanSearch:
         """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels, as far as time allows.
 
@@ -250,7 +252,7 @@ class SearchContext:
         found = greedy_fallback(planner, measure, aim, self.progress, told=told, size=size)
         return replace(found, measured=evaluator.count)
 
-    def _told(self, evaluator: PlanEvaluator, recipe: Recipe, planner: Planner) -> SensitivitiesOfNodes:
+    def _told(self, evaluator: PlanEvaluator, recipe: EncodingConfig, planner: Planner) -> SensitivitiesOfNodes:
         """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""
         runs = _GROUP_RUNS * len(evaluator.answered.samples)
 
@@ -274,7 +276,7 @@ class SearchContext:
         runs = 2 * min(len(self.judge.samples), COMPARED_SAMPLES) + self.judge.scored
         return runs * self.evaluator.answered.seconds + self.judge.seconds + _BUILD_SECONDS
 
-    def built(self, outcome: PlanSearch, recipe: Recipe, number: int = 1) -> Verification:
+    def built(self, outcome: PlanSearch, recipe: EncodingConfig, number: int = 1) -> Verification:
         """Build the model of a plan where it is staged, and judge it.
 
         Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import Graph, Node, Variable, all_graphs, operator_key, producer
 from onnxq.ops import OPERATORS, Role
 from onnxq.planning.obstacles import data_inputs
@@ -29,7 +29,7 @@ class KernelOption:
     """
 
     mode: Mode
-    weight: Spec | None = None
+    weight: QuantSpec | None = None
 
     def demotion(self, reason: str, figures: str = "") -> Demotion:
         """Return the wish that a node be run so."""
@@ -39,7 +39,7 @@ class KernelOption:
     def described(self) -> str:
         """How the figures of a decision call it.
 
-        >>> KernelOption(Mode.WEIGHT_ONLY, Spec("int4", (32,))).described
+        >>> KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int4", (32,))).described
         'with float data and int4 codes'
         """
         return f"with float data and {self.weight.format} codes" if self.weight else "with dynamic scales"

@@ -11,9 +11,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from onnxq.algorithms.activation_params import requests_for
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.equalization import Setting, Site, sites
-from onnxq.algorithms.range_search import Noise, pooled, takes_off
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.equalization import EqualizationGroup, EqualizationStrength, find_groups
+from onnxq.algorithms.range_search import Noise, is_significant_reduction, pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import CalibrationMethod
 from onnxq.calibration.statistics import CalibrationStatistics
@@ -59,9 +59,9 @@ class AlgorithmResult:
         left: why the method that was asked last does not apply, in words; empty where it was tried.
     """
 
-    recipe: Recipe
+    recipe: EncodingConfig
     evidence: CalibrationStatistics
-    settings: Mapping[Site, Setting] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[EqualizationGroup, EqualizationStrength] = field(default_factory=lambda: MappingProxyType({}))
     left: str = ""
 
     def unfit(self, reason: str) -> AlgorithmResult:
@@ -180,7 +180,7 @@ class CrossValidator:
         was, now = self._seen(plan, ((0, other), (0, finding)))
         if not pooled(now) < _HOPELESS * worth * pooled(was):
             return False
-        is_sure = len(was) > 1 and takes_off(
+        is_sure = len(was) > 1 and is_significant_reduction(
             was, now, student_t_quantile(len(was) - 1, _LITTLE_DOUBT if once else _NO_DOUBT)
         )
         if is_sure or once:
@@ -210,7 +210,9 @@ class CrossValidator:
             before.append(was)
             found.append(now)
         freedom = max(sum(map(len, found)) - 1, 1)
-        return takes_off(np.concatenate(before), np.concatenate(found), student_t_quantile(freedom, _CHANCE))
+        return is_significant_reduction(
+            np.concatenate(before), np.concatenate(found), student_t_quantile(freedom, _CHANCE)
+        )
 
     def held_out_evaluator(self, plan: Plan) -> PlanEvaluator:
         """Return an evaluator whose samples have no part in the ranges and means of its statistics.
@@ -230,7 +232,7 @@ class CrossValidator:
     def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
         """Yield the noise that a fold sees of a finding, one after the other."""
 
-        def each() -> Iterator[tuple[PlanEvaluator, Plan, Recipe]]:
+        def each() -> Iterator[tuple[PlanEvaluator, Plan, EncodingConfig]]:
             for fold, finding in asked:
                 basis = finding(self.found_on[fold])
                 yield replace(self._judges[fold], evidence=basis.evidence), plan, basis.recipe
@@ -266,13 +268,13 @@ def observe_groups(
     if bench.is_large or not requests or sum(map(len, groups)) < len(samples):
         return
     tapped = {request.tensor for request in requests}
-    apart = channel_requests(bench.graph, sites(bench.graph, plan).found).values()
+    apart = channel_requests(bench.graph, find_groups(bench.graph, plan).found).values()
     # With another tensor the model would be cut elsewhere, and kernels might round otherwise.
     known = [request for request in apart if request.tensor in tapped]
     bench.grouped.observe(bench.prepared, groups, requests, known, partial(progress, "calibrate"))
 
 
-def channel_requests(graph: Graph, found: Iterable[Site]) -> dict[str, Request]:
+def channel_requests(graph: Graph, found: Iterable[EqualizationGroup]) -> dict[str, Request]:
     """Return what is wanted of the tensors of sites that neither are constants nor lie in bodies, by name."""
     known = {tensor.name for tensor in constants(graph)}
     return {

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Subset, group_equal, halves
@@ -241,7 +241,7 @@ class PlanEvaluator:
         """Return an evaluator on more samples, on which the float model runs now."""
         return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count)
 
-    def sqnr(self, plan: Plan, recipe: Recipe) -> float:
+    def sqnr(self, plan: Plan, recipe: EncodingConfig) -> float:
         """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen.
 
         A model that cannot be built or run has minus infinity.
@@ -250,11 +250,11 @@ class PlanEvaluator:
             return self.trust(plan, recipe).sqnr
         return -math.inf
 
-    def trust(self, plan: Plan, recipe: Recipe) -> SqnrEstimate:
+    def trust(self, plan: Plan, recipe: EncodingConfig) -> SqnrEstimate:
         """Judge a plan by its model; what was measured before is remembered."""
         return self._judged(_Trusted(self.answered.files), plan, recipe)
 
-    def noise(self, plan: Plan, recipe: Recipe) -> NDArray[np.float64]:
+    def noise(self, plan: Plan, recipe: EncodingConfig) -> NDArray[np.float64]:
         """Return what each sample adds to the noise at each output, those of one file together; see `nsr_by_sample`.
 
         Whether noise became less by more than chance is told by how these differ, and samples of one file are alike.
@@ -263,15 +263,15 @@ class PlanEvaluator:
         together = group_equal(self.answered.files)
         return np.stack([found[one].sum(0) for one in together]) if together else found
 
-    def begin(self, plan: Plan, recipe: Recipe) -> None:
+    def begin(self, plan: Plan, recipe: EncodingConfig) -> None:
         """Build a model that is going to be asked about, and run it in the background, where it is not too large."""
         if not self.bench.is_large:
             self.built.begin(self._key(plan, recipe), self.answered.numbers, partial(self._runner, plan, recipe))
 
-    def _key(self, plan: Plan, recipe: Recipe) -> Hashable:
+    def _key(self, plan: Plan, recipe: EncodingConfig) -> Hashable:
         return candidate_key(plan, recipe, self.evidence)
 
-    def _judged(self, judge: Callable[[Sequence[Pair]], Judgement], plan: Plan, recipe: Recipe) -> Judgement:
+    def _judged(self, judge: Callable[[Sequence[Pair]], Judgement], plan: Plan, recipe: EncodingConfig) -> Judgement:
         key = self._key(plan, recipe)
         known = self.measured.setdefault(key, {})
         if judge not in known:
@@ -280,7 +280,7 @@ class PlanEvaluator:
         found: Judgement = known[judge]
         return found
 
-    def _runner(self, plan: Plan, recipe: Recipe) -> Callable[[Sequence[int]], Answers]:
+    def _runner(self, plan: Plan, recipe: EncodingConfig) -> Callable[[Sequence[int]], Answers]:
         """Build a plan's model and return what runs it on the samples of some numbers."""
         return partial(self._run, plan, self.candidate(plan, recipe).path)
 
@@ -301,11 +301,11 @@ class PlanEvaluator:
             return_memory()
         return found
 
-    def size(self, plan: Plan, recipe: Recipe) -> int:
+    def size(self, plan: Plan, recipe: EncodingConfig) -> int:
         """Return how many bytes the file of a plan's model has."""
         return stored_bytes(self.candidate(plan, recipe).path)
 
-    def candidate(self, plan: Plan, recipe: Recipe) -> BuiltModel:
+    def candidate(self, plan: Plan, recipe: EncodingConfig) -> BuiltModel:
         """Return a plan's model, built now or before; its file stays until others are asked for."""
         bench = self.bench
 
@@ -331,18 +331,18 @@ def _convolves_floats(plan: Plan, graph: Graph) -> bool:
     return weights[True] > weights[False] and not any(one.every_consumer for one in plan.activations)
 
 
-def candidate_key(plan: Plan, recipe: Recipe, evidence: CalibrationStatistics) -> Hashable:
+def candidate_key(plan: Plan, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Hashable:
     """Return what tells the model that is built of a plan from others that are built of the same prepared model."""
     return plan.effect, recipe.key, _ThisEvidence(evidence)
 
 
-def measure_errors(asked: Iterable[tuple[PlanEvaluator, Plan, Recipe]]) -> Iterator[NDArray[np.float64]]:
+def measure_errors(asked: Iterable[tuple[PlanEvaluator, Plan, EncodingConfig]]) -> Iterator[NDArray[np.float64]]:
     """Yield the noise of models in order, see `PlanEvaluator.noise`; each runs while the next is built.
 
     Args:
         asked: by what a model is tried, and what it is built from.
     """
-    begun: deque[tuple[PlanEvaluator, Plan, Recipe]] = deque()
+    begun: deque[tuple[PlanEvaluator, Plan, EncodingConfig]] = deque()
     for evaluator, plan, recipe in asked:
         evaluator.begin(plan, recipe)
         begun.append((evaluator, plan, recipe))
@@ -351,6 +351,6 @@ def measure_errors(asked: Iterable[tuple[PlanEvaluator, Plan, Recipe]]) -> Itera
     yield from map(_noise_of, begun)
 
 
-def _noise_of(asked: tuple[PlanEvaluator, Plan, Recipe]) -> NDArray[np.float64]:
+def _noise_of(asked: tuple[PlanEvaluator, Plan, EncodingConfig]) -> NDArray[np.float64]:
     evaluator, plan, recipe = asked
     return evaluator.noise(plan, recipe)

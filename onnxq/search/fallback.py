@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from onnxq.config.scheme import Granularity, Mode, Spec
-from onnxq.numerics.affine import decibels
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.runtime.targets import Target
@@ -34,7 +34,7 @@ _STORED_SHARE = 0.6
 _LOW_ERROR_SHARE = 0.25
 # Between codes of fewer bits than 8 and FINER, the coarsest first: the second takes hardly more bytes than one scale a
 # channel does.
-_BETWEEN = (Spec("int4", (32,)), Spec("int8-narrow", (128,), scale="float16"))
+_BETWEEN = (QuantSpec("int4", (32,)), QuantSpec("int8-narrow", (128,), scale="float16"))
 
 HANDED_BACK = 8
 """How often models are built for handing finer codes back, for each step of coarseness, where they are small."""
@@ -43,7 +43,7 @@ HANDED_BACK = 8
 def stored_goal(full: Plan, goal: float) -> float:
     """Return the SQNR in decibels at which stored weights make no more than their part of the noise allowed."""
     integers = any(one.mode in (Mode.STATIC, Mode.DYNAMIC) for one in full.decisions)
-    return goal + (decibels(_STORED_SHARE) if integers else 0.0)
+    return goal + (sqnr_of_ratio(_STORED_SHARE) if integers else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class WeightPrecisionSearch:
     def _weighted(self) -> Mapping[str, Decision]:
         return {one.node: one for one in self.full.decisions if one.weights}
 
-    def _own(self, node: str) -> Spec:
+    def _own(self, node: str) -> QuantSpec:
         """Return how the scheme wants a node's weights."""
         return self._weighted[node].weights[0].spec
 
@@ -166,7 +166,7 @@ class WeightPrecisionSearch:
         return self.profiler.sqnr(self.profiler.plan({**self.stores, **demotions}))
 
 
-def _finer(mode: Mode, coarse: Spec, spec: Spec) -> Demotion:
+def _finer(mode: Mode, coarse: QuantSpec, spec: QuantSpec) -> Demotion:
     """Return the wish for codes of a spec, since those of a coarser one were too coarse."""
     if isinstance(coarse.per, Granularity):
         codes = f"{coarse.format} codes with one scale a {coarse.per}"
@@ -185,7 +185,7 @@ def _storing(mode: Mode) -> Mode:
     return Mode.WEIGHT_ONLY if mode is Mode.WEIGHT_ONLY else Mode.STORAGE
 
 
-def _is_between(decision: Decision, spec: Spec, better: Demotion) -> bool:
+def _is_between(decision: Decision, spec: QuantSpec, better: Demotion) -> bool:
     """Return whether codes of a spec are finer than those that the scheme wants, and coarser than better ones."""
     bits, own = format_named(spec.format).bits, format_named(decision.weights[0].spec.format).bits
     return own < bits and better.weight in (FINER, FINEST)
@@ -193,7 +193,7 @@ def _is_between(decision: Decision, spec: Spec, better: Demotion) -> bool:
 
 # Weights of fewer bits if size is preferred: as many as the goal allows, before a search looks for speed.
 
-COARSER = Spec("int4", per=(32,))
+COARSER = QuantSpec("int4", per=(32,))
 """Five bits a weight with their scale; onnxruntime multiplies such codes, and decodes those of other operators once."""
 
 COARSER_OPSET = 21
@@ -271,7 +271,7 @@ _PARTS = 12
 _FEW_HANDED_BACK = 3
 _STORED = frozenset({Mode.STORAGE, Mode.WEIGHT_ONLY})
 # What 8-bit storage makes of weights.
-_PLAIN, _PLAIN_BITS = Spec("int8-narrow", per=Granularity.CHANNEL), 8
+_PLAIN, _PLAIN_BITS = QuantSpec("int8-narrow", per=Granularity.CHANNEL), 8
 # Decibels of noise above the signal that nothing has to be told apart beyond.
 _LOUDEST_DB = 100.0
 

@@ -14,7 +14,7 @@ import numpy as np
 from onnxq.config.effort import Effort
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph
-from onnxq.numerics.affine import decibels
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
 from onnxq.search.cost_model import STATIC, NodeOption
@@ -76,7 +76,7 @@ def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float
         goal: SQNR in decibels.
     """
     known = [
-        (decibels(one.assignment.noise), max(one.sqnr, _LOWEST_SQNR_DB))
+        (sqnr_of_ratio(one.assignment.noise), max(one.sqnr, _LOWEST_SQNR_DB))
         for one in measured
         if one.sqnr is not None and one.sqnr < math.inf and one.assignment.noise > 0
     ]
@@ -100,7 +100,7 @@ def expected_at(assigned: Callable[[int], Assignment], trusted: Callable[[float]
         trusted: what is expected of what is predicted, see `expectation`.
         index: of the one.
     """
-    return trusted(decibels(assigned(index).noise))
+    return trusted(sqnr_of_ratio(assigned(index).noise))
 
 
 def is_worth_trying(one: Assignment, faithful: Assignment) -> bool:
@@ -367,7 +367,7 @@ class _Search:
                 break
             left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(count, len(noisiest) - 1)], stored)
             # Plans that missed what was expected may have had codes that are left out here.
-            expected = max(trusted(found := decibels(all_but(left).assignment.noise)), found)
+            expected = max(trusted(found := sqnr_of_ratio(all_but(left).assignment.noise)), found)
             if noise is UNMEASURED or expected >= self.goal - _DOUBT_DB:
                 if len(left) > 1 and is_enough(left):
                     left = backward_elimination(
@@ -443,7 +443,7 @@ class _Search:
             assignment = (fewer := prices.without(kept_out - set(group))).best(noise, 0.0)
             if not is_worth_trying(assignment, best.assignment):
                 continue  # Nor is any part of the group.
-            if (expected := trusted(decibels(assignment.noise))) >= self.goal - _DOUBT_DB:
+            if (expected := trusted(sqnr_of_ratio(assignment.noise))) >= self.goal - _DOUBT_DB:
                 one = self._plan(fewer, noise, 0.0, assignment)
                 one, tried = self._measure(replace(one, predicted=expected)), tried + 1
                 if self._is_faithful(one):

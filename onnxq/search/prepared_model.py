@@ -10,8 +10,8 @@ from pathlib import Path
 
 from onnxq.algorithms.activation_params import requests_for
 from onnxq.algorithms.encode import encode
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.encodings import Codes, CodesCache
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.encodings import EncodingCache, Encodings
 from onnxq.calibration.calibrate import Collection, Notice, calibrate_tensors
 from onnxq.calibration.collect import Grouped
 from onnxq.calibration.data import ChainedSamples, Data, SamplesLike, with_optional
@@ -38,7 +38,7 @@ from onnxq.ir.protos import is_large
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model
 from onnxq.passes.casts import half_type
-from onnxq.passes.quantize.fake_quant_switches import SwitchCodes, Switches, switches_for
+from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches, InsertFakeQuantSwitches, switches_for
 from onnxq.planning.obstacles import leave_idle_bodies
 from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
@@ -78,7 +78,7 @@ class PreparedModel:
     emit: AllowedOps = AllowedOps.QDQ
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
     making: PreparationRecord = field(default_factory=PreparationRecord)
-    codes: CodesCache = field(default_factory=CodesCache, compare=False)
+    codes: EncodingCache = field(default_factory=EncodingCache, compare=False)
     grouped: Grouped = field(default_factory=Grouped, compare=False)
 
     @cached_property
@@ -187,13 +187,13 @@ class PreparedModel:
         )
 
     def build(
-        self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe, path: Path, *, external_data: bool
+        self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig, path: Path, *, external_data: bool
     ) -> Graph:
         """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
         with self._sharing():
             return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
 
-    def write(self, plan: Plan, codes: Codes, path: Path, *, external_data: bool) -> Graph:
+    def write(self, plan: Plan, codes: Encodings, path: Path, *, external_data: bool) -> Graph:
         """Write the model of a plan and its codes to ``path`` and return its graph."""
         prepared = self.graph_for(plan)
         with _faults_of_candidates():
@@ -201,7 +201,7 @@ class PreparedModel:
             save(graph, path, external_data=external_data)
         return graph
 
-    def build_beside(self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe, path: Path) -> Graph:
+    def build_beside(self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig, path: Path) -> Graph:
         """Write a model as `build` does, but beside the prepared one, where its floats and large codes stay."""
         with self._sharing():
             codes = self.codes_of(plan, evidence, recipe)
@@ -211,15 +211,20 @@ class PreparedModel:
         return graph
 
     def build_switched(
-        self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe, path: Path, nodes: Set[str] | None = None
-    ) -> Switches:
+        self,
+        plan: Plan,
+        evidence: CalibrationStatistics,
+        recipe: EncodingConfig,
+        path: Path,
+        nodes: Set[str] | None = None,
+    ) -> FakeQuantSwitches:
         """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these."""
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
         with self._sharing():
             codes = self.codes_of(plan, evidence, recipe)
             with _faults_of_candidates():
-                SwitchCodes(plan, codes, switches).apply(graph)
+                InsertFakeQuantSwitches(plan, codes, switches).apply(graph)
                 path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return switches
 
@@ -227,7 +232,7 @@ class PreparedModel:
         """Return what lets the codes of a large model wait in a file, for this model and others."""
         return spilling(self.prepared.parent, "codes.data") if self.is_large else nullcontext()
 
-    def codes_of(self, plan: Plan, evidence: CalibrationStatistics, recipe: Recipe) -> Codes:
+    def codes_of(self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig) -> Encodings:
         """Return the codes of all that a plan quantizes."""
         return encode(plan, self.graph_for(plan), evidence, recipe, self.codes)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.provenance import file_digest, model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
@@ -140,7 +140,7 @@ class PlanProfiler:
     """
 
     evaluator: PlanEvaluator
-    recipe: Recipe
+    recipe: EncodingConfig
     reference: Path
     timing: Timing
     costs: CostCache = field(default_factory=CostCache)

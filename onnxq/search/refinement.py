@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from onnxq.algorithms.encoders import encoder_named
-from onnxq.algorithms.encoding_config import Recipe, tensors_seen
-from onnxq.algorithms.equalization import NOTHING, costly, folded
+from onnxq.algorithms.encoding_config import EncodingConfig, tensors_seen
+from onnxq.algorithms.equalization import NOTHING, costly_scales, select_free_scales
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.methods import format_method, required_kinds
 from onnxq.config.effort import FULL, Accuracy
 from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
-from onnxq.numerics.affine import decibels
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Plan
 from onnxq.search.activation_methods import refit_equalization, with_equalization, with_ranges
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
@@ -80,10 +80,10 @@ class RefinedEncoding:
 
     basis: AlgorithmResult
     gains: tuple[MethodGain, ...] = ()
-    unmigrated: Recipe | None = None
+    unmigrated: EncodingConfig | None = None
     spared: float | None = None
 
-    def with_factors_of(self, recipe: Recipe, decibels: float, reason: str) -> RefinedEncoding:
+    def with_factors_of(self, recipe: EncodingConfig, decibels: float, reason: str) -> RefinedEncoding:
         """Return the same by a recipe with fewer factors of channels, or none, and why the others were left after all.
 
         Args:
@@ -198,10 +198,10 @@ def _is_free(plan: Plan) -> bool:
 
 
 def _decibels(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> float:
-    return decibels(pooled(replace(validator.evaluator, evidence=basis.evidence).noise(plan, basis.recipe)))
+    return sqnr_of_ratio(pooled(replace(validator.evaluator, evidence=basis.evidence).noise(plan, basis.recipe)))
 
 
-def _kept(name: str, basis: AlgorithmResult, before: Recipe) -> tuple[str, tuple[str, ...]]:
+def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[str, tuple[str, ...]]:
     """Return how much of a method was kept, and where, or nothing."""
     found = basis.recipe
     if found.key == before.key:
@@ -291,7 +291,7 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
         return refined
     evaluator, every = profiler.evaluator, refined.basis.recipe
     graph = evaluator.bench.graph
-    free = folded(graph, plan, every.migration)
+    free = select_free_scales(graph, plan, every.migration)
     if free.key == every.migration.key or evaluator.sqnr(plan, every) < aim - _FAR_DB:
         return refined
     fewer = replace(every, migration=free) if free.factors else refined.unmigrated
@@ -303,7 +303,7 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
         return refined
     taken = fewer
     if evaluator.sqnr(plan, fewer) < aim:
-        taken = _needed(evaluator, plan, every, costly(graph, plan, every.migration), aim)
+        taken = _needed(evaluator, plan, every, costly_scales(graph, plan, every.migration), aim)
     if evaluator.sqnr(plan, taken) < aim:
         # The less there is to be left in float until the aim is reached, the more time is there to be paid with.
         paying = [recipe for recipe, speed in zip((taken, fewer), speeds, strict=True) if speed > 1]
@@ -314,16 +314,16 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
 
 
 def _with(
-    evaluator: PlanEvaluator, plan: Plan, refined: RefinedEncoding, taken: Recipe, reason: str
+    evaluator: PlanEvaluator, plan: Plan, refined: RefinedEncoding, taken: EncodingConfig, reason: str
 ) -> RefinedEncoding:
     """Return what was refined with the factors of a recipe, and why without the others."""
-    reached = decibels(pooled(evaluator.noise(plan, taken))) if taken.migration.factors else math.nan
+    reached = sqnr_of_ratio(pooled(evaluator.noise(plan, taken))) if taken.migration.factors else math.nan
     return refined.with_factors_of(taken, reached, reason)
 
 
 def _needed(
-    evaluator: PlanEvaluator, plan: Plan, every: Recipe, groups: Sequence[frozenset[str]], aim: float
-) -> Recipe:
+    evaluator: PlanEvaluator, plan: Plan, every: EncodingConfig, groups: Sequence[frozenset[str]], aim: float
+) -> EncodingConfig:
     """Return a recipe without the factors that fidelity does not need, as far as a few models tell.
 
     What goes is told by halves, the larger parts first: a part goes whole where the aim is reached without it, or

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
-from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.search.kernel_times import NodeTime, Region
 
 _SMALL_SHARE = 0.01
 
-FINER = Spec("int8-narrow", per=(32,), scale="float16")
+FINER = QuantSpec("int8-narrow", per=(32,), scale="float16")
 """For weights whose codes of fewer bits, or with one scale a channel, are too coarse: a sixteenth larger than int8."""
 
-FINEST = Spec("int16-narrow", per=Granularity.CHANNEL)
+FINEST = QuantSpec("int16-narrow", per=Granularity.CHANNEL)
 """For weights that 8 bits are too few for: half of their floats, and hardly any noise."""
 
 Demotions = Mapping[str, Demotion]

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.statistics import CalibrationStatistics
@@ -25,8 +25,8 @@ from onnxq.data.inputs import Sample
 from onnxq.evaluation.comparison import ComparisonSession
 from onnxq.evaluation.sqnr import Pair, influence_by_sample, nsr_by_sample
 from onnxq.ir import Graph, Node, all_graphs, is_constant
-from onnxq.numerics.affine import decibels, largest
-from onnxq.passes.quantize.fake_quant_switches import Switches
+from onnxq.numerics.affine import sqnr_of_ratio, worst_ratio
+from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import Target
@@ -61,10 +61,10 @@ class QuantizerToggleSession:
 
     evaluator: PlanEvaluator
     view: ComparisonSession
-    switches: Switches
+    switches: FakeQuantSwitches
 
     @classmethod
-    def of(cls, evaluator: PlanEvaluator, plan: Plan, recipe: Recipe, nodes: Set[str] | None = None) -> Self:
+    def of(cls, evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig, nodes: Set[str] | None = None) -> Self:
         """Build the model that answers for everything that a plan makes codes of.
 
         Args:
@@ -263,7 +263,7 @@ NO_ERROR = Sensitivities()
 
 def worst_output_nsr(ratios: Ratios) -> float:
     """Return the ratio at the worst output, a number also where that is not finite."""
-    return min(largest(ratios), LARGEST_NSR)
+    return min(worst_ratio(ratios), LARGEST_NSR)
 
 
 def likely_shares(plan: Plan, evidence: CalibrationStatistics) -> Mapping[QuantizerId, float]:
@@ -505,7 +505,7 @@ def sensitivity_by_node(
 
         def of(name: str, mode: Mode) -> float:
             own = (QuantizerId(name, is_node=True),)
-            return decibels(known.of(quantizers_of(nodes[name], plan, target) if mode is Mode.STATIC else own))
+            return sqnr_of_ratio(known.of(quantizers_of(nodes[name], plan, target) if mode is Mode.STATIC else own))
 
         wanted = (one for one in plan.decisions if one.mode in modes and one.weights)
         return [NodeSensitivity(one.node, one.mode, of(one.node, one.mode)) for one in wanted]

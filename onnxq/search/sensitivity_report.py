@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import check_name
 from onnxq.ir import Node, all_graphs
-from onnxq.numerics.affine import decibels
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision, Demotion
 from onnxq.search.cost_model import CostModel
 from onnxq.search.kernel_times import UNTIMED
@@ -70,7 +70,7 @@ class WayCost:
     """
 
     mode: Mode
-    weight: Spec | None
+    weight: QuantSpec | None
     milliseconds: float | None
     sqnr: float | None
 
@@ -187,7 +187,7 @@ def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) 
         full.scheme,
         full.target,
         len(evaluator.answered.samples),
-        decibels(worst_output_nsr(noise.static.joint)),
+        sqnr_of_ratio(worst_output_nsr(noise.static.joint)),
         tuple(_tensors(costs, noise, evaluator.answered.views.names)),
         tuple(_nodes(costs, noise)),
     )
@@ -212,7 +212,7 @@ def _measured(
     ratio, error = worst_output_nsr(ratios), found.errors.get(source)
     relative = 10 / math.log(10) * error / ratio if error is not None and ratio > 0 else None
     output = outputs[int(np.argmax(ratios))] if outputs else ""
-    return decibels(ratio), relative, source in found.alone, output
+    return sqnr_of_ratio(ratio), relative, source in found.alone, output
 
 
 def _nodes(costs: CostModel, noise: OptionSensitivities) -> Iterator[NodeCost]:
@@ -229,20 +229,20 @@ def _ways(node: Node, decision: Decision, costs: CostModel, noise: OptionSensiti
     weight = decision.weights[0].spec if decision.weights else None
     own = noise.static.nodes.get(node.name)
     if decision.mode is Mode.STATIC:
-        sqnr = decibels(noise.static.of(quantizers_of(node, costs.full, costs.target)))
+        sqnr = sqnr_of_ratio(noise.static.of(quantizers_of(node, costs.full, costs.target)))
         yield WayCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
     for offer in costs.offers:
         if node.name in offer.nodes:
             other = offer.alternative
             times = costs.offered[other] if costs.floats.nodes else {}
             ratio = noise.alternatives[other].nodes.get(node.name)
-            alone = None if ratio is None else decibels(ratio)
+            alone = None if ratio is None else sqnr_of_ratio(ratio)
             yield WayCost(other.mode, other.weight or weight, _milliseconds(times, node.name), alone)
     if decision.weights and own is not None:
         mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
         # What could be integers computes as in float when it is stored; all else is as it was profiled.
         known = costs.floats if decision.mode in (Mode.STATIC, Mode.DYNAMIC) else costs.static
-        yield WayCost(mode, weight, _milliseconds(known.nodes, node.name), decibels(own))
+        yield WayCost(mode, weight, _milliseconds(known.nodes, node.name), sqnr_of_ratio(own))
 
 
 def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.config.scheme import Mode
 from onnxq.ir import all_graphs
-from onnxq.numerics.affine import decibels
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.assignment import Problem, cheapest, cost, is_coded
 from onnxq.search.cost_model import OUTSIDE, STATIC, CostModel, KernelOption, NodeOption
@@ -41,7 +41,7 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
     figures += [f"{integers / 1e6:.3f} ms as integers"] if wanted is not Mode.STORAGE else []
     figures += _others(costs, name, wanted)
     if ratio:
-        figures.append(f"{decibels(ratio):.1f} dB as integers alone")
+        figures.append(f"{sqnr_of_ratio(ratio):.1f} dB as integers alone")
     if taken is not None:
         reason = f"it is faster so, or less noisy, than {_BESIDE[wanted]}"
     elif integers >= floats:
@@ -65,7 +65,10 @@ def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
     """
     if not ratio:
         return "as integers it would need borders between codes and floats for little that it computes", ""
-    return f"{wanted} quantization of it hurts the worst output too much", f"{decibels(ratio):.1f} dB as integers alone"
+    return (
+        f"{wanted} quantization of it hurts the worst output too much",
+        f"{sqnr_of_ratio(ratio):.1f} dB as integers alone",
+    )
 
 
 def _integers(costs: CostModel, wanted: Mode) -> Mapping[str, float]:
@@ -250,7 +253,7 @@ class CostTradeoff:
     def sensitivities(self, noise: OptionSensitivities) -> Iterator[NodeSensitivity]:
         """Yield what each node adds in noise with everything else in float, in each way that was asked about."""
         for (name, way), ratio in self.ways(noise).items():
-            yield NodeSensitivity(name, way.mode, decibels(ratio))
+            yield NodeSensitivity(name, way.mode, sqnr_of_ratio(ratio))
 
     def ways(self, noise: OptionSensitivities) -> Mapping[NodeOption, float]:
         """What is known of nodes as integers, by node and what they could be: the noise-to-signal ratio alone."""

@@ -11,13 +11,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.awq import Divisible, divisible
+from onnxq.algorithms.awq import ScalableTensor, scalable_tensors
 from onnxq.algorithms.bias_correction import layers_of, with_sequential_biases
 from onnxq.algorithms.encode import encode
-from onnxq.algorithms.encoders import encode_weight, weight_requests, weight_sums
-from onnxq.algorithms.encoding_config import Recipe, recipe_of
-from onnxq.algorithms.equalization import NOTHING, Around, Factors, Migration
-from onnxq.algorithms.gptq import GRAM_BYTES, Compensation, Matrices, within
+from onnxq.algorithms.encoders import encode_weight, weight_gemm_view, weight_requests
+from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
+from onnxq.algorithms.equalization import NOTHING, ChannelScales, Equalization, WeightRescaling
+from onnxq.algorithms.gptq import GRAM_BYTES, Gptq, WeightMatrices, within
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
@@ -65,12 +65,12 @@ def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accu
             matrices may take.
     """
     bench = validator.evaluator.bench
-    rows = Compensation.of_samples(sum(map(len, validator.groups)), bits=accuracy.compensated_bits)
-    asked: dict[Request, Divisible] = {}
+    rows = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.compensated_bits)
+    asked: dict[Request, ScalableTensor] = {}
     sizes: dict[Request, int] = {}
-    possible = divisible(bench.graph, plan)
+    possible = scalable_tensors(bench.graph, plan)
     for one in possible.values():
-        sums = [weight_sums(reader, _weight(reader, plan), rows) for reader in one.readers]
+        sums = [weight_gemm_view(reader, _weight(reader, plan), rows) for reader in one.readers]
         if sums and all(sums):
             request = Request.of(one.tensor.name, "hessian", -1, rows=rows.rows)
             asked[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)
@@ -96,7 +96,7 @@ def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accu
             if isinstance(gram := statistics[request], HessianAccumulator)
             and (best := _best(one, plan, gram)) is not None
         }
-        return replace(basis, recipe=replace(basis.recipe, scaling=Migration(factors)))
+        return replace(basis, recipe=replace(basis.recipe, scaling=Equalization(factors)))
 
     return validator.kept(plan, basis, [found], SCALING_WORTH)
 
@@ -111,7 +111,7 @@ def gram_workers(accuracy: Accuracy) -> Threads | None:
     return None if accuracy.memory is None else Threads(1)
 
 
-def _best(one: Divisible, plan: Plan, gram: HessianAccumulator) -> Factors | None:
+def _best(one: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> ChannelScales | None:
     """Return the factors with which the readers of a tensor lose least; None where they lose least without."""
     products = gram.moments()[0] if gram.count else np.zeros(0)
     if not products.any() or not np.isfinite(products).all():
@@ -120,7 +120,7 @@ def _best(one: Divisible, plan: Plan, gram: HessianAccumulator) -> Factors | Non
     seen = sizes > _LEAST * sizes.max()
     # About 1, so that nothing grows large, and 1 where nothing is known.
     sizes = np.where(seen, sizes / np.exp(np.log(sizes[seen]).mean()), 1.0)
-    tried = [Factors(len(one.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
+    tried = [ChannelScales(len(one.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
     losses = [
         sum(_lost(reader, _weight(reader, plan), products, factors) for reader in one.readers) for factors in tried
     ]
@@ -128,12 +128,12 @@ def _best(one: Divisible, plan: Plan, gram: HessianAccumulator) -> Factors | Non
     return tried[best] if best else None
 
 
-def _lost(reader: Node, weight: Weight, products: NDArray[np.float64], factors: Factors) -> float:
+def _lost(reader: Node, weight: Weight, products: NDArray[np.float64], factors: ChannelScales) -> float:
     """Return the squared error of what a product computes, in its mean over the rows of its data."""
-    source, around = reader.inputs[weight.index], Around(factors)
+    source, around = reader.inputs[weight.index], WeightRescaling(factors)
     codes = encode_weight(around.weight(reader, weight.index, source.values), weight)
     error = source.values - around.own_weight(reader, weight.index, codes.dequantize())
-    matrix = Matrices.of_product(error.shape, transposed=bool(reader.attrs.get("transB", 0))).view(error)[0]
+    matrix = WeightMatrices.of_product(error.shape, transposed=bool(reader.attrs.get("transB", 0))).view(error)[0]
     return float(np.vdot(matrix @ products, matrix))
 
 
@@ -160,7 +160,7 @@ def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, acc
         accuracy: weights of how many bits are tried, and what their Gram matrices may take.
     """
     bench = validator.evaluator.bench
-    first = Compensation.of_samples(
+    first = Gptq.of_samples(
         sum(map(len, validator.groups)), bits=accuracy.compensated_bits, memory=gram_bytes(accuracy)
     )
     requests = weight_requests(plan, bench.graph, first)
@@ -175,11 +175,11 @@ def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, acc
     def joined(groups: Groups) -> CalibrationStatistics:
         return _joined(basis.evidence, reduce(CalibrationStatistics.plus, map(seen, groups)))
 
-    def found(recipe: Recipe, damping: float, groups: Groups) -> AlgorithmResult:
+    def found(recipe: EncodingConfig, damping: float, groups: Groups) -> AlgorithmResult:
         compensated = replace(recipe, compensation=replace(first, damping=damping))
         return replace(basis, recipe=compensated, evidence=joined(groups))
 
-    def lowest_error(recipe: Recipe) -> partial[AlgorithmResult]:
+    def lowest_error(recipe: EncodingConfig) -> partial[AlgorithmResult]:
         tried = [partial(found, recipe, damping) for damping in _DAMPINGS]
         return validator.lowest_error(plan, tried)
 
@@ -201,7 +201,7 @@ def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, acc
 
 
 def _obstacle(
-    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, first: Compensation, requests: Sequence[Request]
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, first: Gptq, requests: Sequence[Request]
 ) -> str:
     """Return why errors of rounding are not made to cancel, or an empty string."""
     bench = validator.evaluator.bench
@@ -237,7 +237,7 @@ def with_asked_rows(
         accuracy: what the Gram matrices may take.
     """
     samples = sum(map(len, validator.groups))
-    asked = Compensation.of_samples(samples, _LIKELIEST, bits=0, memory=gram_bytes(accuracy))
+    asked = Gptq.of_samples(samples, _LIKELIEST, bits=0, memory=gram_bytes(accuracy))
     observed = {request.tensor for request in weight_requests(plan, validator.evaluator.bench.graph, asked)}
     compensated = replace(basis, recipe=replace(basis.recipe, compensation=asked))
     return with_seen_rows(validator, plan, compensated, sorted(observed))
@@ -343,7 +343,7 @@ def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistic
         plan: from a report or file.
         evidence: of what the plan needs.
     """
-    basis = AlgorithmResult(recipe_of(plan, sum(map(len, validator.groups))), evidence)
+    basis = AlgorithmResult(config_from_plan(plan, sum(map(len, validator.groups))), evidence)
     if plan.damping is not None:
         basis = with_seen_rows(validator, plan, basis, plan.damping.observed)
     if "bias" in plan.accuracy:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from onnxq.algorithms.encoding_config import Recipe, recipe_of
+from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
 from onnxq.calibration.calibrate import Collection, Notice
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
@@ -169,11 +169,11 @@ def range_methods(model: PreparedRun, budget: Budget) -> tuple[CalibrationMethod
     return DEFAULT_METHODS if "ranges" in accuracy_tried(model, budget).methods else initial_recipe(model).methods
 
 
-def initial_recipe(model: PreparedRun) -> Recipe:
+def initial_recipe(model: PreparedRun) -> EncodingConfig:
     """Return how codes are chosen to begin with."""
     if model.replay is not None:
-        return recipe_of(model.replay, 1)
-    return Recipe(model.bench.scheme.range_method or MinMax())
+        return config_from_plan(model.replay, 1)
+    return EncodingConfig(model.bench.scheme.range_method or MinMax())
 
 
 def accuracy_tried(model: PreparedRun, budget: Budget) -> Accuracy:

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.algorithms.activation_params import corrected_biases
-from onnxq.algorithms.encoding_config import noted
+from onnxq.algorithms.encoding_config import attach_encodings
 from onnxq.calibration.methods import list_chosen_methods
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import (
@@ -205,7 +205,7 @@ def _noted(model: PreparedRun, seen: CalibratedModel, settled: SearchedModel, bu
     """Return the plan with all that it takes to carry it out again."""
     replay, bench, found = model.replay, seen.bench, settled.chosen
     thorough = accuracy_tried(model, budget).thorough
-    plan = noted(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
+    plan = attach_encodings(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
     refitted = found.refitted > 0 if replay is None else replay.refitted
     return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough, refitted=refitted)
 

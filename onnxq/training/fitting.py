@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encodings import Encodings
 from onnxq.data.dataset import split
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Graph, Node
-from onnxq.numerics.affine import Parameters, decibels
+from onnxq.numerics.affine import QuantParams, sqnr_of_ratio
 from onnxq.planning.plan import Plan
 from onnxq.search.refinement import TRAINING, MethodGain
 from onnxq.system.resources import Progress
@@ -42,7 +42,7 @@ class TrainedEncodings:
         doubts: warnings about parts that were not trained.
     """
 
-    codes: Codes
+    codes: Encodings
     gain: MethodGain
     doubts: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ class TrainedEncodings:
 def train_encodings(
     graph: Graph,
     plan: Plan,
-    codes: Codes,
+    codes: Encodings,
     reference: Path,
     samples: SampleSource,
     training: Training,
@@ -111,7 +111,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def _train(
-    module: FakeQuantizedModel, codes: Codes, task: Task, training: Training, state: Path | None, progress: Progress
+    module: FakeQuantizedModel, codes: Encodings, task: Task, training: Training, state: Path | None, progress: Progress
 ) -> TrainedEncodings:
     start = time.perf_counter()
     key = digest_of(
@@ -138,8 +138,8 @@ def _train(
     worth = bool(kept) and better < score
     gain = MethodGain(
         TRAINING,
-        decibels(before),
-        decibels(after if worth else before),
+        sqnr_of_ratio(before),
+        sqnr_of_ratio(after if worth else before),
         ", ".join(kept) if worth else "",
         time.perf_counter() - start,
         "" if worth else "no lower error",
@@ -316,4 +316,4 @@ def _widen(quantizer: FakeQuantize, min_side: float) -> None:
     least, greatest = min(least, -short), max(greatest, short)
     scale = (greatest - least) / (quantizer.format.maximum - quantizer.format.minimum)
     zero = np.array(round(quantizer.format.minimum - least / scale), quantizer.format.dtype)
-    quantizer.start_from(Parameters(np.array(scale, np.float32), zero))
+    quantizer.start_from(QuantParams(np.array(scale, np.float32), zero))

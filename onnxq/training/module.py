@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onnxq.algorithms.encode import encode
-from onnxq.algorithms.encoding_config import recipe_of
-from onnxq.algorithms.encodings import Bias, Codes
-from onnxq.algorithms.equalization import Around, Factors, read_factors, sites, weighted_maker
+from onnxq.algorithms.encoding_config import config_from_plan
+from onnxq.algorithms.encodings import EncodedBias, Encodings
+from onnxq.algorithms.equalization import ChannelScales, WeightRescaling, absorbing_producer, find_groups, read_factors
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, SchemeError, check_type
 from onnxq.ir import (
@@ -67,7 +67,7 @@ class ChannelScaling(nn.Module):
         shared: the channel scales of each equalization group.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, codes: Codes) -> None:
+    def __init__(self, graph: Graph, plan: Plan, codes: Encodings) -> None:
         super().__init__()
         self._begun, self._coded = codes.factors, codes.activations
         self.by_tensor = dict(_channel_scales(graph, plan, codes.factors))
@@ -78,10 +78,10 @@ class ChannelScaling(nn.Module):
             for tensor in node.outputs
             if tensor.name in self.by_tensor
             and tensor.name in plan.by_tensor
-            and (maker := weighted_maker(tensor, plan)) is not None
+            and (maker := absorbing_producer(tensor, plan)) is not None
         }
 
-    def factors(self) -> Mapping[str, Factors]:
+    def factors(self) -> Mapping[str, ChannelScales]:
         """Return the channel scales by tensor, as they are written."""
         return {name: own.now() for name, own in self.by_tensor.items()}
 
@@ -116,11 +116,11 @@ class ChannelScaling(nn.Module):
 
 
 def _channel_scales(
-    graph: Graph, plan: Plan, factors: Mapping[str, Factors]
+    graph: Graph, plan: Plan, factors: Mapping[str, ChannelScales]
 ) -> Iterator[tuple[str, TensorChannelScales]]:
     """Yield the channel scales of each tensor; those of equalization groups are trainable."""
     left = dict(factors)
-    for site in sites(graph, plan).found if factors else ():
+    for site in find_groups(graph, plan).found if factors else ():
         begun = np.ones(len(site.free))
         named = {tensor: places for tensor, places in site.tensors.items() if tensor in factors}
         for tensor, channels in named.items():
@@ -152,7 +152,7 @@ class FakeQuantizedModel(nn.Module):
         names: names of the inputs.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, codes: Codes) -> None:
+    def __init__(self, graph: Graph, plan: Plan, codes: Encodings) -> None:
         """Build the module from the initial encodings.
 
         Raises:
@@ -170,7 +170,7 @@ class FakeQuantizedModel(nn.Module):
         self._add_weights(codes)
         self._add_constants()
 
-    def _add_activations(self, codes: Codes) -> None:
+    def _add_activations(self, codes: Encodings) -> None:
         """Add a quantizer for each group of activations that share a scale."""
         tensors = {tensor.name: tensor for _, node in all_nodes(self.graph) for tensor in node.outputs}
         groups: dict[str, FakeQuantize] = {}
@@ -192,7 +192,7 @@ class FakeQuantizedModel(nn.Module):
             self._activations[one.tensor] = groups[one.group]
         self.activations = nn.ModuleList(groups.values())
 
-    def _add_weights(self, codes: Codes) -> None:
+    def _add_weights(self, codes: Encodings) -> None:
         """Add the quantized weights and biases; equal encodings of one weight stay shared."""
         shared: dict[object, FakeQuantizedWeight] = {}
         self._weights: dict[tuple[str, int], FakeQuantizedWeight] = {}
@@ -216,14 +216,14 @@ class FakeQuantizedModel(nn.Module):
         self.weights = nn.ModuleList(shared.values())
         self.biases = nn.ModuleList(bias for _, bias in self._biases.values())
 
-    def _add_bias(self, node: Node, decision: Decision, bias: Bias | None) -> None:
+    def _add_bias(self, node: Node, decision: Decision, bias: EncodedBias | None) -> None:
         weight = self._weights.get((node.name, _WEIGHT))
         place = bias_of(node) if weight is not None else None
         source = optional_input(*place) if place is not None else None
         if weight is None or place is None or not is_constant(source) or (place[0].name, place[1]) in self._weights:
             return
         made = self.channels.of_output(node)
-        around = Around() if made is None else Around(made=made.now())
+        around = WeightRescaling() if made is None else WeightRescaling(made=made.now())
         values = source.values if bias is None or bias.values is None else around.own_bias(bias.values)
         coded = (bias is not None and bias.codes is not None) or self._is_fused(node, decision, source)
         data = self._activations[decision.data] if coded else None
@@ -361,11 +361,11 @@ class FakeQuantizedModel(nn.Module):
         """True if any quantizer is enabled."""
         return any(one.fake_quant_enabled for one in self.quantizers)
 
-    def codes(self) -> Codes:
+    def codes(self) -> Encodings:
         """Return the encodings that the module computes with, to be written."""
         activations = {name: one.parameters_now() for name, one in self._activations.items()}
         weights = {key: one.codes() for key, one in self._weights.items()}
-        biases = {node: Bias(bias.moved, bias.codes()) for node, bias in self._biases.values()}
+        biases = {node: EncodedBias(bias.moved, bias.codes()) for node, bias in self._biases.values()}
         stored: dict[str, QTensor] = {}
         for node, _ in self._planned():
             for tensor in data_inputs(node) if node.name in self._static else ():
@@ -380,7 +380,7 @@ def _unchanged(node: Node, index: int, value: Tensor) -> Tensor:
     return value
 
 
-def _with_biases(graph: Graph, codes: Codes) -> Graph:
+def _with_biases(graph: Graph, codes: Encodings) -> Graph:
     """Return a copy of the graph with zero biases where encodings add a bias."""
     graph = graph.copy()
     names = Names(graph)
@@ -437,7 +437,7 @@ class QATModule(FakeQuantizedModel):
         for tensor in constants(graph):
             # The folder of the workbench is deleted, so values are copied.
             tensor.values = np.array(tensor.values)
-        super().__init__(graph, plan, encode(plan, graph, recipe=recipe_of(plan, 1)))
+        super().__init__(graph, plan, encode(plan, graph, recipe=config_from_plan(plan, 1)))
         self._placing, self._declared = bench.placing, bench.declared_types
 
     def quantized(self) -> Graph:

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.algorithms.equalization import Migration
+from onnxq.algorithms.equalization import Equalization
 from onnxq.calibration.data import Data, SamplesLike
 from onnxq.config.scheme import Scheme
 from onnxq.data.arrays import npy_array
@@ -200,7 +200,7 @@ def train_chosen(
     bench.write(plan, done.codes, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
     verification, scores = judge.verified(files.staged, _SECOND_LOOK), judge.scores(files.staged, _SECOND_LOOK)
-    learned = Migration(
+    learned = Equalization(
         {name: done.codes.factors.get(name, one) for name, one in found.recipe.migration.factors.items()}
     )
     recipe = replace(found.recipe, migration=learned)

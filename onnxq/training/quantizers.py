@@ -17,24 +17,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onnxq.algorithms.encoders import paired
-from onnxq.algorithms.equalization import Around, Factors
+from onnxq.algorithms.encoders import fit_weight_pairs
+from onnxq.algorithms.equalization import ChannelScales, WeightRescaling
 from onnxq.ir import Node
 from onnxq.numerics.affine import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
-    Parameters,
     QTensor,
+    QuantParams,
     block_range,
-    parameters_from_range,
+    params_from_range,
+    params_of_blocks,
     quantize,
     quantize_bias,
-    spec_parameters,
 )
 from onnxq.numerics.blocks import block_shape
-from onnxq.numerics.formats import Format, format_named
-from onnxq.numerics.pairs import MOST, Pairs, kernel_order, row_shape, scales_for_pairs
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.numerics.pairs import MOST, Pairs, kernel_order, row_shape, search_pair_scales
+from onnxq.numerics.spec import QuantSpec
 from onnxq.planning.plan import Weight
 
 
@@ -42,7 +42,7 @@ class _FakeQuantized(torch.autograd.Function):
     """See `fake_quantize`; scale and zero point broadcast with the values."""
 
     @staticmethod
-    def forward(context: Any, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+    def forward(context: Any, values: Tensor, scale: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
         decoded = _numbers(values / scale, zero_point, format).mul_(scale)
         context.save_for_backward(values, decoded, scale, zero_point)
         context.format = format
@@ -64,7 +64,7 @@ class _FakeQuantized(torch.autograd.Function):
         return inside if wanted[0] else None, of_scale, of_zero, None
 
 
-def _numbers(scaled: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+def _numbers(scaled: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
     """Return scaled values as quantized, minus the zero point."""
     if format.is_float:
         # The rounding of float formats works on arrays.
@@ -73,7 +73,7 @@ def _numbers(scaled: Tensor, zero_point: Tensor, format: Format) -> Tensor:
     return scaled.round_().clamp_(low, high) if low.numel() > 1 else scaled.round_().clamp_(low.item(), high.item())
 
 
-def _passed(gradient: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+def _passed(gradient: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
     """Return the gradient where no value was clipped, else 0."""
     beyond = 0.0 if format.is_float else 0.5
     low, high = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
@@ -91,7 +91,7 @@ def _sum(one: Tensor, other: Tensor, scale: Tensor) -> Tensor:
     return torch.dot(one.reshape(-1), other.reshape(-1)).reshape(scale.shape)
 
 
-def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, format: Format) -> Tensor:
+def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
     """Quantize and dequantize values, with gradients of values, scale and zero point.
 
     Args:
@@ -230,17 +230,19 @@ class TensorChannelScales:
         found: Tensor = self.shared()[self.places]
         return found
 
-    def now(self) -> Factors:
+    def now(self) -> ChannelScales:
         """Return the current values, as they are written."""
-        return Factors(self.axis, self().detach().cpu().numpy().astype(np.float64))
+        return ChannelScales(self.axis, self().detach().cpu().numpy().astype(np.float64))
 
     def in_weight(self, node: Node, index: int, *, read: bool) -> TensorChannelScales:
         """Return the scales along the weight of a compute node that reads the tensor, or makes it."""
         # With the indices (from 1) as scales, the weight shows which one each of its values is scaled with.
         count = len(self.places)
-        numbers, ones = Factors(self.axis, np.arange(1.0, count + 1)), np.ones(node.inputs[index].shape)
+        numbers, ones = ChannelScales(self.axis, np.arange(1.0, count + 1)), np.ones(node.inputs[index].shape)
         found = (
-            Around(numbers).weight(node, index, ones) if read else 1 / Around(made=numbers).weight(node, index, ones)
+            WeightRescaling(numbers).weight(node, index, ones)
+            if read
+            else 1 / WeightRescaling(made=numbers).weight(node, index, ones)
         )
         for axis in range(found.ndim):
             if (first := found.take([0], axis)).size and (found == first).all():
@@ -277,7 +279,7 @@ class WeightChannelScales:
 
 # Weight of a new range in the moving average, as in PyTorch's observers.
 _AVERAGING = 0.01
-_ALONE = Around()
+_ALONE = WeightRescaling()
 
 
 class FakeQuantize(nn.Module):
@@ -298,7 +300,7 @@ class FakeQuantize(nn.Module):
     tensor_scale: Tensor
     range: Tensor
 
-    def __init__(self, spec: Spec, parameters: Parameters, *, learns: bool = True, grows: bool = True) -> None:
+    def __init__(self, spec: QuantSpec, parameters: QuantParams, *, learns: bool = True, grows: bool = True) -> None:
         """Create the quantizer from initial parameters.
 
         Args:
@@ -364,9 +366,9 @@ class FakeQuantize(nn.Module):
         known = bool(torch.isfinite(self.range).all())
         self.range.copy_(self.range + _AVERAGING * (seen - self.range) if known else seen)
         low, high = self.range.tolist()
-        self.start_from(parameters_from_range(low, high, self.format, symmetric=self.spec.symmetric))
+        self.start_from(params_from_range(low, high, self.format, symmetric=self.spec.symmetric))
 
-    def start_from(self, parameters: Parameters) -> None:
+    def start_from(self, parameters: QuantParams) -> None:
         """Replace scales and zero points."""
         with torch.no_grad():
             self.base.copy_(torch.from_numpy(np.array(parameters.scale, np.float32)))
@@ -374,11 +376,11 @@ class FakeQuantize(nn.Module):
             if parameters.zero_point is not None:
                 self.zero_point.copy_(torch.from_numpy(np.array(parameters.zero_point, np.float32)))
 
-    def parameters_now(self) -> Parameters:
+    def parameters_now(self) -> QuantParams:
         """Return scale and zero point as they are written."""
         scale, zero = (one.detach().cpu().numpy() for one in (self.scale, self.whole_zero_point))
         level = np.float32(self.tensor_scale.item()) if self._two_levels else None
-        return Parameters(scale, zero.astype(self.format.dtype) if self._affine else None, level, self.block)
+        return QuantParams(scale, zero.astype(self.format.dtype) if self._affine else None, level, self.block)
 
 
 class FakeQuantizedWeight(FakeQuantize):
@@ -457,8 +459,8 @@ class FakeQuantizedWeight(FakeQuantize):
         array, weight = values.cpu().numpy(), self._weight
         axes = weight.axis, weight.reduction_axis
         block = block_shape(self.spec.per, array.shape, channel_axis=axes[0], reduction_axis=axes[1])
-        found = spec_parameters(*block_range(array, block), self.spec, block)
-        self.start_from(replace(found, scale=scales_for_pairs(array, found.scale, weight.pairs, *axes)))
+        found = params_of_blocks(*block_range(array, block), self.spec, block)
+        self.start_from(replace(found, scale=search_pair_scales(array, found.scale, weight.pairs, *axes)))
 
     def _fitted(self, values: Tensor) -> Tensor:
         weight = self._weight
@@ -467,7 +469,7 @@ class FakeQuantizedWeight(FakeQuantize):
     def codes(self) -> QTensor:
         """Return the quantized weight, as it is written."""
         values = self._fitted(self.product).detach().cpu().numpy()
-        return paired(quantize(values, self.parameters_now(), self.format), self._weight)
+        return fit_weight_pairs(quantize(values, self.parameters_now(), self.format), self._weight)
 
 
 class FakeQuantizedBias(nn.Module):
@@ -498,8 +500,8 @@ class FakeQuantizedBias(nn.Module):
         decoded = torch.from_numpy(self._around().own_bias(found.dequantize().reshape(tuple(self.values.shape))))
         return straight_through(self.values, decoded.to(self.values.device))
 
-    def _around(self) -> Around:
-        return _ALONE if self._made is None else Around(made=self._made.now())
+    def _around(self) -> WeightRescaling:
+        return _ALONE if self._made is None else WeightRescaling(made=self._made.now())
 
     @property
     def moved(self) -> np.ndarray[Any, Any]:

@@ -30,7 +30,7 @@ from onnxq.ir import (
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.ops import OPERATORS, Interval, operator_of
 from onnxq.passes.dequantize.quantized_values import (
-    Coded,
+    QuantizedValue,
     code_range,
     decode_codes,
     dequantized,
@@ -180,7 +180,7 @@ class _Rewriting:
 
     names: Names
     opset: int
-    coded: dict[Tensor, Coded] = field(default_factory=dict)
+    coded: dict[Tensor, QuantizedValue] = field(default_factory=dict)
     owner: dict[Node, Graph] = field(default_factory=dict)
     intervals: Intervals = field(default_factory=Intervals)
     clamped: dict[tuple[Tensor, float, float], Tensor] = field(default_factory=dict)
@@ -235,15 +235,15 @@ class _Rewriting:
         value, codes = node.inputs[0], node.outputs[0]
         self._drop(node)
         if node.op == "DynamicQuantizeLinear":
-            self.coded[codes] = Coded(value, node.outputs[1], node.outputs[2])
+            self.coded[codes] = QuantizedValue(value, node.outputs[1], node.outputs[2])
             return
-        coded = Coded.by(node, value)
+        coded = QuantizedValue.by(node, value)
         if codes.dtype is None and node.attrs.get("output_dtype"):
             codes.dtype = numpy_dtype(node.attrs["output_dtype"])
         clamped = self._clamp(node, scope, coded, self._zero_point(coded, codes))
-        self._code(codes, Coded(clamped, coded.scale, coded.zero_point, coded.layout), node, scope)
+        self._code(codes, QuantizedValue(clamped, coded.scale, coded.zero_point, coded.layout), node, scope)
 
-    def _code(self, codes: Variable, coded: Coded, maker: Node, scope: Graph) -> None:
+    def _code(self, codes: Variable, coded: QuantizedValue, maker: Node, scope: Graph) -> None:
         """Note what codes mean; those that a graph returns stay."""
         self.coded[codes], self.makers[codes] = coded, (maker, scope)
         if codes.graph_output_of:
@@ -277,7 +277,7 @@ class _Rewriting:
         spread = parameter.values.reshape(shape if parameter.values.size > 1 else ())
         return constant(self.names.unique(f"{parameter.name}.spread"), spread)
 
-    def _clamp(self, node: Node, scope: Graph, coded: Coded, zero_point: Tensor) -> Tensor:
+    def _clamp(self, node: Node, scope: Graph, coded: QuantizedValue, zero_point: Tensor) -> Tensor:
         if coded.layout or not isinstance(coded.scale, Constant) or not isinstance(zero_point, Constant):
             return coded.value
         if math.prod(zero_point.shape) != 1:
@@ -298,7 +298,7 @@ class _Rewriting:
 
     def _dequantizer(self, node: Node, scope: Graph) -> None:
         codes, values = node.inputs[0], node.outputs[0]
-        wanted, known = Coded.by(node, codes), self.coded.get(codes)
+        wanted, known = QuantizedValue.by(node, codes), self.coded.get(codes)
         if known is None and isinstance(codes, Constant):
             self.left.append((node.name, "it decodes a weight"))
             return
@@ -343,7 +343,7 @@ class _Rewriting:
         factors = constant(self.names.unique(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
         self._put(scope, node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
 
-    def _moved(self, node: Node) -> Coded | None:
+    def _moved(self, node: Node) -> QuantizedValue | None:
         """Return what the codes mean that a node moves; None where it moves none, or not all of them mean the same."""
         places = _moved_inputs(node)
         moved = [node.inputs[index] for index in places]
@@ -359,7 +359,7 @@ class _Rewriting:
         filled = fixed or node.op != "Pad" or len(places) > 1 or node.attrs.get("mode", "constant") != "constant"
         return known if alike and filled and not any(tensor in self.coded for tensor in others) else None
 
-    def _carrier(self, node: Node, scope: Graph, coded: Coded) -> None:
+    def _carrier(self, node: Node, scope: Graph, coded: QuantizedValue) -> None:
         """Let a node that moves codes move the floats that they stand for."""
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
             # What is filled in is a code as well; left out it is code zero, which need not mean zero.
@@ -374,16 +374,16 @@ class _Rewriting:
         for codes in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
             values = Variable(value_name(codes.name, self.names), node.inputs[places[0]].dtype, codes.shape)
             node.outputs[node.outputs.index(codes)] = values
-            self._code(codes, Coded(values, coded.scale, coded.zero_point), node, scope)
+            self._code(codes, QuantizedValue(values, coded.scale, coded.zero_point), node, scope)
         self.changed.append(node.name)
 
-    def _decoded(self, tensor: Constant, coded: Coded) -> Constant:
+    def _decoded(self, tensor: Constant, coded: QuantizedValue) -> Constant:
         """Return the floats that constant codes stand for."""
         zero_point = coded.zero_point
         tensor_data = dequantized(tensor.tensor_data, coded.scale.tensor_data, zero_point and zero_point.tensor_data)
         return Constant(value_name(tensor.name, self.names), tensor_data)
 
-    def _ahead(self, node: Node) -> Coded | None:
+    def _ahead(self, node: Node) -> QuantizedValue | None:
         """Return what the constant codes that a node moves mean: what the DequantizeLinear says that they reach."""
         moved = [node.inputs[index] for index in _moved_inputs(node)]
         if not moved or not all(isinstance(one, Constant) and code_range(one.dtype) is not None for one in moved):
@@ -393,13 +393,13 @@ class _Rewriting:
             tensor = pending.pop()
             for reader in tensor.outputs:
                 if reader.op == "DequantizeLinear" and reader.inputs[0] is tensor:
-                    return Coded.by(reader, moved[0])
+                    return QuantizedValue.by(reader, moved[0])
                 if any(reader.inputs[index] is tensor for index in _moved_inputs(reader)):
                     pending.extend(one for one in reader.outputs if one not in seen)
                     seen.update(reader.outputs)
         return None
 
-    def _zero_point(self, coded: Coded, codes: Variable) -> Tensor:
+    def _zero_point(self, coded: QuantizedValue, codes: Variable) -> Tensor:
         """Return the zero point, which carries the type of the codes; left out it is a zero of theirs."""
         zero = np.zeros((), codes.dtype or np.uint8)
         return coded.zero_point or constant(self.names.unique(f"{codes.name}.zero_point"), zero)

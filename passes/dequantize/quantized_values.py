@@ -27,7 +27,7 @@ from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 
 @dataclass(frozen=True, eq=False)
-class Coded:
+class QuantizedValue:
     """What codes stand for.
 
     Attributes:
@@ -43,7 +43,7 @@ class Coded:
     layout: tuple[int, ...] = ()
 
     @classmethod
-    def by(cls, node: Node, value: Tensor) -> Coded:
+    def by(cls, node: Node, value: Tensor) -> QuantizedValue:
         """Return what a QuantizeLinear or DequantizeLinear says about codes."""
         scale = node.inputs[1]
         if isinstance(scale, Constant):
@@ -53,7 +53,7 @@ class Coded:
         layout = () if single else (int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0)))
         return cls(value, scale, optional_input(node, 2), layout)
 
-    def agrees(self, other: Coded) -> bool:
+    def agrees(self, other: QuantizedValue) -> bool:
         """Whether the same codes mean the same floats."""
         return (
             self.layout == other.layout
@@ -61,7 +61,7 @@ class Coded:
             and same_parameter(self.zero_point, other.zero_point)
         )
 
-    def factor(self, other: Coded) -> NDArray[np.float64] | None:
+    def factor(self, other: QuantizedValue) -> NDArray[np.float64] | None:
         """Return how many times as large the floats are that another reading makes of the same codes, where it knows.
 
         A scale in which a factor lies leaves the zero point as it is. The factor is a single number, or one for each
@@ -73,7 +73,7 @@ class Coded:
         return there / here if here is not None and there is not None and here.all() and there.all() else None
 
     @staticmethod
-    def _scales(of: Coded, value: Tensor) -> NDArray[np.float64] | None:
+    def _scales(of: QuantizedValue, value: Tensor) -> NDArray[np.float64] | None:
         """Return the scale in a shape that is broadcast to the floats, or None where it is not known or in blocks."""
         if not isinstance(of.scale, Constant):
             return None

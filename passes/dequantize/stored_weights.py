@@ -14,7 +14,7 @@ from onnx import TensorProto
 from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_graphs, constants, onnx_dtype
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import INTEGER_OPERATORS, operator_of
-from onnxq.passes.dequantize.weights import ConstantCones
+from onnxq.passes.dequantize.weights import DequantSubgraphs
 
 _BITS: Final = {row.onnx_type: row.bits for row in FORMATS.values()}
 # Integers of 32 bits are biases, or words of codes.
@@ -54,7 +54,7 @@ def stored_weights(graph: Graph) -> list[StoredWeight]:
         graph: with inferred shapes; without them, weights whose codes stand in words have none, and tables whose
             scales are computed are not found.
     """
-    cones = ConstantCones.of(graph)
+    cones = DequantSubgraphs.of(graph)
     positions = {node: index for index, node in enumerate(node for scope in all_graphs(graph) for node in scope.nodes)}
     found = [weight for node in positions for weight in _weights_of(node, cones)]
     # Rows of one table may be decoded to several results.
@@ -62,7 +62,7 @@ def stored_weights(graph: Graph) -> list[StoredWeight]:
     return sorted((*found, *tables.values()), key=lambda weight: positions[weight.node])
 
 
-def _weights_of(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     """Yield the weights that a node outside of decoders reads."""
     if node in cones.nodes:
         return
@@ -79,7 +79,7 @@ def _weights_of(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
                 yield replace(weight, integer=_is_dequantized(_input(node, 0), cones))
 
 
-def _looked_up(tensor: Tensor, cones: ConstantCones) -> StoredWeight | None:
+def _looked_up(tensor: Tensor, cones: DequantSubgraphs) -> StoredWeight | None:
     """Return the table that rows are decoded from, where the rest of the graph reads them."""
     outside = any(consumer not in cones.nodes for consumer in tensor.outputs) or tensor.graph_output_of
     if not outside or tensor not in cones.codes:
@@ -93,7 +93,7 @@ def _looked_up(tensor: Tensor, cones: ConstantCones) -> StoredWeight | None:
     return StoredWeight(trace.gather, trace.format, trace.bits, trace.shape(shape), trace.scales)
 
 
-def _decoded(node: Node, tensor: Tensor, cones: ConstantCones) -> StoredWeight | None:
+def _decoded(node: Node, tensor: Tensor, cones: DequantSubgraphs) -> StoredWeight | None:
     if (trace := _Trace.of(tensor, cones)) is None or trace.is_plain:
         return None
     return StoredWeight(node, trace.format, trace.bits, trace.shape(tensor.shape), trace.scales)
@@ -123,7 +123,7 @@ class _Trace:
     signed: bool = False
 
     @classmethod
-    def of(cls, tensor: Tensor, cones: ConstantCones) -> _Trace | None:
+    def of(cls, tensor: Tensor, cones: DequantSubgraphs) -> _Trace | None:
         """Follow the data of each node of a decoder; None where that does not end in a constant."""
         path: list[Node] = []
         while not isinstance(tensor, Constant):
@@ -137,7 +137,7 @@ class _Trace:
             trace = trace._behind(maker, cones)
         return trace
 
-    def _behind(self, maker: Node, cones: ConstantCones) -> _Trace:
+    def _behind(self, maker: Node, cones: DequantSubgraphs) -> _Trace:
         """Return the trace with what one node on the way says."""
         others = [tensor for tensor in maker.inputs if tensor is not maker.inputs[_data_input(maker, cones)]]
         if maker.op in ("DequantizeLinear", "Mul", "Div") and others:
@@ -181,7 +181,7 @@ class _Trace:
         return None if self.mask else tuple(self.codes.shape)
 
 
-def _data_input(node: Node, cones: ConstantCones) -> int:
+def _data_input(node: Node, cones: DequantSubgraphs) -> int:
     """Return which input of a decoder's node leads to the codes: scales and zero points are fewer than these."""
     if node.op == "Gather":
         return 0 if _chooses_rows(node, cones) else 1
@@ -191,11 +191,11 @@ def _data_input(node: Node, cones: ConstantCones) -> int:
     return sizes.index(max(sizes))
 
 
-def _chooses_rows(node: Node, cones: ConstantCones) -> bool:
+def _chooses_rows(node: Node, cones: DequantSubgraphs) -> bool:
     return not (isinstance(node.inputs[1], Constant) or node.inputs[1] in cones.makers)
 
 
-def _scales(tensor: Tensor | None, cones: ConstantCones) -> int:
+def _scales(tensor: Tensor | None, cones: DequantSubgraphs) -> int:
     """Return how many numbers a scale has, which nodes may compute from how it is stored."""
     while tensor is not None and not isinstance(tensor, Constant):
         maker = cones.makers.get(tensor)
@@ -215,13 +215,13 @@ def _plain(node: Node, index: int, scales: int, *, integer: bool = True) -> Iter
         yield StoredWeight(node, _type_name(codes), _bits(codes), tuple(codes.shape), scales, integer)
 
 
-def _integer_product(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+def _integer_product(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     """Yield the weights of MatMulInteger and ConvInteger, whose sums are scaled behind them."""
     for index in (0, 1):
         yield from _plain(node, index, max((_later_scales(tensor, cones) for tensor in node.outputs), default=0))
 
 
-def _later_scales(product: Variable, cones: ConstantCones) -> int:
+def _later_scales(product: Variable, cones: DequantSubgraphs) -> int:
     """Return how many scales an integer product is multiplied with, alone or times the scale of its data."""
     casts = [node for node in product.outputs if node.op == "Cast"]
     factors = [
@@ -241,24 +241,24 @@ def _later_scales(product: Variable, cones: ConstantCones) -> int:
     return 0
 
 
-def _block_product(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+def _block_product(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     yield _blocks(node, int(node.attrs.get("bits", 4)), (node.attrs.get("K", 0), node.attrs.get("N", 0)), cones)
 
 
-def _block_lookup(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+def _block_lookup(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     codes = _input(node, 0)
     if isinstance(codes, Constant) and codes.shape:
         bits = int(node.attrs.get("bits", 4)) if onnx_dtype(codes) == TensorProto.UINT8 else _bits(codes)
         yield _blocks(node, bits, (*codes.shape[:-1], codes.shape[-1] * _bits(codes) // bits), cones)
 
 
-def _blocks(node: Node, bits: int, shape: tuple[int, ...], cones: ConstantCones) -> StoredWeight:
+def _blocks(node: Node, bits: int, shape: tuple[int, ...], cones: DequantSubgraphs) -> StoredWeight:
     """Return a weight of packed blocks; without zero points its codes are counted from the middle of their range."""
     format = f"{'int' if _input(node, 3) is None else 'uint'}{bits}"
     return StoredWeight(node, format, bits, shape, _scales(_input(node, 2), cones))
 
 
-def _bitsandbytes(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+def _bitsandbytes(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     shape, format = (
         (node.attrs.get("K", 0), node.attrs.get("N", 0)),
         "nf4" if node.attrs.get("quant_type", 1) else "fp4",
@@ -266,12 +266,12 @@ def _bitsandbytes(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
     yield StoredWeight(node, format, 4, shape, _scales(_input(node, 2), cones))
 
 
-def _recurrent(node: Node, cones: ConstantCones) -> Iterator[StoredWeight]:
+def _recurrent(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     for index, scale in ((1, 8), (2, 10)):
         yield from _plain(node, index, _scales(_input(node, scale), cones))
 
 
-_OF_KERNELS: Final[Mapping[str, Callable[[Node, ConstantCones], Iterator[StoredWeight]]]] = MappingProxyType(
+_OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[StoredWeight]]]] = MappingProxyType(
     {
         "ConvInteger": _integer_product,
         "DynamicQuantizeLSTM": _recurrent,
@@ -287,7 +287,7 @@ def _input(node: Node, index: int) -> Tensor | None:
     return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
 
 
-def _is_dequantized(data: Tensor | None, cones: ConstantCones) -> bool:
+def _is_dequantized(data: Tensor | None, cones: DequantSubgraphs) -> bool:
     return data not in cones.makers and any(maker.op == "DequantizeLinear" for maker in getattr(data, "inputs", ()))
 
 

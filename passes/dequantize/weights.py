@@ -78,7 +78,7 @@ _MIXED = "its rows cannot be computed one by one"
 
 
 @dataclass(frozen=True)
-class Rows:
+class GatheredRows:
     """A choice of rows: some tensor's indices into tables of this many rows."""
 
     indices: Variable
@@ -86,7 +86,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded:
+class DequantizedResult:
     """Something that a decoder gives to the rest of the graph.
 
     Attributes:
@@ -103,13 +103,13 @@ class Decoded:
     scope: Graph
     codes: str
     tensor_data: TensorData | None
-    rows: Rows | None
+    rows: GatheredRows | None
     obstacle: str
     recipe: tuple[object, ...]
 
 
 @dataclass(eq=False)
-class ConstantCones:
+class DequantSubgraphs:
     """The decoders of a graph and its bodies.
 
     Attributes:
@@ -126,10 +126,10 @@ class ConstantCones:
     makers: dict[Variable, Node] = field(default_factory=dict)
     codes: dict[Tensor, str] = field(default_factory=dict)
     elements: dict[Tensor, int] = field(default_factory=dict)
-    rows: dict[Tensor, Rows] = field(default_factory=dict)
+    rows: dict[Tensor, GatheredRows] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph) -> ConstantCones:
+    def of(cls, graph: Graph) -> DequantSubgraphs:
         """Find the decoders; nodes are in an order of execution."""
         cones = cls()
         for scope in all_graphs(graph):
@@ -146,7 +146,7 @@ class ConstantCones:
             count = (inputs[0].shape or (None,))[0]
             if not isinstance(count, int):
                 return
-            chosen.add(Rows(inputs[1], count))
+            chosen.add(GatheredRows(inputs[1], count))
             inputs = inputs[:1]
         if not inputs or not all(map(self._known, inputs)):
             return
@@ -169,7 +169,7 @@ class ConstantCones:
     def _known(self, tensor: Tensor) -> bool:
         return is_constant(tensor) or tensor in self.makers
 
-    def results(self, opset: int) -> list[Decoded]:
+    def results(self, opset: int) -> list[DequantizedResult]:
         """Return the float tensors computed from codes that the rest of the graph reads, in an order of execution.
 
         Where the values of one cannot take its place, or it is no float, its node is left to the rest of the graph, and
@@ -178,7 +178,7 @@ class ConstantCones:
         Raises:
             ModelError: one cannot be computed; the message names the node.
         """
-        found: list[Decoded] = []
+        found: list[DequantizedResult] = []
         left: set[Node] = set()
         for tensor, maker in reversed(self.makers.items()):
             outside = [consumer for consumer in tensor.outputs if consumer in left or consumer not in self.nodes]
@@ -194,7 +194,7 @@ class ConstantCones:
             left.add(maker)
         return found[::-1]
 
-    def _result(self, tensor: Variable, maker: Node, opset: int) -> Decoded | None:
+    def _result(self, tensor: Variable, maker: Node, opset: int) -> DequantizedResult | None:
         """Return a tensor with its values, or what is in their way; None where it turns out to be no float."""
         rows, steps = self.rows.get(tensor), self._steps(tensor)
         if rows is None:
@@ -204,7 +204,9 @@ class ConstantCones:
         if tensor_data is not None and tensor_data.onnx_dtype not in _FLOATS:
             return None
         recipe = _recipe(tensor, steps, rows)
-        return Decoded(tensor, self.nodes[maker], self.codes.get(tensor, ""), tensor_data, rows, obstacle, recipe)
+        return DequantizedResult(
+            tensor, self.nodes[maker], self.codes.get(tensor, ""), tensor_data, rows, obstacle, recipe
+        )
 
     def _whole(self, tensor: Variable, steps: Sequence[Step], opset: int) -> TensorData | None:
         sizes = [size for size in tensor.shape or () if isinstance(size, int)]
@@ -232,7 +234,7 @@ class ConstantCones:
         return found
 
 
-def _table(tensor: Variable, steps: Sequence[Step], rows: Rows, opset: int) -> TensorData | None:
+def _table(tensor: Variable, steps: Sequence[Step], rows: GatheredRows, opset: int) -> TensorData | None:
     """Return all rows, where each depends on nothing but its own index."""
     rank = len(rows.indices.shape or ())
     if not rank or not rows.count:
@@ -257,7 +259,7 @@ def _table(tensor: Variable, steps: Sequence[Step], rows: Rows, opset: int) -> T
     return computed(lambda: rows_at(np.arange(rows.count).reshape(column)), ArrayData(sample).onnx_dtype, shape)
 
 
-def _recipe(tensor: Variable, steps: Sequence[Step], rows: Rows | None) -> tuple[object, ...]:
+def _recipe(tensor: Variable, steps: Sequence[Step], rows: GatheredRows | None) -> tuple[object, ...]:
     """Return the steps with their places instead of their names."""
     places: dict[object, object] = {} if rows is None else {rows.indices: rows.count}
     found: list[object] = []
@@ -293,7 +295,7 @@ class DequantizeWeights(Pass):
             ModelError: a decoder cannot be computed; the message names its node.
         """
         names = Names(graph)
-        cones = ConstantCones.of(graph)
+        cones = DequantSubgraphs.of(graph)
         changed: list[str] = []
         left: list[tuple[str, str]] = []
         made: dict[object, Constant] = {}
@@ -324,7 +326,7 @@ class DequantizeWeights(Pass):
         return Changes(tuple(changed), tuple(left))
 
 
-def _make_by_node(found: Decoded, values: Constant, names: Names) -> None:
+def _make_by_node(found: DequantizedResult, values: Constant, names: Names) -> None:
     """Have a node make the tensor from its values: what a graph returns must be made, and rows must be chosen."""
     maker = found.tensor.inputs[0]
     maker.outputs[maker.outputs.index(found.tensor)] = Variable("")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.algorithms.encodings import Codes
-from onnxq.algorithms.equalization import Factors
+from onnxq.algorithms.encodings import Encodings
+from onnxq.algorithms.equalization import ChannelScales
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
     Constant,
@@ -26,8 +26,8 @@ from onnxq.ir import (
     replace_nodes,
     replace_uses,
 )
-from onnxq.numerics.affine import SMALLEST_SCALE, Array, Parameters, parameters_from_range, quantize
-from onnxq.numerics.formats import Format, format_named
+from onnxq.numerics.affine import SMALLEST_SCALE, Array, QuantParams, params_from_range, quantize
+from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.passes.quantize.planned import copy_of, planned_nodes
 from onnxq.planning.obstacles import data_inputs, slope_and_middle
 from onnxq.planning.plan import Activation, Plan
@@ -51,7 +51,7 @@ class InsertQuantizeDequantize(Pass):
     """
 
     plan: Plan
-    codes: Codes
+    codes: Encodings
     copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:
@@ -166,7 +166,7 @@ class Pair:
     as it lets them in front of integer convolutions, and with them OpenVINO is slower too.
     """
 
-    def __init__(self, activation: Activation, tensor: Variable, codes: Codes, names: Names) -> None:
+    def __init__(self, activation: Activation, tensor: Variable, codes: Encodings, names: Names) -> None:
         self.name, self.tensor, self.names = activation.tensor, tensor, names
         self.factors = codes.factors.get(activation.tensor)
         self.divided = activation.tensor in codes.divided
@@ -198,13 +198,13 @@ class Pair:
         decoder = self._decoder(None)
         return [decoder, self._scaled(decoder.outputs[0], self._along(factors), "multiplied")]
 
-    def _decoder(self, factors: Factors | None) -> Node:
+    def _decoder(self, factors: ChannelScales | None) -> Node:
         values = Variable(self.names.unique(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
         attributes, parameters = self._parameters(factors)
         name = self.names.unique(f"{self.name}.dequantize")
         return Node("DequantizeLinear", name, attributes, [self.codes, *parameters], [values])
 
-    def _parameters(self, factors: Factors | None) -> tuple[dict[str, int], list[Constant]]:
+    def _parameters(self, factors: ChannelScales | None) -> tuple[dict[str, int], list[Constant]]:
         """Return the attributes and inputs that scale codes, which all that need no factors share."""
         if factors is not None:
             scales = np.maximum(factors.values * self.scale, SMALLEST_SCALE).astype(np.float32)
@@ -219,7 +219,7 @@ class Pair:
         ]
         return {}, self.one
 
-    def _along(self, factors: Factors) -> Array:
+    def _along(self, factors: ChannelScales) -> Array:
         """Return the factors in the shape in which the tensor is multiplied by them."""
         behind = (1,) * (len(self.tensor.shape or ()) - 1 - factors.axis)
         return factors.values.reshape(-1, *behind)
@@ -230,7 +230,7 @@ class Pair:
         return Node("Mul", self.names.unique(f"{self.name}.{what}"), {}, [data, factors], [scaled])
 
 
-def _zero_point(parameters: Parameters, format: Format) -> Array:
+def _zero_point(parameters: QuantParams, format: QuantDType) -> Array:
     """Return the zero point, which also carries the type of the codes, so that a symmetric tensor has a zero."""
     return np.zeros((), format.dtype) if parameters.zero_point is None else np.asarray(parameters.zero_point)
 
@@ -278,9 +278,7 @@ class AddToCodes(Pass):
 def _decoded(value: float, dtype: np.dtype[np.generic], name: str, names: Names) -> tuple[Node, Variable]:
     """Return the node that decodes a number from the code that stands for exactly that, and its output."""
     format = format_named(dtype.name)
-    codes = quantize(
-        np.asarray(value, np.float32), parameters_from_range(value, value, format, symmetric=False), format
-    )
+    codes = quantize(np.asarray(value, np.float32), params_from_range(value, value, format, symmetric=False), format)
     inputs = [
         constant(names.unique(f"{name}.middle.codes"), codes.codes),
         constant(names.unique(f"{name}.middle.scale"), codes.parameters.scale),

@@ -45,7 +45,7 @@ _LOOK_UPS: Final = frozenset({"Gather", "GatherBlockQuantized"})
 
 
 @dataclass(frozen=True)
-class StoreOnce(Pass):
+class DeduplicateTransposedWeights(Pass):
     """Let initializers of equal bytes, reshaped or transposed, come from the first by nodes that a runtime folds.
 
     A table whose rows are looked up, and which a product reads transposed, is stored once. Codes of 4 and 2 bits are

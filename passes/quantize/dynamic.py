@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Granularity, Mode
 from onnxq.ir import (
     Constant,
@@ -25,7 +25,7 @@ from onnxq.lowering import transposed
 from onnxq.lowering.kernels import DOMAIN
 from onnxq.numerics.affine import Array, QTensor
 from onnxq.ops import OPERATORS
-from onnxq.passes.quantize.planned import Rewrite, correct_bias, planned_nodes, rewrite_planned
+from onnxq.passes.quantize.planned import NodeReplacement, correct_bias, planned_nodes, rewrite_planned
 from onnxq.planning.plan import Plan, Weight
 from onnxq.rewrite import Changes, Pass
 
@@ -46,14 +46,14 @@ class QuantizeDynamically(Pass):
     """
 
     plan: Plan
-    codes: Codes
+    codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``x.codes``, ``w.codes``, ``w.scale`` and ``y.accumulator``."""
         names = Names(graph)
         quantizers: dict[tuple[Graph, Variable], Node] = {}
 
-        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
+        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement:
             data = node.inputs[0]
             made = []
             if (scope, data) not in quantizers:
@@ -63,7 +63,7 @@ class QuantizeDynamically(Pass):
             correct_bias(node, self.codes, names)
             turned = transposed(codes) if node.attrs.get("transB", 0) else codes
             scale = turned.parameters.scale.reshape(-1 if weight.spec.per is Granularity.CHANNEL else ())
-            return Rewrite(
+            return NodeReplacement(
                 [*made, *_integer_product(node, source, turned.codes, scale, quantizers[scope, data], names)]
             )
 
@@ -126,7 +126,7 @@ class QuantizeRecurrentCells(Pass):
     """
 
     plan: Plan
-    codes: Codes
+    codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""

@@ -8,8 +8,8 @@ from itertools import count
 
 import numpy as np
 
-from onnxq.algorithms.encodings import Codes
-from onnxq.algorithms.equalization import Around, Migration, makers_of_divided, read_factors
+from onnxq.algorithms.encodings import Encodings
+from onnxq.algorithms.equalization import Equalization, WeightRescaling, makers_of_divided, read_factors
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
     Constant,
@@ -41,7 +41,7 @@ _COUNTED = 18
 
 
 @dataclass(frozen=True)
-class Switches:
+class FakeQuantSwitches:
     """The input of a graph that says what is codes: as many truth values as there are switches.
 
     A single input, as the runtime looks for each of those that are fed among all: of 8,000 a run took 0.4 seconds.
@@ -60,7 +60,7 @@ class Switches:
         return len(self.tensors) + len(self.nodes)
 
 
-def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Switches:
+def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> FakeQuantSwitches:
     """Return a switch for everything that a plan makes codes of whose error is its own.
 
     Tensors that only get the codes of others passed on have none.
@@ -75,7 +75,7 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Swit
     coded = (one.node for one in plan.decisions if one.weights or one.mode is Mode.DYNAMIC)
     nodes = [node for node in coded if only is None or node in only]
     places = count()
-    return Switches(
+    return FakeQuantSwitches(
         Names(graph).unique("switches"),
         dict(zip(tensors, places, strict=False)),
         dict(zip(nodes, places, strict=False)),
@@ -83,7 +83,7 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Swit
 
 
 @dataclass(frozen=True, eq=False)
-class SwitchCodes(Pass):
+class InsertFakeQuantSwitches(Pass):
     """Let tensors, and nodes with weights or dynamic data, be what their codes stand for where switches say so.
 
     Where a switch is false, all is as it was and nothing more is computed, so that one session tells what any of the
@@ -96,8 +96,8 @@ class SwitchCodes(Pass):
     """
 
     plan: Plan
-    codes: Codes
-    switches: Switches = Switches()
+    codes: Encodings
+    switches: FakeQuantSwitches = FakeQuantSwitches()
 
     def apply(self, graph: Graph) -> Changes:
         """Insert the nodes; new tensors are called ``t.switched``, ``t.coded`` and ``t.float``."""
@@ -121,14 +121,14 @@ def _passed_on(graph: Graph, plan: Plan) -> Iterator[str]:
 class _Edit:
     """The nodes that go beside those of a graph, or in their place."""
 
-    def __init__(self, graph: Graph, step: SwitchCodes) -> None:
+    def __init__(self, graph: Graph, step: InsertFakeQuantSwitches) -> None:
         self.graph, self.plan, self.codes, self.switches = graph, step.plan, step.codes, step.switches
         self.names = Names(graph)
         self.owners: Mapping[Node, Graph] = owner_graphs(graph)
         self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
         self.static = {one.node for one in self.plan.decisions if one.mode is Mode.STATIC}
-        self.makers = makers_of_divided(graph, self.plan, Migration(self.codes.factors))
+        self.makers = makers_of_divided(graph, self.plan, Equalization(self.codes.factors))
         self.values = [Variable(self.names.unique("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
 
     def run(self) -> None:
@@ -177,7 +177,7 @@ class _Edit:
     def _node(self, node: Node, decision: Decision) -> Node:
         """Return what stands for a node that may compute with its weights, and dynamic data, as codes."""
         read = read_factors(node, decision, self.codes.factors, self.codes.activations)
-        around = Around(read, self.makers.get(node.name))
+        around = WeightRescaling(read, self.makers.get(node.name))
         inputs: list[Variable | Constant] = list(node.inputs)
         coded: list[Node] = []
         if decision.mode is Mode.DYNAMIC:
@@ -204,7 +204,7 @@ class _Edit:
         node.outputs.clear()
         return self._switch(self.switches.nodes[node.name], coded, floats, outputs)
 
-    def _moved_bias(self, node: Node, around: Around) -> tuple[int | None, Constant] | None:
+    def _moved_bias(self, node: Node, around: WeightRescaling) -> tuple[int | None, Constant] | None:
         """Return the bias that makes up for a weight's rounding and its input, or none and what is to be added."""
         bias = self.codes.biases.get(node.name)
         place = bias_of(node) if bias is not None and bias.values is not None else None

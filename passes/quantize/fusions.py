@@ -24,7 +24,7 @@ from onnxq.ir import (
     replace_uses,
     sole_consumer,
 )
-from onnxq.numerics.affine import Parameters, QTensor, quantize_bias
+from onnxq.numerics.affine import QTensor, QuantParams, quantize_bias
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import Role, operator_of
 from onnxq.passes.quantize.planned import copy_of
@@ -107,7 +107,7 @@ def _bias(product: _Product) -> QTensor | str:
         return "its bias has more axes than its data"
     if product.data.inputs[1].shape or scale.size not in (1, channels):
         return "its scales are not one for the data and one for each channel"
-    weight = QTensor(codes.values, Parameters(scale.reshape(-1) if scale.ndim else scale, None), FORMATS["int8"])
+    weight = QTensor(codes.values, QuantParams(scale.reshape(-1) if scale.ndim else scale, None), FORMATS["int8"])
     found = quantize_bias(product.bias.values, weight, float(product.data.inputs[1].values))
     largest = np.abs(product.bias.values.reshape(-1).astype(np.float64) / found.parameters.scale).max(initial=0.0)
     return found if largest < _LARGEST_CODE else "its bias is too large for its accumulator"

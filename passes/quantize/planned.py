@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
     Constant,
@@ -27,7 +27,7 @@ from onnxq.rewrite import Changes
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class NodeReplacement:
     """The new nodes of one planned node.
 
     Attributes:
@@ -74,7 +74,7 @@ def rewrite_planned(
     graph: Graph,
     plan: Plan,
     mode: Mode,
-    rewrite: Callable[[Graph, Node, Constant, Weight], Rewrite | str],
+    rewrite: Callable[[Graph, Node, Constant, Weight], NodeReplacement | str],
     op_types: Collection[str] | None = None,
 ) -> Changes:
     """Rewrite the planned nodes of one weight, and leave those whose weight is codes already.
@@ -108,7 +108,7 @@ def rewrite_planned(
     return Changes(tuple(changed), tuple(left))
 
 
-def correct_bias(node: Node, codes: Codes, names: Names) -> None:
+def correct_bias(node: Node, codes: Encodings, names: Names) -> None:
     """Let a product have the bias that makes up for the rounding of its weight, where there is one.
 
     A bias that several nodes share becomes one for each, called ``b.corrected``; a convolution that had none gets one.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
     Constant,
@@ -38,7 +38,7 @@ from onnxq.lowering import (
 )
 from onnxq.numerics.affine import QTensor
 from onnxq.ops import OPERATORS
-from onnxq.passes.quantize.planned import Rewrite, correct_bias, planned_nodes, rewrite_planned
+from onnxq.passes.quantize.planned import NodeReplacement, correct_bias, planned_nodes, rewrite_planned
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.rewrite import Changes, Pass
 
@@ -61,7 +61,7 @@ class QuantizeWeights(Pass):
     """
 
     plan: Plan
-    codes: Codes
+    codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
@@ -126,17 +126,17 @@ class DecodeWeights(Pass):
     """
 
     plan: Plan
-    codes: Codes
+    codes: Encodings
     emit: AllowedOps = AllowedOps.QDQ
 
     def apply(self, graph: Graph) -> Changes:
         """Decode; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
         names = Names(graph)
 
-        def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
+        def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement:
             if node.op == "Gather" and self.emit is not AllowedOps.STRICT:
-                return Rewrite(instead=self._rows(node, source, weight, names))
-            return Rewrite(first=self._multiplied(node, source, weight, names))
+                return NodeReplacement(instead=self._rows(node, source, weight, names))
+            return NodeReplacement(first=self._multiplied(node, source, weight, names))
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
@@ -181,21 +181,21 @@ class ReplaceWithContrib(Pass):
     """
 
     plan: Plan
-    codes: Codes
+    codes: Encodings
     emit: AllowedOps = AllowedOps.ORT
 
     def apply(self, graph: Graph) -> Changes:
         """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
         names = Names(graph)
 
-        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite | str:
+        def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement | str:
             if not kernel_supports(weight.spec, node.op):
                 return f"no operator of onnxruntime reads {weight.spec.format} codes so"
             if not should_use_kernel(weight.spec, node.op, self.emit, in_body=scope is not graph):
                 return "standard ONNX is as fast"
             quantized = self.codes.weights[node.name, weight.index]
             correct_bias(node, self.codes, names)
-            return Rewrite(instead=_replacement(node, source, weight, quantized, names))
+            return NodeReplacement(instead=_replacement(node, source, weight, quantized, names))
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
@@ -219,7 +219,7 @@ def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTenso
 
 
 @dataclass(frozen=True, eq=False)
-class StoreWeights(Pass):
+class CompressWeights(Pass):
     """Replace the weights of storage nodes by codes and the nodes that decode them, in the graph that declares them.
 
     A runtime folds these nodes of constants when it loads the model, so inference runs at float speed; a
@@ -233,7 +233,7 @@ class StoreWeights(Pass):
     """
 
     plan: Plan
-    codes: Codes
+    codes: Encodings
     emit: AllowedOps = AllowedOps.QDQ
     constants: frozenset[str] = frozenset()
 
@@ -285,7 +285,7 @@ class DivideChannels(Pass):
         codes: hold the constants.
     """
 
-    codes: Codes
+    codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         """Divide; the new constants are called ``c.divided``."""

@@ -10,12 +10,12 @@ from onnxq.algorithms.activation_params import activation_parameters, channel_me
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import DEFAULT_METHODS, MinMax, MovingAverage
 from onnxq.calibration.statistics import CalibrationStatistics, observe
-from onnxq.config.scheme import Method, Mode, Spec
+from onnxq.config.scheme import Method, Mode, QuantSpec
 from onnxq.errors import DataError
 from onnxq.numerics.torch_observers import Observer, fixed_parameters
 from onnxq.planning.plan import Activation, Decision, Mean, Plan
 
-AFFINE = Spec("uint8", symmetric=False)
+AFFINE = QuantSpec("uint8", symmetric=False)
 
 
 def plan(*activations: Activation) -> Plan:
@@ -28,7 +28,7 @@ def statistics(**values: list[float]) -> CalibrationStatistics:
 
 def test_each_tensor_has_the_scale_of_its_range() -> None:
     found = activation_parameters(
-        plan(Activation("a", AFFINE, "a"), Activation("b", Spec("int8"), "b")),
+        plan(Activation("a", AFFINE, "a"), Activation("b", QuantSpec("int8"), "b")),
         statistics(a=[-1.0, 2.0], b=[-4.0, 1.0]),
         MinMax(),
     )
@@ -68,16 +68,18 @@ def test_a_tensor_that_was_always_empty_has_scale_one() -> None:
 
 def test_the_range_method_decides() -> None:
     seen = statistics(a=[-10.0, 10.0])
-    found = activation_parameters(plan(Activation("a", Spec("int8-narrow"), "a")), seen, lambda one, spec: (-1.0, 1.0))
+    found = activation_parameters(
+        plan(Activation("a", QuantSpec("int8-narrow"), "a")), seen, lambda one, spec: (-1.0, 1.0)
+    )
     assert found["a"].scale == np.float32(1 / 127)
 
 
-OBSERVED = Spec("uint8-7bit", symmetric=False, method=Method.TORCH)
+OBSERVED = QuantSpec("uint8-7bit", symmetric=False, method=Method.TORCH)
 
 
 def test_scales_of_pytorch_are_those_of_its_observers() -> None:
     found = activation_parameters(
-        plan(Activation("a", OBSERVED, "a"), Activation("b", Spec("int8", method=Method.TORCH), "b")),
+        plan(Activation("a", OBSERVED, "a"), Activation("b", QuantSpec("int8", method=Method.TORCH), "b")),
         statistics(a=[-0.3, 2.0], b=[-1e-9, 1e-9]),
         MinMax(),
     )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.awq import divisible
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.equalization import Factors, Migration
+from onnxq.algorithms.awq import scalable_tensors
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.presets import preset_named
 from onnxq.ir import as_graph
@@ -67,16 +67,18 @@ def bench_of(name: str, models: dict[str, tuple[str, dict[str, Any]]], build: Bu
 def test_what_is_divided_is_multiplied_again(name: str, scheme: str, build: Build, tmp_path: Path) -> None:
     bench = bench_of(name, DIVISIBLE, build, tmp_path, scheme)
     plan = bench.plan({})
-    (tensor,) = divisible(bench.graph, plan)
+    (tensor,) = scalable_tensors(bench.graph, plan)
     factors = np.exp2(np.random.default_rng(0).integers(-1, 2, 64))
-    recipe = Recipe(scaling=Migration({tensor: Factors(1, factors), "elsewhere": Factors(1, factors)}))
+    recipe = EncodingConfig(
+        scaling=Equalization({tensor: ChannelScales(1, factors), "elsewhere": ChannelScales(1, factors)})
+    )
     samples = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
     outputs = []
-    for number, one in enumerate((Recipe(), recipe)):
+    for number, one in enumerate((EncodingConfig(), recipe)):
         built = bench.build(plan, CalibrationStatistics(), one, tmp_path / f"{number}.onnx", external_data=False)
         outputs.append(run(open_session(tmp_path / f"{number}.onnx"), samples)[0])
         assert len(built.nodes) == len(
-            bench.build(plan, CalibrationStatistics(), Recipe(), tmp_path / "p.onnx", external_data=False).nodes
+            bench.build(plan, CalibrationStatistics(), EncodingConfig(), tmp_path / "p.onnx", external_data=False).nodes
         )
     wanted = run(open_session(bench.prepared), samples)[0]
     errors = [float(np.square(output - wanted).sum() / np.square(wanted).sum()) for output in outputs]
@@ -87,9 +89,9 @@ def test_what_is_divided_is_multiplied_again(name: str, scheme: str, build: Buil
 @pytest.mark.parametrize("name", NOT_DIVISIBLE)
 def test_what_others_read_undivided_is_left(name: str, build: Build, tmp_path: Path) -> None:
     bench = bench_of(name, NOT_DIVISIBLE, build, tmp_path, "int4-block32")
-    assert not divisible(bench.graph, bench.plan({}))
+    assert not scalable_tensors(bench.graph, bench.plan({}))
 
 
 def test_products_that_compute_with_integers_are_left(build: Build, tmp_path: Path) -> None:
     bench = bench_of("normalization", DIVISIBLE, build, tmp_path, "int8")
-    assert not divisible(bench.graph, bench.plan({}))
+    assert not scalable_tensors(bench.graph, bench.plan({}))

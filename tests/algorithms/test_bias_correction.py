@@ -20,29 +20,29 @@ from onnxq.algorithms.bias_correction import (
     layers_of,
     rounded_by,
     sequential_biases,
-    told_from_chance,
+    shrink_means,
     with_sequential_biases,
 )
 from onnxq.algorithms.encode import encode, encode_with
 from onnxq.algorithms.encoders import encode_weight
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.encodings import Codes
-from onnxq.algorithms.equalization import Factors, Migration
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.encodings import Encodings
+from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.calibration.methods import Percentile
 from onnxq.calibration.segments import stages
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Granularity, Method, Mode, Spec
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec
 from onnxq.ir import Graph, read_model, save, to_model
-from onnxq.numerics.affine import Array, Parameters, QTensor, parameters_from_range, quantize
+from onnxq.numerics.affine import Array, QTensor, QuantParams, params_from_range, quantize
 from onnxq.numerics.formats import FORMATS
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
+    CompressWeights,
     DecodeWeights,
     NameNodes,
     QuantizeDynamically,
     QuantizeWeights,
     ReplaceWithContrib,
-    StoreWeights,
 )
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.planner import make_plan, with_corrections
@@ -57,17 +57,17 @@ from onnxq.system.resources import silent
 from tests.conftest import Build
 
 # Few bits make errors that no rounding of float32 hides.
-COARSE = Spec("int4-narrow", per=Granularity.CHANNEL)
-SEARCHED = Spec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
-BLOCKS = Spec("int4", per=(32,))
+COARSE = QuantSpec("int4-narrow", per=Granularity.CHANNEL)
+SEARCHED = QuantSpec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
+BLOCKS = QuantSpec("int4", per=(32,))
 # Finer than any data, so that the rounding of biases to codes hides nothing either.
-SCALES = {"x": Parameters(np.array(1e-6, np.float32), None)}
+SCALES = {"x": QuantParams(np.array(1e-6, np.float32), None)}
 
 Means = Mapping[str, Array]
-PASSES: Mapping[str, tuple[Mode, Spec, Callable[[Plan, Codes], Pass]]] = {
+PASSES: Mapping[str, tuple[Mode, QuantSpec, Callable[[Plan, Encodings], Pass]]] = {
     "static": (Mode.STATIC, COARSE, QuantizeWeights),
     "dynamic": (Mode.DYNAMIC, COARSE, QuantizeDynamically),
-    "storage": (Mode.STORAGE, SEARCHED, StoreWeights),
+    "storage": (Mode.STORAGE, SEARCHED, CompressWeights),
     "weight-only": (Mode.WEIGHT_ONLY, COARSE, DecodeWeights),
     "contrib": (Mode.WEIGHT_ONLY, BLOCKS, ReplaceWithContrib),
 }
@@ -133,7 +133,7 @@ def channel_means(array: Array, axis: int) -> Array:
     return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).mean(1, dtype=np.float64)
 
 
-def plan_of(graph: Graph, mode: Mode = Mode.STORAGE, spec: Spec = COARSE) -> Plan:
+def plan_of(graph: Graph, mode: Mode = Mode.STORAGE, spec: QuantSpec = COARSE) -> Plan:
     decisions = []
     for node in graph.nodes:
         if node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
@@ -189,11 +189,11 @@ def test_a_scale_that_a_large_bias_raises_is_the_one_whose_errors_count(kind: st
     made.graph.initializer[1].CopyFrom(numpy_helper.from_array(bias, "b"))
     out = 1 if kind in CONVOLUTIONS else -1
     expected = channel_means(output_of(made, data), out)
-    parameters = {"x": Parameters(np.array(3 / 255, np.float32), None)}
+    parameters = {"x": QuantParams(np.array(3 / 255, np.float32), None)}
 
     def errors(means: Means) -> Array:
         graph = named_graph(made)
-        plan = plan_of(graph, Mode.STATIC, Spec("int4-narrow"))
+        plan = plan_of(graph, Mode.STATIC, QuantSpec("int4-narrow"))
         QuantizeWeights(plan, encode_with(plan, graph, parameters, means)).apply(graph)
         return np.abs(channel_means(output_of(to_model(graph), data), out) - expected)[1:]
 
@@ -271,7 +271,7 @@ def test_float16_biases_stay_float16() -> None:
     )
     graph = named_graph(made)
     plan = plan_of(graph)
-    StoreWeights(plan, encode_with(plan, graph, {}, {"x": np.full(4, 2.0)})).apply(graph)
+    CompressWeights(plan, encode_with(plan, graph, {}, {"x": np.full(4, 2.0)})).apply(graph)
     product = next(node for node in graph.nodes if node.op == "Gemm")
     assert product.inputs[2].name == "b.corrected"
     assert product.inputs[2].values.dtype == np.float16
@@ -307,13 +307,13 @@ def network(build: Build) -> onnx.ModelProto:
 
 def coarse(array: Array) -> Array:
     """Return what 3 bits leave of values."""
-    parameters = parameters_from_range(array.min(), array.max(), FORMATS["uint2"], symmetric=False)
+    parameters = params_from_range(array.min(), array.max(), FORMATS["uint2"], symmetric=False)
     return quantize(array, parameters, FORMATS["uint2"]).dequantize()
 
 
 def four_bits(array: Array) -> QTensor:
     largest = np.abs(array).max()
-    return quantize(array, parameters_from_range(-largest, largest, FORMATS["int4"], symmetric=True), FORMATS["int4"])
+    return quantize(array, params_from_range(-largest, largest, FORMATS["int4"], symmetric=True), FORMATS["int4"])
 
 
 def rounded_of(model: onnx.ModelProto) -> Rounded:
@@ -394,23 +394,21 @@ def noise_of(samples: int, seed: int, channels: int = 400) -> tuple[Array, Array
 @given(st.integers(4, 20), st.integers(0, 1000))
 def test_a_steady_error_is_corrected_in_full_and_nothing_beyond_its_mean(samples: int, seed: int) -> None:
     sums, elements = noise_of(samples, seed)
-    assert told_from_chance(np.full((samples, 1), 3.0) * elements[:, None], elements) == pytest.approx([3.0])
-    assert (np.abs(told_from_chance(sums, elements)) <= np.abs(sums.sum(0) / elements.sum())).all()
+    assert shrink_means(np.full((samples, 1), 3.0) * elements[:, None], elements) == pytest.approx([3.0])
+    assert (np.abs(shrink_means(sums, elements)) <= np.abs(sums.sum(0) / elements.sum())).all()
 
 
 @pytest.mark.parametrize("samples", [4, 8, 16])
 def test_noise_is_hardly_corrected(samples: int) -> None:
     # A mean over draws: one of few samples with unlike elements may be taken for true by chance.
     draws = [noise_of(samples, seed) for seed in range(100)]
-    kept = [
-        np.square(told_from_chance(*draw)).sum() / np.square(draw[0].sum(0) / draw[1].sum()).sum() for draw in draws
-    ]
+    kept = [np.square(shrink_means(*draw)).sum() / np.square(draw[0].sum(0) / draw[1].sum()).sum() for draw in draws]
     assert np.mean(kept) < 0.15
 
 
 def test_samples_without_elements_say_nothing() -> None:
-    assert told_from_chance(np.array([[4.0], [0.0], [6.0]]), np.array([2, 0, 3])) == pytest.approx([2.0])
-    assert told_from_chance(np.array([[4.0], [0.0]]), np.array([2, 0])).tolist() == [0.0]
+    assert shrink_means(np.array([[4.0], [0.0], [6.0]]), np.array([2, 0, 3])) == pytest.approx([2.0])
+    assert shrink_means(np.array([[4.0], [0.0]]), np.array([2, 0])).tolist() == [0.0]
 
 
 def test_the_layers_of_a_plan_are_those_with_a_bias_of_their_own(build: Build) -> None:
@@ -467,7 +465,7 @@ def test_what_codes_make_of_a_model_is_what_the_quantized_model_computes(
     codes = encode(plan, bench.graph, evidence)
     rounded = rounded_by(codes, plan, bench.graph)
     assert {"w2", "b2"} <= rounded.weights.keys()
-    for exact, found in both_outputs(bench, plan, evidence, Recipe(), SAMPLES[:4], tmp_path):
+    for exact, found in both_outputs(bench, plan, evidence, EncodingConfig(), SAMPLES[:4], tmp_path):
         # Where sums are rounded otherwise, a value may fall to the next code.
         assert np.abs(found - exact).mean() < 0.01 * np.abs(exact).mean()
 
@@ -477,8 +475,10 @@ def test_channels_with_factors_are_told_as_the_float_model_has_them(network: onn
     plan = bench.plan({})
     evidence = bench.calibrate(plan, SAMPLES, silent)
     # The second convolution reads them, and the first makes them.
-    factors = Factors(1, np.array([1, 0.5, 0.25, 1, 0.7, 0.3, 1, 0.9]))
-    recipe = Recipe(migration=Migration({tensor: factors for tensor in ("a", "b") if tensor in plan.by_tensor}))
+    factors = ChannelScales(1, np.array([1, 0.5, 0.25, 1, 0.7, 0.3, 1, 0.9]))
+    recipe = EncodingConfig(
+        migration=Equalization({tensor: factors for tensor in ("a", "b") if tensor in plan.by_tensor})
+    )
     codes = encode(plan, bench.graph, evidence, recipe)
     assert codes.factors
     rounded = rounded_by(codes, plan, bench.graph)
@@ -494,7 +494,7 @@ def test_a_recipe_with_corrected_biases_makes_a_model_nearer_to_float(network: o
     bench = open_prepared_model(read_model(network), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     plan = bench.plan({})
     evidence = bench.calibrate(plan, SAMPLES, silent)
-    narrow = Recipe(Percentile(90.0))
+    narrow = EncodingConfig(Percentile(90.0))
     codes = encode(plan, bench.graph, evidence, narrow)
     corrected = with_sequential_biases(narrow, plan, bench.graph, codes, bench.prepared, SAMPLES[::2])
     assert corrected.biases.keys() == layers_of(bench.graph, plan).keys()
@@ -509,7 +509,7 @@ def test_without_layers_a_recipe_stays(build: Build, tmp_path: Path) -> None:
     bench = open_prepared_model(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     plan, samples = bench.plan({}), [{"x": np.ones((2, 4), np.float32)}]
     codes = encode(plan, bench.graph, bench.calibrate(plan, samples, silent))
-    recipe = Recipe()
+    recipe = EncodingConfig()
     assert with_sequential_biases(recipe, plan, bench.graph, codes, bench.prepared, samples) is recipe
 
 
@@ -542,7 +542,7 @@ def test_what_codes_make_of_groups_is_what_the_quantized_model_computes(
     plan = bench.plan({})
     assert layers_of(bench.graph, plan) == {"grouped": Layer("c", 1, "b1"), "last": Layer("y", 1, "b2")}
     evidence = bench.calibrate(plan, SAMPLES, silent)
-    narrow = Recipe(Percentile(90.0))
+    narrow = EncodingConfig(Percentile(90.0))
     codes = encode(plan, bench.graph, evidence, narrow)
     assert {name: bias.values.size for name, bias in codes.biases.items() if bias.values is not None} == {
         "wide": 288,

@@ -19,16 +19,16 @@ from packaged_encoders import HALVED, SEEING, installed_package
 from onnxq.algorithms.encode import encode_with
 from onnxq.algorithms.encoders import (
     ENCODERS,
-    checked,
+    check_encoded,
     encode_array,
     encode_weight,
     encoder_named,
     encoder_of,
     weight_requests,
 )
-from onnxq.algorithms.encoding_config import USUAL, Recipe
-from onnxq.algorithms.encodings import CodesCache
-from onnxq.algorithms.gptq import Compensation, Matrices, Moments, Terms
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
+from onnxq.algorithms.encodings import EncodingCache
+from onnxq.algorithms.gptq import Gptq, GramMatrices, HessianInfo, WeightMatrices
 from onnxq.calibration.data import Data
 from onnxq.calibration.statistics import CalibrationStatistics, observe
 from onnxq.config.scheme import Mode, Rule, Scheme
@@ -36,11 +36,11 @@ from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph, as_graph
 from onnxq.numerics import burn
-from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.blocks import block_shape
-from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, Format
-from onnxq.numerics.pairs import Pairs, fitted
-from onnxq.numerics.spec import Granularity, Method, Spec
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType
+from onnxq.numerics.pairs import Pairs, fit_pairs
+from onnxq.numerics.spec import Granularity, Method, QuantSpec
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Decision, Mean, Plan, Weight
 from onnxq.planning.plan_file import load_plan, save_plan
@@ -50,9 +50,11 @@ NARROW = FORMATS["int8-narrow"]
 INT8 = FORMATS["int8"]
 
 
-def quantize_weight(weight: NDArray[Any], format: Format, axis: int | None, method: Method = Method.MINMAX) -> QTensor:
+def quantize_weight(
+    weight: NDArray[Any], format: QuantDType, axis: int | None, method: Method = Method.MINMAX
+) -> QTensor:
     per = Granularity.TENSOR if axis is None else Granularity.CHANNEL
-    return encode_array(weight, Spec(format.name, per, method=method), channel_axis=axis or 0, reduction_axis=-1)
+    return encode_array(weight, QuantSpec(format.name, per, method=method), channel_axis=axis or 0, reduction_axis=-1)
 
 
 def test_each_channel_uses_its_largest_magnitude() -> None:
@@ -100,27 +102,27 @@ def test_errors_cancel_where_data_is_known_whatever_found_the_scales() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(64, 8)).astype(np.float32)
     data = (rng.normal(size=(500, 4)) @ rng.normal(size=(4, 64)) + rng.normal(size=(500, 64)) / 10).astype(np.float64)
-    matrices = Matrices.of_product((64, 8))
-    terms = Terms(Moments((data.T @ data)[None]), matrices)
+    matrices = WeightMatrices.of_product((64, 8))
+    terms = HessianInfo(GramMatrices((data.T @ data)[None]), matrices)
     for method in (Method.MINMAX, Method.MSE, Method.COMPENSATED):
-        weight = Weight(1, "w", Spec("int4", (32,), method=method), 1, values.size, 0)
+        weight = Weight(1, "w", QuantSpec("int4", (32,), method=method), 1, values.size, 0)
         nearest, moved = encode_weight(values, weight), encode_weight(values, weight, terms=terms)
         np.testing.assert_array_equal(moved.parameters.scale, nearest.parameters.scale)
         lost, kept = (np.square(data @ (one.dequantize() - values)).sum() for one in (nearest, moved))
         assert kept < lost / 3
     # Where nothing is known, codes are the nearest ones.
     np.testing.assert_array_equal(
-        nearest.codes, encode_array(values, Spec("int4", (32,)), channel_axis=1, reduction_axis=0).codes
+        nearest.codes, encode_array(values, QuantSpec("int4", (32,)), channel_axis=1, reduction_axis=0).codes
     )
 
 
 def test_encoders_that_look_at_data_say_what_is_to_be_seen() -> None:
     assert [method for method, encoder in ENCODERS.items() if encoder.sums] == [Method.COMPENSATED]
-    spec = Spec("int4", (32,), method=Method.MSE)
+    spec = QuantSpec("int4", (32,), method=Method.MSE)
     assert encoder_of(spec, None).name is Method.MSE
-    assert encoder_of(spec, Compensation(1, bits=4)).name is Method.COMPENSATED
-    assert encoder_of(spec, Compensation(1, bits=0)).name is Method.MSE
-    assert encoder_of(replace(spec, method=Method.COMPENSATED), Compensation(1, bits=0)).name is Method.COMPENSATED
+    assert encoder_of(spec, Gptq(1, bits=4)).name is Method.COMPENSATED
+    assert encoder_of(spec, Gptq(1, bits=0)).name is Method.MSE
+    assert encoder_of(replace(spec, method=Method.COMPENSATED), Gptq(1, bits=0)).name is Method.COMPENSATED
 
 
 # --- as a Spec says -------------------------------------------------------------------------------------------------
@@ -129,8 +131,8 @@ BLOCKS = [Granularity.TENSOR, Granularity.CHANNEL, (32,), (5,), (2, 3), (2, 3, 4
 every_format = pytest.mark.parametrize("name", [name for name in FORMATS if name != "int32"])
 
 
-def spec_of(name: str, **choices: object) -> Spec:
-    return Spec(name, symmetric=FORMATS[name].signed, **choices)
+def spec_of(name: str, **choices: object) -> QuantSpec:
+    return QuantSpec(name, symmetric=FORMATS[name].signed, **choices)
 
 
 def repeated(tensor: QTensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -142,7 +144,7 @@ def repeated(tensor: QTensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]
     return parameters.effective_scale.astype(np.float64)[places], zero.astype(np.float64)[places]
 
 
-def half_step(format: Format, codes: NDArray[np.float64]) -> NDArray[np.float64]:
+def half_step(format: QuantDType, codes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return half of the wider gap beside each code."""
     if not format.is_float:
         return np.full(codes.shape, 0.5)
@@ -208,9 +210,9 @@ def test_no_magnitude_gives_a_scale_that_cannot_be_used(name: str, magnitude: fl
 
 
 def test_a_scalar_and_an_empty_weight_have_codes_too() -> None:
-    scalar = encode_array(np.array(-7.0), Spec("int4-narrow"), channel_axis=0, reduction_axis=0)
+    scalar = encode_array(np.array(-7.0), QuantSpec("int4-narrow"), channel_axis=0, reduction_axis=0)
     assert (scalar.codes.shape, int(scalar.codes), float(scalar.dequantize())) == ((), -7, -7.0)
-    empty = encode_array(np.zeros((0, 4)), Spec("int8", per=(2,)), channel_axis=1, reduction_axis=0)
+    empty = encode_array(np.zeros((0, 4)), QuantSpec("int8", per=(2,)), channel_axis=1, reduction_axis=0)
     assert empty.codes.shape == (0, 4)
     assert empty.dequantize().shape == (0, 4)
 
@@ -220,14 +222,14 @@ def test_a_weight_that_has_no_codes_is_told(bad: float) -> None:
     weight = np.array([[1.0, bad]], np.float32)
     for per in BLOCKS[:3]:
         with pytest.raises(ModelError, match=r"^the weight holds NaN or infinity"):
-            encode_array(weight, Spec("int8", per=per), channel_axis=0, reduction_axis=1)
+            encode_array(weight, QuantSpec("int8", per=per), channel_axis=0, reduction_axis=1)
 
 
 def test_an_order_of_memory_changes_nothing() -> None:
     weight = np.random.default_rng(2).normal(size=(33, 48)).astype(np.float32)
     for name in ("int4", "float4e2m1", "float8e4m3fn"):
-        one = encode_array(weight, Spec(name, per=(32,)), channel_axis=1, reduction_axis=0)
-        other = encode_array(np.asfortranarray(weight), Spec(name, per=(32,)), channel_axis=1, reduction_axis=0)
+        one = encode_array(weight, QuantSpec(name, per=(32,)), channel_axis=1, reduction_axis=0)
+        other = encode_array(np.asfortranarray(weight), QuantSpec(name, per=(32,)), channel_axis=1, reduction_axis=0)
         np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
 
 
@@ -235,7 +237,7 @@ def test_encoding_takes_less_memory_than_the_weight() -> None:
     weight = np.random.default_rng(3).normal(size=(1024, 2048)).astype(np.float32)
     for name in ("int4", "float4e2m1"):
         tracemalloc.start()
-        encode_array(weight, Spec(name, per=(32,)), channel_axis=1, reduction_axis=0)
+        encode_array(weight, QuantSpec(name, per=(32,)), channel_axis=1, reduction_axis=0)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < weight.nbytes
@@ -248,17 +250,17 @@ def test_encoding_takes_less_memory_than_the_weight() -> None:
 def test_burn_rounds_halves_away_from_zero(per: Granularity | tuple[int, ...]) -> None:
     # With scale 1, every second value lies between two codes.
     weight = np.array([[7.0, 2.5, -7.0, -2.5], [0.5, 7.0, -4.5, 7.0]], np.float32)
-    spec = Spec("int4-narrow", per, method=Method.BURN)
+    spec = QuantSpec("int4-narrow", per, method=Method.BURN)
     tensor = encode_array(weight, spec, channel_axis=0, reduction_axis=1)
     assert tensor.parameters.scale.flatten().tolist() == [1.0] * (1 if per is Granularity.TENSOR else 4)
     assert tensor.codes.tolist() == [[7, 3, -7, -3], [1, 7, -5, 7]]
-    usual = encode_array(weight, Spec("int4-narrow", per), channel_axis=0, reduction_axis=1)
+    usual = encode_array(weight, QuantSpec("int4-narrow", per), channel_axis=0, reduction_axis=1)
     assert usual.codes.tolist() == [[7, 2, -7, -2], [0, 7, -4, 7]]
 
 
 def test_blocks_of_burn_lie_along_the_last_axis_whatever_is_summed() -> None:
     weight = np.random.default_rng(3).normal(size=(64, 8)).astype(np.float32)
-    spec = Spec("int8-narrow", (4,), method=Method.BURN)
+    spec = QuantSpec("int8-narrow", (4,), method=Method.BURN)
     tensor = encode_array(weight, spec, channel_axis=1, reduction_axis=0)
     assert tensor.parameters.scale.shape == (64, 2)
     np.testing.assert_array_equal(tensor.codes, burn.encode(weight, spec).codes)
@@ -270,7 +272,7 @@ def test_pytorch_observes_each_channel_of_any_axis(axis: int) -> None:
     turned = np.moveaxis(weight, axis, 0)
     scale = np.abs(turned).max(axis=(1, 2), keepdims=True) / np.float32(127.5)
     codes = np.clip(np.rint(turned * (np.float32(1) / scale)), -128, 127)
-    spec = Spec("int8", Granularity.CHANNEL, method=Method.TORCH)
+    spec = QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH)
     for tensor in (
         encode_array(weight, spec, channel_axis=axis, reduction_axis=1 - axis),
         quantize_weight(weight, INT8, axis - 3, Method.TORCH),
@@ -300,11 +302,11 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
     method: Method, per: Granularity, given: bool
 ) -> None:
     values = np.random.default_rng(0).standard_normal((12, 5, 3, 3)).astype(np.float32)
-    plain = Weight(1, "w", Spec("int8-narrow", per, method=method), 0, values.size, 1)
+    plain = Weight(1, "w", QuantSpec("int8-narrow", per, method=method), 0, values.size, 1)
     weight = replace(plain, pairs=Pairs.ROW)
     parameters = encode_weight(values, plain).parameters if given else None
     found = encode_weight(values, weight, parameters)
-    assert np.array_equal(fitted(found.codes, Pairs.ROW, 0, 1), found.codes)
+    assert np.array_equal(fit_pairs(found.codes, Pairs.ROW, 0, 1), found.codes)
     assert parameters is None or np.array_equal(found.parameters.scale, parameters.scale)
     if not given:
         lost, least = (np.abs(one.dequantize() - values).mean() for one in (found, encode_weight(values, plain)))
@@ -315,10 +317,10 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
 
 MODELS = Path(__file__).parents[2] / "models"
 FORCED = Goal(force=True)
-FOUR_BITS = Spec("int4", (16,))
-CHANNELS = Spec("int8-narrow", Granularity.CHANNEL)
+FOUR_BITS = QuantSpec("int4", (16,))
+CHANNELS = QuantSpec("int8-narrow", Granularity.CHANNEL)
 VALUES = np.random.default_rng(0).normal(size=(48, 24)).astype(np.float32)
-SOME = Compensation(rows=2000, bits=0)
+SOME = Gptq(rows=2000, bits=0)
 PRODUCT = "(float[999,48] x) => (float[999,24] y) { [n] y = Gemm(x, w, b) }"
 
 
@@ -328,11 +330,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def by(method: str, spec: Spec = FOUR_BITS) -> Weight:
+def by(method: str, spec: QuantSpec = FOUR_BITS) -> Weight:
     return Weight(1, "w", replace(spec, method=method), 1, VALUES.size, 0)
 
 
-def plan_by(method: str, mode: Mode = Mode.STORAGE, spec: Spec = FOUR_BITS) -> Plan:
+def plan_by(method: str, mode: Mode = Mode.STORAGE, spec: QuantSpec = FOUR_BITS) -> Plan:
     bias = 2 if mode is Mode.STATIC else None
     return Plan((Decision("n", "Gemm", mode, "", (by(method, spec),), bias, "x", Mean("x", -1)),), (), "s", "t")
 
@@ -371,7 +373,7 @@ def test_one_that_is_wrong_or_fails_is_told_why(name: str, message: str) -> None
 
 
 def test_scales_that_a_kernel_needs_are_kept_or_the_encoder_is_refused(build: Build) -> None:
-    graph, given = graph_of(build, bias=1e9), {"x": Parameters(np.array(0.05, np.float32), None)}
+    graph, given = graph_of(build, bias=1e9), {"x": QuantParams(np.array(0.05, np.float32), None)}
     usual, halved = (
         encode_with(plan_by(name, Mode.STATIC, CHANNELS), graph, given, {}).weights["n", 1].parameters.scale
         for name in ("minmax", "halved")
@@ -389,7 +391,7 @@ def test_codes_fit_in_pairs_where_a_kernel_takes_them_so() -> None:
 
 
 def test_codes_in_a_cache_are_told_apart_by_encoder(build: Build) -> None:
-    graph, cache = graph_of(build), CodesCache()
+    graph, cache = graph_of(build), EncodingCache()
     found = [
         encode_with(plan_by(name), graph, {}, {}, cache=cache).weights["n", 1]
         for name in ("minmax", "halved", "halved")
@@ -403,7 +405,7 @@ def test_what_asks_for_data_gets_it_at_once_and_nothing_where_none_was_seen(buil
     requests = weight_requests(plan, graph, SOME)
     assert [(request.tensor, request.kind) for request in requests] == [("x", "hessian")]
     evidence = observe({"x": data(1)}, requests, "0" * 32)
-    recipe = Recipe(compensation=SOME)
+    recipe = EncodingConfig(compensation=SOME)
     seen, unseen = (encode_with(plan, graph, {}, {}, one, recipe=recipe) for one in (evidence, CalibrationStatistics()))
     errors = [np.square(data(2) @ (one.weights["n", 1].dequantize() - VALUES)).sum() for one in (seen, unseen)]
     assert errors[0] < 0.8 * errors[1]
@@ -412,14 +414,14 @@ def test_what_asks_for_data_gets_it_at_once_and_nothing_where_none_was_seen(buil
 
 
 def test_codes_that_a_package_chooses_are_not_chosen_again(build: Build) -> None:
-    graph, plan, every = graph_of(build), plan_by("halved"), Compensation(rows=2000)
+    graph, plan, every = graph_of(build), plan_by("halved"), Gptq(rows=2000)
     assert encoder_of(plan.decisions[0].weights[0].spec, every) is HALVED
     assert encoder_of(by("seeing").spec, every) is SEEING
     assert weight_requests(plan, graph, every) == ()
     evidence = observe({"x": data(1)}, weight_requests(plan_by("minmax"), graph, every), "0" * 32)
     one, other = (
         encode_with(plan, graph, {}, {}, evidence, recipe=recipe).weights["n", 1].codes
-        for recipe in (USUAL, Recipe(compensation=every))
+        for recipe in (DEFAULT_CONFIG, EncodingConfig(compensation=every))
     )
     np.testing.assert_array_equal(one, other)
 
@@ -440,7 +442,7 @@ def test_what_asks_for_data_in_another_way_is_told(name: str, message: str, buil
 def test_a_scheme_asks_for_it_and_the_plan_makes_the_same_bytes_again(method: str, usual: str, tmp_path: Path) -> None:
     data, first, again, ours = Data(MODELS / "data" / "calib.npz", limit=16), *map(tmp_path.joinpath, "abc")
     off = Budget(search="off", latency=0, accuracy="off")
-    scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (32,), method=method)),))
+    scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (32,), method=method)),))
     plan = quantize(MODELS / "gru.onnx", data, first, scheme=scheme, goal=FORCED, budget=off).report.plan
     assert {weight.spec.method for decision in plan.decisions for weight in decision.weights} == {method}
     assert plan.accuracy == (("compensation",) if method == "seeing" else ())
@@ -449,7 +451,7 @@ def test_a_scheme_asks_for_it_and_the_plan_makes_the_same_bytes_again(method: st
     kept = load_plan(tmp_path / "plan.toml")
     quantize(MODELS / "gru.onnx", data, again, scheme=kept, goal=FORCED, budget=Budget(latency=0))
     assert again.read_bytes() == first.read_bytes()
-    scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (32,), method=usual)),))
+    scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (32,), method=usual)),))
     quantize(MODELS / "gru.onnx", data, ours, scheme=scheme, goal=FORCED, budget=off)
     assert (ours.read_bytes() == first.read_bytes()) is (method == "seeing")
 
@@ -458,23 +460,23 @@ def test_a_scheme_asks_for_it_and_the_plan_makes_the_same_bytes_again(method: st
 
 SHAPE = (40, 3)
 WEIGHT = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-BLOCKS_OF_TWO, AFFINE = Spec("int4-narrow", (16,), scale="float16"), Spec("uint4", (16,), symmetric=False)
-TWO_LEVELS = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+BLOCKS_OF_TWO, AFFINE = QuantSpec("int4-narrow", (16,), scale="float16"), QuantSpec("uint4", (16,), symmetric=False)
+TWO_LEVELS = QuantSpec("float4e2m1", (16,), scale="ue4m3", two_level=True)
 
 
-def encoded(spec: Spec) -> QTensor:
+def encoded(spec: QuantSpec) -> QTensor:
     return encode_array(WEIGHT, spec, channel_axis=1, reduction_axis=0)
 
 
-def looked_at(found: object, spec: Spec, given: Parameters | None = None) -> QTensor:
-    return checked(found, spec, SHAPE, block_shape(spec.per, SHAPE, channel_axis=1, reduction_axis=0), given)
+def looked_at(found: object, spec: QuantSpec, given: QuantParams | None = None) -> QTensor:
+    return check_encoded(found, spec, SHAPE, block_shape(spec.per, SHAPE, channel_axis=1, reduction_axis=0), given)
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "int32"])
 @pytest.mark.parametrize("per", [*Granularity, (16,), (2, 3), (64,)])
 def test_what_our_own_encoders_return_is_taken(name: str, per: Any) -> None:
     for scale in ("float32", "bfloat16"):
-        spec = Spec(name, per, symmetric=FORMATS[name].signed, scale=scale)
+        spec = QuantSpec(name, per, symmetric=FORMATS[name].signed, scale=scale)
         found = encoded(spec)
         assert looked_at(found, spec) is found
         assert looked_at(found, spec, found.parameters) is found
@@ -483,13 +485,13 @@ def test_what_our_own_encoders_return_is_taken(name: str, per: Any) -> None:
 def test_two_levels_and_blocks_that_follow_from_the_scales_are_taken() -> None:
     found = encoded(TWO_LEVELS)
     assert looked_at(found, TWO_LEVELS) is found
-    channels = Spec("int8", Granularity.CHANNEL)
+    channels = QuantSpec("int8", Granularity.CHANNEL)
     plain = encoded(channels)
     bare = replace(plain, parameters=replace(plain.parameters, block=None))
     assert looked_at(bare, channels) is bare
 
 
-def with_codes(spec: Spec, *codes: Any) -> QTensor:
+def with_codes(spec: QuantSpec, *codes: Any) -> QTensor:
     """Return codes of which the first are others."""
     found = encoded(spec)
     changed = found.codes.copy()
@@ -497,12 +499,12 @@ def with_codes(spec: Spec, *codes: Any) -> QTensor:
     return replace(found, codes=changed)
 
 
-def with_parameters(spec: Spec, **changes: Any) -> QTensor:
+def with_parameters(spec: QuantSpec, **changes: Any) -> QTensor:
     found = encoded(spec)
     return replace(found, parameters=replace(found.parameters, **changes))
 
 
-def with_scale(spec: Spec, value: float) -> QTensor:
+def with_scale(spec: QuantSpec, value: float) -> QTensor:
     scale = encoded(spec).parameters.scale.copy()
     scale[0, 0] = value
     return with_parameters(spec, scale=scale)
@@ -532,9 +534,17 @@ ONES = np.ones((3, 3), np.float32)
         ),
         (with_codes(AFFINE, 16), AFFINE, "some of its codes are none of uint4, which are from 0 to 15"),
         (with_codes(TWO_LEVELS, 16), TWO_LEVELS, "some of its codes are none of float4e2m1, which are from -6 to 6"),
-        (with_codes(Spec("nf4"), 16), Spec("nf4"), "some of its codes are none of nf4"),
-        (with_codes(Spec("float8e4m3fn"), 0x7F), Spec("float8e4m3fn"), "some of its codes are none of float8e4m3fn"),
-        (with_codes(Spec("float8e5m2"), 0x7C), Spec("float8e5m2"), "some of its codes are none of float8e5m2"),
+        (with_codes(QuantSpec("nf4"), 16), QuantSpec("nf4"), "some of its codes are none of nf4"),
+        (
+            with_codes(QuantSpec("float8e4m3fn"), 0x7F),
+            QuantSpec("float8e4m3fn"),
+            "some of its codes are none of float8e4m3fn",
+        ),
+        (
+            with_codes(QuantSpec("float8e5m2"), 0x7C),
+            QuantSpec("float8e5m2"),
+            "some of its codes are none of float8e5m2",
+        ),
         (
             with_parameters(BLOCKS_OF_TWO, scale=np.ones((40, 3), np.float32)),
             BLOCKS_OF_TWO,
@@ -564,7 +574,11 @@ ONES = np.ones((3, 3), np.float32)
             BLOCKS_OF_TWO,
             "some of its scales are no float16, of 6.10352e-05 to 65504; round them",
         ),
-        (with_scale(Spec("int8", (16,)), 1e-40), Spec("int8", (16,)), "some of its scales are no float32, of 1.17"),
+        (
+            with_scale(QuantSpec("int8", (16,)), 1e-40),
+            QuantSpec("int8", (16,)),
+            "some of its scales are no float32, of 1.17",
+        ),
         (with_parameters(TWO_LEVELS, tensor_scale=None), TWO_LEVELS, "the scale of its tensor is None, expected one"),
         (with_parameters(TWO_LEVELS, tensor_scale=np.float32(0)), TWO_LEVELS, "the scale of its tensor is 0.0, expect"),
         (
@@ -591,7 +605,7 @@ ONES = np.ones((3, 3), np.float32)
         ),
     ],
 )
-def test_what_is_not_as_the_spec_says_has_its_sentence(found: QTensor, spec: Spec, message: str) -> None:
+def test_what_is_not_as_the_spec_says_has_its_sentence(found: QTensor, spec: QuantSpec, message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         looked_at(found, spec)
 

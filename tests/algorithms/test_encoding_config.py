@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 from observations import evidence
 
-from onnxq.algorithms.encoding_config import USUAL, Recipe, noted, recipe_of
-from onnxq.algorithms.equalization import Factors, Migration
-from onnxq.algorithms.gptq import Compensation
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig, attach_encodings, config_from_plan
+from onnxq.algorithms.equalization import ChannelScales, Equalization
+from onnxq.algorithms.gptq import Gptq
 from onnxq.algorithms.range_search import RangeChoice
 from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation, Scaling
 
 RECIPES = (
-    USUAL,
-    Recipe(Percentile(99.0)),
-    USUAL.with_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
-    Recipe(own_ranges={"b": Percentile(99.0)}),
-    Recipe(biases={"a": np.ones(2, np.float32)}),
-    Recipe(biases={"a": np.zeros(2, np.float32)}),
-    Recipe(biases={"b": np.ones(2, np.float32)}),
+    DEFAULT_CONFIG,
+    EncodingConfig(Percentile(99.0)),
+    DEFAULT_CONFIG.with_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
+    EncodingConfig(own_ranges={"b": Percentile(99.0)}),
+    EncodingConfig(biases={"a": np.ones(2, np.float32)}),
+    EncodingConfig(biases={"a": np.zeros(2, np.float32)}),
+    EncodingConfig(biases={"b": np.ones(2, np.float32)}),
 )
 
 
@@ -35,28 +35,28 @@ def test_recipes_that_differ_have_different_keys() -> None:
 
 
 def test_the_usual_recipe_takes_the_extremes() -> None:
-    assert Recipe() == USUAL == Recipe(MinMax())
+    assert EncodingConfig() == DEFAULT_CONFIG == EncodingConfig(MinMax())
 
 
 def test_equal_recipes_have_equal_keys_whatever_the_order() -> None:
-    assert Recipe().key == USUAL.key
+    assert EncodingConfig().key == DEFAULT_CONFIG.key
     methods = {"a": MinMax(), "b": Percentile(99.0)}
-    assert Recipe(own_ranges=methods).key == Recipe(own_ranges=dict(reversed(methods.items()))).key
+    assert EncodingConfig(own_ranges=methods).key == EncodingConfig(own_ranges=dict(reversed(methods.items()))).key
     biases = {"a": np.ones(2), "b": np.zeros(2)}
-    assert Recipe(biases=biases).key == Recipe(biases=dict(reversed(biases.items()))).key
+    assert EncodingConfig(biases=biases).key == EncodingConfig(biases=dict(reversed(biases.items()))).key
 
 
 def test_compensation_is_a_part_of_the_key() -> None:
-    keys = {Recipe(compensation=one).key for one in (None, Compensation(9), Compensation(9, 0.1), Compensation(8))}
+    keys = {EncodingConfig(compensation=one).key for one in (None, Gptq(9), Gptq(9, 0.1), Gptq(8))}
     assert len(keys) == 4
 
 
 # Recipes in plans: noted, and found in them again.
 
 ACTIVATIONS = (
-    Activation("a", Spec("int8"), "a"),
-    Activation("b", Spec("int8"), "b"),
-    Activation("c", Spec("int8"), "c", fixed_range=(0.0, 1.0)),
+    Activation("a", QuantSpec("int8"), "a"),
+    Activation("b", QuantSpec("int8"), "b"),
+    Activation("c", QuantSpec("int8"), "c", fixed_range=(0.0, 1.0)),
 )
 PLAN = Plan((Decision("n", "Conv", Mode.STATIC, "why", mean=Mean("a", 1)),), ACTIVATIONS, "int8", "onnxruntime-cpu")
 VALUES = {"a": np.array([-1.0, 0.1, 3.0], np.float32), "b": np.array([-0.3, 7.0], np.float32)}
@@ -64,16 +64,18 @@ SEEN = evidence(VALUES, "range", "histogram")
 
 
 def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -> None:
-    factors = Migration({"b": Factors(1, np.array([0.3, 1.0])), "elsewhere": Factors(1, np.array([0.5]))})
-    recipe = Recipe(
+    factors = Equalization(
+        {"b": ChannelScales(1, np.array([0.3, 1.0])), "elsewhere": ChannelScales(1, np.array([0.5]))}
+    )
+    recipe = EncodingConfig(
         Percentile(99.9),
         {"b": MinMax()},
         {"n": np.ones(2, np.float32)},
-        Compensation.of_samples(9, 0.1, 4),
+        Gptq.of_samples(9, 0.1, 4),
         factors,
-        Migration({"f": Factors(1, np.array([2.0, 0.5]))}),
+        Equalization({"f": ChannelScales(1, np.array([2.0, 0.5]))}),
     )
-    found = noted(PLAN, recipe, SEEN)
+    found = attach_encodings(PLAN, recipe, SEEN)
     assert (found.ranges, [one.ranges for one in found.activations]) == ("percentile:99.9", ["", "minmax", ""])
     assert found.by_tensor["b"].found_range == tuple(map(float, np.float32([-0.3, 7.0])))
     assert found.by_tensor["b"].factors == (0.3, 1.0)
@@ -81,20 +83,22 @@ def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -
     assert found.accuracy == ("migration", "scaling", "compensation", "bias")
     assert found.scaling == (Scaling("f", (2.0, 0.5)),)
     assert found.damping == Damping(0.1, 4)
-    again = recipe_of(found, 9)
+    again = config_from_plan(found, 9)
     assert (again.compensation, again.migration.key) == (recipe.compensation, factors.select(["b"]).key)
     carried_out = replace(found, preparation=Preparation("", "", 17))
-    assert noted(carried_out, replace(again, biases=recipe.biases), CalibrationStatistics()) == carried_out
+    assert attach_encodings(carried_out, replace(again, biases=recipe.biases), CalibrationStatistics()) == carried_out
 
 
 def test_means_that_nobody_observed_correct_no_bias() -> None:
-    assert noted(PLAN, USUAL, SEEN).decisions[0].mean is None
+    assert attach_encodings(PLAN, DEFAULT_CONFIG, SEEN).decisions[0].mean is None
 
 
 def test_a_known_range_needs_no_method_and_an_open_one_the_plans() -> None:
-    found = replace(noted(PLAN, USUAL, SEEN), ranges="of_a_plugin", preparation=Preparation("", "", 17))
-    assert recipe_of(found, 1).key == USUAL.key
+    found = replace(
+        attach_encodings(PLAN, DEFAULT_CONFIG, SEEN), ranges="of_a_plugin", preparation=Preparation("", "", 17)
+    )
+    assert config_from_plan(found, 1).key == DEFAULT_CONFIG.key
     edited = replace(found, activations=tuple(replace(one, found_range=None) for one in found.activations))
-    assert recipe_of(replace(edited, ranges="minmax"), 1).key == USUAL.key
+    assert config_from_plan(replace(edited, ranges="minmax"), 1).key == DEFAULT_CONFIG.key
     with pytest.raises(SchemeError, match="Calibration method 'of_a_plugin' is unknown"):
-        recipe_of(edited, 1)
+        config_from_plan(edited, 1)

@@ -14,12 +14,12 @@ from shared_weight import SCALES, Build, graph_of, plan_of
 from onnxq.algorithms import encode as module
 from onnxq.algorithms.encode import encode_with
 from onnxq.algorithms.encoders import encode_weight
-from onnxq.algorithms.encodings import CodesCache
+from onnxq.algorithms.encodings import EncodingCache
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError
 from onnxq.ir import all_graphs, as_graph, constant, load, to_model
 from onnxq.ir.tensor_data import spilling
-from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.formats import FORMATS
 from onnxq.planning.plan import Mean
 
@@ -59,11 +59,11 @@ def test_nodes_of_bodies_have_codes_too(build: Build) -> None:
 
 
 def codes(size: int) -> QTensor:
-    return QTensor(np.zeros(size, np.int8), Parameters(np.ones((), np.float32), None), FORMATS["int8"])
+    return QTensor(np.zeros(size, np.int8), QuantParams(np.ones((), np.float32), None), FORMATS["int8"])
 
 
 def test_codes_are_made_once() -> None:
-    cache = CodesCache()
+    cache = EncodingCache()
     first = cache.codes("a", lambda: codes(8))
     assert cache.codes("a", lambda: codes(8)) is first
     assert cache.codes("b", lambda: codes(8)) is not first
@@ -71,11 +71,11 @@ def test_codes_are_made_once() -> None:
 
 def test_nobody_can_write_to_them() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        CodesCache().codes("a", lambda: codes(8)).codes[0] = 1
+        EncodingCache().codes("a", lambda: codes(8)).codes[0] = 1
 
 
 def test_what_was_longest_not_asked_for_is_forgotten() -> None:
-    cache = CodesCache(capacity=250)
+    cache = EncodingCache(capacity=250)
     first, second = (cache.codes(name, lambda: codes(100)) for name in "ab")
     assert cache.codes("a", lambda: codes(100)) is first
     cache.codes("c", lambda: codes(100))
@@ -84,7 +84,7 @@ def test_what_was_longest_not_asked_for_is_forgotten() -> None:
 
 
 def test_codes_in_a_file_take_no_room(tmp_path: Path) -> None:
-    cache = CodesCache(capacity=250)
+    cache = EncodingCache(capacity=250)
     with spilling(tmp_path):
         first, second = (cache.codes(name, lambda: codes(1 << 20)) for name in "ab")
         assert cache.codes("a", lambda: codes(1 << 20)) is first
@@ -93,13 +93,13 @@ def test_codes_in_a_file_take_no_room(tmp_path: Path) -> None:
 
 
 def test_a_cache_without_room_keeps_nothing() -> None:
-    cache = CodesCache(capacity=0)
+    cache = EncodingCache(capacity=0)
     assert cache.codes("a", lambda: codes(8)) is not cache.codes("a", lambda: codes(8))
     assert cache.array("b", lambda: np.ones(3)) is not cache.array("b", lambda: np.ones(3))
 
 
 def test_equal_values_of_one_type_and_shape_have_one_digest() -> None:
-    cache, values = CodesCache(), np.arange(6, dtype=np.float32)
+    cache, values = EncodingCache(), np.arange(6, dtype=np.float32)
     same = [cache.digest(constant(name, values.copy())) for name in "ab"]
     others = [values.reshape(2, 3), values.view(np.int32), values + 1]
     assert len(set(same)) == 1
@@ -113,7 +113,7 @@ def test_values_in_a_file_are_told_by_where_they_lie(tmp_path: Path) -> None:
     weights = [numpy_helper.from_array(array, name) for name, array in values.items()]
     model = helper.make_model(helper.make_graph(nodes, "g", infos[:1], infos[1:], weights))
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
-    cache = CodesCache()
+    cache = EncodingCache()
     first, again = ([cache.digest(node.inputs[1]) for node in load(tmp_path / "model.onnx").nodes] for _ in range(2))
     assert first == again
     assert len(set(first)) == 3
@@ -141,7 +141,7 @@ def test_a_weight_that_nodes_share_is_encoded_once_whatever_their_modes(build: B
 
 
 def test_a_plan_whose_codes_are_known_encodes_nothing(build: Build, counted: list[object]) -> None:
-    cache, means = CodesCache(), {"x": np.ones(4)}
+    cache, means = EncodingCache(), {"x": np.ones(4)}
     plan = plan_of(Mode.STATIC, Mode.DYNAMIC)
     corrected = replace(plan, decisions=tuple(replace(one, mean=Mean("x", -1)) for one in plan.decisions))
     first = encode_with(corrected, graph_of(build), SCALES, means, cache=cache)

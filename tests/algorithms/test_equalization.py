@@ -15,30 +15,30 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from onnxq.algorithms.activation_params import requests_for
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.equalization import (
     NOTHING,
     SMALLEST,
-    Around,
-    Channels,
-    Factors,
-    Migration,
-    Reader,
-    Setting,
-    Site,
-    Sites,
-    costly,
+    ChannelScales,
+    Equalization,
+    EqualizationGroup,
+    EqualizationGroups,
+    EqualizationStrength,
+    GroupChannels,
+    GroupConsumer,
+    WeightRescaling,
+    channel_scales_of,
+    costly_scales,
+    equalization_of,
     expected_shares,
-    factors_of,
-    folded,
-    migration_of,
-    sites,
+    find_groups,
+    select_free_scales,
 )
 from onnxq.calibration.collect import collect
 from onnxq.calibration.methods import MinMax
 from onnxq.calibration.statistics import TensorStatistics
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import Node, as_graph, read_model
 from onnxq.numerics.pairs import Pairs
 from onnxq.planning.plan import Demotion, Plan, Weight
@@ -111,20 +111,20 @@ def opened(build: Build, name: str, folder: Path) -> tuple[PreparedModel, list[d
     return bench, [{"x": np.abs(generator.standard_normal(shape) * wide).astype(np.float32)} for _ in range(4)]
 
 
-def migration_for(bench: PreparedModel) -> Migration:
+def migration_for(bench: PreparedModel) -> Equalization:
     """Return factors for every site, which differ from channel to channel."""
     factors = {}
-    for site in sites(bench.graph, bench.plan({})).found:
+    for site in find_groups(bench.graph, bench.plan({})).found:
         values = np.where(site.free, np.linspace(0.3, 1.0, len(site.free)), 1.0)
         for name, channels in site.tensors.items():
-            factors[name] = Factors(channels.axis, values[channels.places])
-    return Migration(factors)
+            factors[name] = ChannelScales(channels.axis, values[channels.places])
+    return Equalization(factors)
 
 
 class Wide(MinMax):
     """A range that holds all values divided by any factor."""
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         low, high = super().__call__(seen, spec)
         return 4 * low, 4 * high
 
@@ -152,7 +152,7 @@ def test_migration_keeps_what_a_model_computes_whichever_node_computes_in_float(
     for nodes in ([], *([node] for node in stored)):
         plan = exact(bench.plan({node: Demotion(Mode.STORAGE, "why") for node in nodes}))
         seen = collect(bench.prepared, samples, requests_for(plan, (MinMax(),)))
-        bench.build(plan, seen, Recipe(Wide(), migration=migration), path, external_data=False)
+        bench.build(plan, seen, EncodingConfig(Wide(), migration=migration), path, external_data=False)
         for one, other in zip(
             run(open_session(bench.prepared), samples[0]), run(open_session(path), samples[0]), strict=True
         ):
@@ -169,7 +169,7 @@ def test_as_many_kernels_compute_with_integers(
     kernels = []
     for migration in (NOTHING, migration_for(bench)):
         path = tmp_path / "built.onnx"
-        bench.build(plan, seen, Recipe(migration=migration), path, external_data=False)
+        bench.build(plan, seen, EncodingConfig(migration=migration), path, external_data=False)
         kernels.append(Counter(node.op_type for node in running_graph(path).node if node.op_type != "Mul"))
     assert kernels[0] == kernels[1]
     assert any(INTEGER & set(each) for each in kernels)
@@ -180,21 +180,21 @@ def test_as_many_kernels_compute_with_integers(
 def test_a_weight_makes_up_for_the_factors_around_it(seed: int, kind: tuple[str, dict[str, int]]) -> None:
     generator = np.random.default_rng(seed)
     op, attributes = kind
-    read, made = (Factors(1, generator.uniform(0.25, 1, size)) for size in (5, 3))
+    read, made = (ChannelScales(1, generator.uniform(0.25, 1, size)) for size in (5, 3))
     weight = generator.standard_normal((3, 5))
     stored = weight if op == "Conv" or attributes else weight.T
-    found = Around(read, made).weight(Node(op, "n", attributes), 1, stored)
+    found = WeightRescaling(read, made).weight(Node(op, "n", attributes), 1, stored)
     plain = found if op == "Conv" or attributes else found.T
     data = generator.standard_normal(5)
     np.testing.assert_allclose(plain @ (data / read.values) * made.values, weight @ data, rtol=1e-9, atol=1e-9)
-    around, bias = Around(read, made), generator.standard_normal(3)
+    around, bias = WeightRescaling(read, made), generator.standard_normal(3)
     np.testing.assert_allclose(around.own_weight(Node(op, "n", attributes), 1, found), stored)
     np.testing.assert_allclose(around.own_bias(around.bias(bias)), bias)
     np.testing.assert_allclose(read.multiply(read.divide(data[None])), data[None])
 
 
 def test_factors_of_tensors_without_codes_are_left_out() -> None:
-    migration = Migration({"a": Factors(1, np.ones(2)), "b": Factors(1, np.ones(2))})
+    migration = Equalization({"a": ChannelScales(1, np.ones(2)), "b": ChannelScales(1, np.ones(2))})
     assert list(migration.select({"b"}).factors) == ["b"]
     assert migration.key != migration.select({"b"}).key
 
@@ -202,10 +202,10 @@ def test_factors_of_tensors_without_codes_are_left_out() -> None:
 # Which tensors share factors, and which have none.
 
 
-def found(build: Build, plan_of: PlanOf, text: str, **weights: Any) -> Sites:
+def found(build: Build, plan_of: PlanOf, text: str, **weights: Any) -> EqualizationGroups:
     model = build(text, **weights)
     graph = prepare(read_model(model))
-    return sites(graph, plan_of(model))
+    return find_groups(graph, plan_of(model))
 
 
 CONVS = {"w": (6, 4, 1, 1), "u": (6, 4, 1, 1), "g": (3, 6, 1, 1)}
@@ -272,9 +272,9 @@ def test_places_count_each_factor_once(build: Build, plan_of: PlanOf) -> None:
 # Factors from what channels were seen to use.
 
 
-def site(count: int, *, dense: bool = True) -> Site:
-    channels = Channels(1, 4, np.arange(count))
-    return Site({"t": channels}, frozenset(), np.ones(count, bool), (Reader("n", "t", dense),))
+def site(count: int, *, dense: bool = True) -> EqualizationGroup:
+    channels = GroupChannels(1, 4, np.arange(count))
+    return EqualizationGroup({"t": channels}, frozenset(), np.ones(count, bool), (GroupConsumer("n", "t", dense),))
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,11 @@ def site(count: int, *, dense: bool = True) -> Site:
         [np.array([0.0, 0.1, 1.0]), np.array([3.0, 0.0, 1.0])],
     ],
 )
-@pytest.mark.parametrize("setting", [Setting(0.0), Setting(0.5), Setting(1.0, cover=0.0)])
-def test_factors_are_usable_whatever_was_seen(parts: list[NDArray[np.float64]], setting: Setting) -> None:
-    factors = factors_of(site(3), parts, setting)
+@pytest.mark.parametrize(
+    "setting", [EqualizationStrength(0.0), EqualizationStrength(0.5), EqualizationStrength(1.0, cover=0.0)]
+)
+def test_factors_are_usable_whatever_was_seen(parts: list[NDArray[np.float64]], setting: EqualizationStrength) -> None:
+    factors = channel_scales_of(site(3), parts, setting)
     assert ((factors >= SMALLEST) & (factors <= 1)).all()
 
 
@@ -303,12 +305,12 @@ def test_one_sample_leaves_a_margin() -> None:
 
 def test_a_dense_reader_has_a_power_of_its_own() -> None:
     parts = [np.array([0.25, 1.0])] * 2
-    assert factors_of(site(2), parts, Setting(0.5))[0] == pytest.approx(0.5)
-    assert factors_of(site(2, dense=False), parts, Setting(0.5))[0] == pytest.approx(0.25)
+    assert channel_scales_of(site(2), parts, EqualizationStrength(0.5))[0] == pytest.approx(0.5)
+    assert channel_scales_of(site(2, dense=False), parts, EqualizationStrength(0.5))[0] == pytest.approx(0.25)
 
 
 def test_sites_without_gain_have_no_factors() -> None:
-    assert not migration_of({site(2): np.ones(2)}).factors
+    assert not equalization_of({site(2): np.ones(2)}).factors
 
 
 @pytest.mark.parametrize("cover", [0.0, 1.0])
@@ -346,9 +348,9 @@ def test_factors_without_nodes_stay(name: str, build: Build, plan_of: PlanOf) ->
     text, tensors, kept = CASES[name]
     weights: dict[str, Any] = {one: shape for one, shape in CHAIN.items() if f", {one})" in text}
     model = build(text, **weights)
-    factors = Factors(1, np.array([0.5, 1.0] * 3))
-    migration = Migration(dict.fromkeys(sorted(tensors), factors))
+    factors = ChannelScales(1, np.array([0.5, 1.0] * 3))
+    migration = Equalization(dict.fromkeys(sorted(tensors), factors))
     graph, plan = prepare(read_model(model)), plan_of(model)
-    assert set(folded(graph, plan, migration).factors) == kept
+    assert set(select_free_scales(graph, plan, migration).factors) == kept
     # What is left needs nodes, and stays together.
-    assert costly(graph, plan, migration) == ([frozenset(tensors - kept)] if tensors - kept else [])
+    assert costly_scales(graph, plan, migration) == ([frozenset(tensors - kept)] if tensors - kept else [])

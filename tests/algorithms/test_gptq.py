@@ -17,16 +17,16 @@ from onnxq.algorithms import gptq as compensation
 from onnxq.algorithms.encode import encode_with
 from onnxq.algorithms.encoders import encode_array as encode
 from onnxq.algorithms.encoders import weight_requests
-from onnxq.algorithms.encoding_config import USUAL, Recipe
-from onnxq.algorithms.encodings import CodesCache
-from onnxq.algorithms.equalization import Around, Factors, Migration
-from onnxq.algorithms.gptq import Compensation, Matrices, Moments, compensated
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
+from onnxq.algorithms.encodings import EncodingCache
+from onnxq.algorithms.equalization import ChannelScales, Equalization, WeightRescaling
+from onnxq.algorithms.gptq import Gptq, GramMatrices, WeightMatrices, round_by_gptq
 from onnxq.calibration.statistics import CalibrationStatistics, observe
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, as_graph, is_constant
-from onnxq.numerics.affine import Parameters, QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.spec import Granularity, Method, Spec
+from onnxq.numerics.spec import Granularity, Method, QuantSpec
 from onnxq.ops import operator_of
 from onnxq.planning.plan import Activation, Decision, Mean, Plan, Weight
 from onnxq.runtime.sessions import open_session, run
@@ -35,14 +35,14 @@ from onnxq.runtime.sessions import open_session, run
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_product_is_one_matrix_with_a_row_for_each_output(transposed: bool) -> None:
     values = np.arange(24).reshape(4, 6)
-    matrices = Matrices.of_product((4, 6), transposed=transposed)
+    matrices = WeightMatrices.of_product((4, 6), transposed=transposed)
     np.testing.assert_array_equal(matrices.view(values)[0], values if transposed else values.T)
     np.testing.assert_array_equal(matrices.back(matrices.view(values), (4, 6)), values)
 
 
 def test_a_convolution_has_a_matrix_for_each_group() -> None:
     values = np.arange(6 * 2 * 3 * 3).reshape(6, 2, 3, 3)
-    matrices = Matrices.of_convolution(values.shape, 3)
+    matrices = WeightMatrices.of_convolution(values.shape, 3)
     view = matrices.view(values)
     assert view.shape == (3, 2, 18)
     np.testing.assert_array_equal(view[1, 0], values[2].reshape(-1))
@@ -51,7 +51,7 @@ def test_a_convolution_has_a_matrix_for_each_group() -> None:
 
 def test_cells_have_a_matrix_for_each_direction() -> None:
     values = np.arange(2 * 12 * 5).reshape(2, 12, 5)
-    matrices = Matrices.of_cell(values.shape)
+    matrices = WeightMatrices.of_cell(values.shape)
     assert matrices.view(values).shape == (2, 12, 5)
     np.testing.assert_array_equal(matrices.back(matrices.view(values), values.shape), values)
 
@@ -64,7 +64,7 @@ COLUMNS, ROWS = 70, 12
 
 
 def rounded(weight: np.ndarray, name: str = "int4", per: object = (32,), **choices: object) -> QTensor:
-    spec = Spec(name, per, FORMATS[name].signed, **choices)
+    spec = QuantSpec(name, per, FORMATS[name].signed, **choices)
     return encode(weight, spec, channel_axis=1, reduction_axis=0)
 
 
@@ -85,8 +85,8 @@ def lost(weight: np.ndarray, tensor: QTensor, gram: np.ndarray) -> np.ndarray:
 
 
 def made(weight: np.ndarray, plain: QTensor, gram: np.ndarray, damping: float = 0.01) -> QTensor:
-    return compensated(
-        weight, plain.parameters, plain.format, Moments(gram), Matrices.of_product(weight.shape), damping
+    return round_by_gptq(
+        weight, plain.parameters, plain.format, GramMatrices(gram), WeightMatrices.of_product(weight.shape), damping
     )
 
 
@@ -193,18 +193,20 @@ def test_terms_that_are_never_there_keep_their_nearest_codes() -> None:
 @pytest.mark.parametrize("bad", [np.nan, 0.0, 5.0 - 4.0 * np.eye(18)], ids=["no number", "zero", "indefinite"])
 def test_bad_groups_do_not_spoil_good_ones(bad: np.ndarray | float) -> None:
     weight = np.random.default_rng(16).normal(size=(12, 2, 3, 3)).astype(np.float32)
-    matrices = Matrices.of_convolution(weight.shape, 4)
+    matrices = WeightMatrices.of_convolution(weight.shape, 4)
     grams = np.concatenate([gram_of(seed, 18) for seed in range(4)])
     grams[1] = bad
-    plain = encode(weight, Spec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
-    found = compensated(weight, plain.parameters, plain.format, Moments(grams), matrices)
+    plain = encode(weight, QuantSpec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
+    found = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(grams), matrices)
     np.testing.assert_array_equal(found.codes[3:6], plain.codes[3:6])
-    alone = Matrices.of_product((3, 18), transposed=True)
+    alone = WeightMatrices.of_product((3, 18), transposed=True)
     for group in (0, 2, 3):
         rows = slice(3 * group, 3 * group + 3)
-        part = encode(weight[rows].reshape(3, 18), Spec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
-        expected = compensated(
-            weight[rows].reshape(3, 18), part.parameters, part.format, Moments(grams[group : group + 1]), alone
+        part = encode(
+            weight[rows].reshape(3, 18), QuantSpec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1
+        )
+        expected = round_by_gptq(
+            weight[rows].reshape(3, 18), part.parameters, part.format, GramMatrices(grams[group : group + 1]), alone
         )
         np.testing.assert_array_equal(found.codes[rows].reshape(3, 18), expected.codes)
 
@@ -213,21 +215,21 @@ def test_a_transposed_product_gets_the_same_codes() -> None:
     weight, gram = weight_of(17), gram_of(18)
     plain = rounded(weight)
     turned = np.ascontiguousarray(weight.T)
-    codes = encode(turned, Spec("int4", (32,)), channel_axis=0, reduction_axis=1)
-    matrices = Matrices.of_product(turned.shape, transposed=True)
-    found = compensated(turned, codes.parameters, codes.format, Moments(gram), matrices)
+    codes = encode(turned, QuantSpec("int4", (32,)), channel_axis=0, reduction_axis=1)
+    matrices = WeightMatrices.of_product(turned.shape, transposed=True)
+    found = round_by_gptq(turned, codes.parameters, codes.format, GramMatrices(gram), matrices)
     np.testing.assert_array_equal(found.codes.T, made(weight, plain, gram).codes)
 
 
 @pytest.mark.parametrize("together", [1, 700, 4000])
 def test_the_size_of_the_parts_changes_nothing(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(19).normal(size=(24, 1, 5)).astype(np.float32)
-    matrices = Matrices.of_convolution(weight.shape, 12)
+    matrices = WeightMatrices.of_convolution(weight.shape, 12)
     grams = np.concatenate([gram_of(seed, 5) for seed in range(12)])
-    plain = encode(weight, Spec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
-    wanted = compensated(weight, plain.parameters, plain.format, Moments(grams), matrices)
+    plain = encode(weight, QuantSpec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
+    wanted = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(grams), matrices)
     monkeypatch.setattr(compensation, "_TOGETHER", together)
-    found = compensated(weight, plain.parameters, plain.format, Moments(grams), matrices)
+    found = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(grams), matrices)
     assert (found.codes == wanted.codes).mean() > 0.98
 
 
@@ -236,8 +238,8 @@ def test_offsets_bring_the_moments_about_the_means() -> None:
     data = generator.normal(size=(300, COLUMNS)) @ generator.normal(size=(COLUMNS, COLUMNS)) + 5.0
     products, offsets = (data.T @ data)[None], data.sum(0)[None] / np.sqrt(300)
     centred = (data - data.mean(0)).T @ (data - data.mean(0))
-    plain, matrices = rounded(weight), Matrices.of_product(weight.shape)
-    found = compensated(weight, plain.parameters, plain.format, Moments(products, offsets), matrices)
+    plain, matrices = rounded(weight), WeightMatrices.of_product(weight.shape)
+    found = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(products, offsets), matrices)
     assert (found.codes == made(weight, plain, centred[None]).codes).mean() > 0.99
     assert lost(weight, found, centred[None]).sum() < lost(weight, made(weight, plain, products), centred[None]).sum()
 
@@ -255,10 +257,10 @@ def test_large_weights_take_seconds() -> None:
 # Gram matrices are asked for where a weight's data is known, and their codes make products closer to float ones.
 
 Build = Callable[..., ModelProto]
-FOUR_BITS = Spec("int4", (32,))
-CHANNELS = Spec("int8-narrow", Granularity.CHANNEL)
-ALL = Compensation(rows=2000)
-COMPENSATED = Recipe(compensation=ALL)
+FOUR_BITS = QuantSpec("int4", (32,))
+CHANNELS = QuantSpec("int8-narrow", Granularity.CHANNEL)
+ALL = Gptq(rows=2000)
+COMPENSATED = EncodingConfig(compensation=ALL)
 CHANNEL_COUNTS = (8, 48, 64)
 
 OPERATORS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
@@ -290,7 +292,7 @@ OPERATORS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 }
 
 
-def plan_for(graph: Graph, mode: Mode = Mode.STORAGE, spec: Spec = FOUR_BITS) -> Plan:
+def plan_for(graph: Graph, mode: Mode = Mode.STORAGE, spec: QuantSpec = FOUR_BITS) -> Plan:
     """Return a plan for the weights of the only node."""
     node = graph.nodes[0]
     operator = operator_of(node)
@@ -314,7 +316,7 @@ def data_of(graph: Graph, seed: int) -> np.ndarray:
     return (mixed + 0.9 * np.roll(mixed, 1, -1) + 0.5).astype(np.float32)
 
 
-def seen(model: ModelProto, graph: Graph, plan: Plan, compensation: Compensation = ALL) -> CalibrationStatistics:
+def seen(model: ModelProto, graph: Graph, plan: Plan, compensation: Gptq = ALL) -> CalibrationStatistics:
     x, names = data_of(graph, 1), [output.name for output in graph.outputs]
     arrays = {"x": x, **dict(zip(names, run(open_session(model), {"x": x}, names), strict=True))}
     return observe(arrays, weight_requests(plan, graph, compensation), "0" * 32)
@@ -330,15 +332,17 @@ def noise(text: str, model: ModelProto, graph: Graph, codes: dict[tuple[str, int
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("spec", [FOUR_BITS, CHANNELS, Spec("uint4", symmetric=False)], ids=lambda spec: spec.format)
-def test_products_come_closer_to_float_ones_on_new_data(name: str, spec: Spec, build: Build) -> None:
+@pytest.mark.parametrize(
+    "spec", [FOUR_BITS, CHANNELS, QuantSpec("uint4", symmetric=False)], ids=lambda spec: spec.format
+)
+def test_products_come_closer_to_float_ones_on_new_data(name: str, spec: QuantSpec, build: Build) -> None:
     text, weights = OPERATORS[name]
     model = build(text, **weights)
     graph = as_graph(model)
     plan = plan_for(graph, spec=spec)
     evidence = seen(model, graph, plan)
     assert len(evidence.statistics) == len(plan.decisions[0].weights) == (2 if name == "GRU" else 1)
-    found = [encode_with(plan, graph, {}, {}, evidence, recipe=one).weights for one in (USUAL, COMPENSATED)]
+    found = [encode_with(plan, graph, {}, {}, evidence, recipe=one).weights for one in (DEFAULT_CONFIG, COMPENSATED)]
     before, after = (noise(text, model, graph, codes, build) for codes in found)
     assert after < 0.8 * before
 
@@ -348,16 +352,16 @@ def test_errors_cancel_where_data_has_factors(name: str, build: Build) -> None:
     text, weights = OPERATORS[name]
     model = build(text, **weights)
     graph = as_graph(model)
-    node, scales = graph.nodes[0], {"x": Parameters(np.array(0.05, np.float32), None)}
+    node, scales = graph.nodes[0], {"x": QuantParams(np.array(0.05, np.float32), None)}
     channels = node.inputs[0].shape[1]
-    factors = Factors(1, np.exp2(-np.random.default_rng(0).integers(0, 3, channels).astype(np.float64)))
+    factors = ChannelScales(1, np.exp2(-np.random.default_rng(0).integers(0, 3, channels).astype(np.float64)))
     decisions = (replace(plan_for(graph, Mode.STATIC, CHANNELS).decisions[0], bias=None),)
-    plan = Plan(decisions, (Activation("x", Spec("int8"), "x"),), "s", "t")
+    plan = Plan(decisions, (Activation("x", QuantSpec("int8"), "x"),), "s", "t")
     found = []
-    for one in (USUAL, COMPENSATED):
-        recipe = replace(one, migration=Migration({"x": factors}))
+    for one in (DEFAULT_CONFIG, COMPENSATED):
+        recipe = replace(one, migration=Equalization({"x": factors}))
         codes = encode_with(plan, graph, scales, {}, seen(model, graph, plan), recipe=recipe).weights
-        values = Around(factors).own_weight(node, 1, codes["n", 1].dequantize())
+        values = WeightRescaling(factors).own_weight(node, 1, codes["n", 1].dequantize())
         stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         x = {"x": data_of(graph, 2)}
         built = build(text, **{**stored, "w": values})
@@ -371,9 +375,9 @@ def test_a_static_weight_keeps_the_scale_that_its_bias_asks_for(build: Build) ->
     bias = np.linspace(0, 1e9, 24).astype(np.float32)
     model = build(text, w=weights["w"], b=bias)
     graph = as_graph(model)
-    plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": Parameters(np.array(0.05, np.float32), None)}
+    plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": QuantParams(np.array(0.05, np.float32), None)}
     evidence = seen(model, graph, plan)
-    plain, found = (encode_with(plan, graph, scales, {}, evidence, recipe=one) for one in (USUAL, COMPENSATED))
+    plain, found = (encode_with(plan, graph, scales, {}, evidence, recipe=one) for one in (DEFAULT_CONFIG, COMPENSATED))
     before, after = plain.weights["n", 1], found.weights["n", 1]
     np.testing.assert_array_equal(before.parameters.scale, after.parameters.scale)
     assert (before.codes != after.codes).any()
@@ -387,7 +391,7 @@ def test_means_that_a_bias_makes_up_for_are_left_out(build: Build) -> None:
     plain = plan_for(graph)
     plan = replace(plain, decisions=(replace(plain.decisions[0], mean=Mean("x", -1)),))
     evidence, means = seen(model, graph, plan), {"x": data_of(graph, 1).mean(0, dtype=np.float64)}
-    cache = CodesCache()
+    cache = EncodingCache()
     kept, left_out = (encode_with(plan, graph, {}, one, evidence, cache, COMPENSATED) for one in ({}, means))
     assert (kept.weights["n", 1].codes != left_out.weights["n", 1].codes).any()
     assert left_out.biases["n"].values is not None
@@ -399,11 +403,11 @@ def test_data_whose_products_are_beyond_float32_leaves_the_nearest_codes(
 ) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
-    plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": Parameters(np.array(0.05, np.float32), None)}
-    plan = replace(plan, activations=(Activation("x", Spec("int8"), "x"),))
+    plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": QuantParams(np.array(0.05, np.float32), None)}
+    plan = replace(plan, activations=(Activation("x", QuantSpec("int8"), "x"),))
     evidence = observe({"x": np.float32(scale) * data_of(graph, 1)}, weight_requests(plan, graph, ALL), "0" * 32)
-    migration = Migration({"x": Factors(1, np.full(48, factor))})
-    recipes = [replace(one, migration=migration) for one in (USUAL, COMPENSATED)]
+    migration = Equalization({"x": ChannelScales(1, np.full(48, factor))})
+    recipes = [replace(one, migration=migration) for one in (DEFAULT_CONFIG, COMPENSATED)]
     with warnings.catch_warnings(action="error"):
         plain, found = (encode_with(plan, graph, scales, {}, evidence, recipe=one).weights["n", 1] for one in recipes)
     np.testing.assert_array_equal(plain.codes, found.codes)
@@ -413,22 +417,24 @@ def test_codes_without_evidence_are_the_nearest(build: Build) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
     plan = plan_for(graph)
-    plain, found = (encode_with(plan, graph, {}, {}, recipe=one).weights["n", 1] for one in (USUAL, COMPENSATED))
+    plain, found = (
+        encode_with(plan, graph, {}, {}, recipe=one).weights["n", 1] for one in (DEFAULT_CONFIG, COMPENSATED)
+    )
     np.testing.assert_array_equal(plain.codes, found.codes)
 
 
 @pytest.mark.parametrize(
     ("spec", "compensation"),
     [
-        (Spec("int16"), ALL),
-        (Spec("int8", method=Method.TORCH), ALL),
-        (Spec("int8-narrow", method=Method.BURN), ALL),
-        (CHANNELS, Compensation(rows=9, bits=4)),
-        (FOUR_BITS, Compensation(rows=9, memory=48 * 48 * 8 - 1)),
+        (QuantSpec("int16"), ALL),
+        (QuantSpec("int8", method=Method.TORCH), ALL),
+        (QuantSpec("int8-narrow", method=Method.BURN), ALL),
+        (CHANNELS, Gptq(rows=9, bits=4)),
+        (FOUR_BITS, Gptq(rows=9, memory=48 * 48 * 8 - 1)),
     ],
     ids=["16 bits", "PyTorch's", "Burn's", "more bits than wanted", "no memory"],
 )
-def test_some_weights_ask_for_nothing(spec: Spec, compensation: Compensation, build: Build) -> None:
+def test_some_weights_ask_for_nothing(spec: QuantSpec, compensation: Gptq, build: Build) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
     assert weight_requests(plan_for(graph), graph, ALL)
@@ -449,7 +455,7 @@ def test_codes_are_made_once_for_one_evidence_and_again_for_other(build: Build) 
     text, weights = OPERATORS["MatMul"]
     model = build(text, **weights)
     graph = as_graph(model)
-    plan, cache = plan_for(graph), CodesCache()
+    plan, cache = plan_for(graph), EncodingCache()
     evidence = seen(model, graph, plan)
     request = weight_requests(plan, graph, ALL)
     other = observe({"x": data_of(graph, 3)}, request, "1" * 32)

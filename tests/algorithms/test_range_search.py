@@ -12,14 +12,22 @@ from conftest import Build
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.algorithms.range_search import Noise, RangeChoice, Within, choose_ranges, flat_ends, takes_off, unlimited
+from onnxq.algorithms.range_search import (
+    Noise,
+    RangeChoice,
+    SaturatingRange,
+    choose_ranges,
+    is_significant_reduction,
+    saturation_limits,
+    without_limits,
+)
 from onnxq.calibration.kinds import Observers, default_request
 from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.config.presets import PRESETS
 from onnxq.errors import SchemeError
 from onnxq.ir import as_graph
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 from onnxq.onnx_api import infer_shapes
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import TARGETS
@@ -94,7 +102,7 @@ def test_methods_of_like_ranges_are_not_told_apart() -> None:
 def test_what_takes_off_noise_does_so_on_most_samples(
     before: list[list[float]], after: list[list[float]], expected: bool
 ) -> None:
-    assert takes_off(np.array(before), np.array(after)) is expected
+    assert is_significant_reduction(np.array(before), np.array(after)) is expected
 
 
 @pytest.mark.parametrize(("gains", "expected"), [([0.5, 0.5, 0.5, -0.4], False), ([0.5, 0.5, 0.5, 0.4], True)])
@@ -149,7 +157,7 @@ def evidence(tensors: Iterable[str], low: float, high: float) -> CalibrationStat
     return CalibrationStatistics((), observers.statistics())
 
 
-def fails(seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+def fails(seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     raise ZeroDivisionError("no counts")
 
 
@@ -157,7 +165,7 @@ def test_the_method_inside_is_named_where_it_fails() -> None:
     with pytest.raises(
         SchemeError, match="Calibration method 'fails' for tensor 'a' failed: ZeroDivisionError: no counts"
     ):
-        Within(fails, -1.0, 1.0)(evidence(["a"], -2, 2).of("a"), Spec("int8"))
+        SaturatingRange(fails, -1.0, 1.0)(evidence(["a"], -2, 2).of("a"), QuantSpec("int8"))
 
 
 @pytest.mark.parametrize(
@@ -185,23 +193,29 @@ def test_values_make_no_difference_where_what_follows_is_flat(
     graph = as_graph(build(text, w=(2, 2, 1, 1), v=(2, 2, 1, 1), **used))
     infer_shapes(graph)
     plan = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
-    found = flat_ends(graph, plan, evidence(plan.calibrated, -20, 30)).get("a", (-NEVER, NEVER))
+    found = saturation_limits(graph, plan, evidence(plan.calibrated, -20, 30)).get("a", (-NEVER, NEVER))
     assert found == pytest.approx((low, high), abs=0.6)
 
 
 def test_ranges_are_those_of_the_other_method_within_the_ends() -> None:
-    seen, spec = evidence("a", -20, 30).of("a"), Spec("uint8", symmetric=False)
-    assert Within(MinMax(), -3, NEVER)(seen, spec) == (-3, 30)
-    assert Within(MinMax(), -3, 4, room=4)(seen, spec) == (-12, 16)
-    assert Within(MinMax(), -40, NEVER)(seen, spec) == (-20, 30)
-    assert Within(MinMax(), -3, NEVER).kinds == MinMax.kinds
-    assert Within(MinMax(), -3, NEVER).clip(np.array([[-9.0, 9.0]])).tolist() == [[-3, 9]]
+    seen, spec = evidence("a", -20, 30).of("a"), QuantSpec("uint8", symmetric=False)
+    assert SaturatingRange(MinMax(), -3, NEVER)(seen, spec) == (-3, 30)
+    assert SaturatingRange(MinMax(), -3, 4, room=4)(seen, spec) == (-12, 16)
+    assert SaturatingRange(MinMax(), -40, NEVER)(seen, spec) == (-20, 30)
+    assert SaturatingRange(MinMax(), -3, NEVER).kinds == MinMax.kinds
+    assert SaturatingRange(MinMax(), -3, NEVER).clip(np.array([[-9.0, 9.0]])).tolist() == [[-3, 9]]
 
 
 def test_plans_name_the_other_method() -> None:
-    assert unlimited(Within(Percentile(99.9), -3, NEVER)) == unlimited(Percentile(99.9)) == Percentile(99.9)
+    assert (
+        without_limits(SaturatingRange(Percentile(99.9), -3, NEVER))
+        == without_limits(Percentile(99.9))
+        == Percentile(99.9)
+    )
 
 
 def test_where_all_is_flat_a_range_is_none() -> None:
-    low, high = Within(MinMax(), -3, NEVER)(evidence("a", -20, -10).of("a"), Spec("uint8", symmetric=False))
+    low, high = SaturatingRange(MinMax(), -3, NEVER)(
+        evidence("a", -20, -10).of("a"), QuantSpec("uint8", symmetric=False)
+    )
     assert low <= high

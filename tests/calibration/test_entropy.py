@@ -6,7 +6,7 @@ from observations import AFFINE, seen
 
 from onnxq.calibration.methods import Entropy, Grid, MinMax, bins_of_data, expected_errors
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 
 
 @pytest.mark.parametrize("outlier", [25.0, -25.0])
@@ -61,7 +61,7 @@ def test_coarser_levels_clip_more() -> None:
 )
 def test_levels_are_half_of_the_codes(format: str, levels: int) -> None:
     tensor = seen(np.random.default_rng(0).laplace(size=50_000))
-    spec = Spec(format, symmetric=format_named(format).signed)
+    spec = QuantSpec(format, symmetric=format_named(format).signed)
     assert Entropy()(tensor, spec) == Entropy(levels)(tensor, spec)
 
 
@@ -76,4 +76,4 @@ def test_the_spike_at_zero_does_not_decide_for_data_of_both_signs(share: float) 
 @pytest.mark.parametrize("format", ["uint16", "int16", "int32"])
 def test_codes_finer_than_the_histogram_get_all_elements(format: str) -> None:
     tensor = seen(np.random.default_rng(0).laplace(size=50_000), elements=1000)
-    assert Entropy()(tensor, Spec(format, symmetric=format != "uint16")) == MinMax()(tensor, AFFINE)
+    assert Entropy()(tensor, QuantSpec(format, symmetric=format != "uint16")) == MinMax()(tensor, AFFINE)

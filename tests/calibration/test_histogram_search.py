@@ -5,7 +5,7 @@ import pytest
 from observations import AFFINE, seen
 
 from onnxq.calibration.methods import HistogramSearch, MinMax, searched_range
-from onnxq.numerics.spec import Method, Spec
+from onnxq.numerics.spec import Method, QuantSpec
 
 
 def outlier() -> np.ndarray:
@@ -50,12 +50,12 @@ def test_magnitudes_beyond_float32_do_not_matter(scale: float) -> None:
 
 
 def test_levels_are_all_of_the_type_though_half_are_used() -> None:
-    tensor, half = seen(outlier()), Spec("uint8-7bit", symmetric=False, method=Method.TORCH)
+    tensor, half = seen(outlier()), QuantSpec("uint8-7bit", symmetric=False, method=Method.TORCH)
     assert HistogramSearch()(tensor, half) == HistogramSearch(256)(tensor, AFFINE)
     assert HistogramSearch(8)(tensor, half) != HistogramSearch(256)(tensor, AFFINE)
 
 
 def test_codes_finer_than_the_histogram_get_all_elements() -> None:
     tensor = seen(np.random.default_rng(0).laplace(size=50_000), elements=1000)
-    assert HistogramSearch()(tensor, Spec("int16")) == MinMax()(tensor, AFFINE)
+    assert HistogramSearch()(tensor, QuantSpec("int16")) == MinMax()(tensor, AFFINE)
     assert HistogramSearch(1 << 16)(tensor, AFFINE) == MinMax()(tensor, AFFINE)

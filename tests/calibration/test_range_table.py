@@ -39,9 +39,9 @@ from onnxq.calibration.methods import (
 )
 from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.errors import DataError, SchemeError
-from onnxq.numerics.affine import parameters_from_range, quantize
+from onnxq.numerics.affine import params_from_range, quantize
 from onnxq.numerics.formats import FORMATS, format_named
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 from onnxq.system import plugins
 
 
@@ -51,7 +51,7 @@ class Half:
 
     share: float = 0.5
 
-    def __call__(self, seen: TensorStatistics, spec: Spec) -> tuple[float, float]:
+    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         found = seen.need(Range)
         return found.minimum * self.share, found.maximum * self.share
 
@@ -103,7 +103,7 @@ def test_auto_keeps_all_of_an_even_distribution_and_clips_a_heavy_tail() -> None
 
 def test_auto_keeps_a_tail_that_is_not_counted_where_codes_are_fine() -> None:
     tensor = seen(np.random.default_rng(0).normal(size=100_000), elements=1000)
-    assert Auto().choose(tensor, Spec("uint16", symmetric=False)) == MinMax()
+    assert Auto().choose(tensor, QuantSpec("uint16", symmetric=False)) == MinMax()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_range_is_two_plain_numbers_and_what_a_method_tells_stays() -> None:
 DECIBEL = 10**0.1
 CLIPS_AS_TOLD = {"average", "percentile", "fixed"}
 """Methods that leave out what their numbers say, whatever the codes are."""
-FINE = [name for name, format in FORMATS.items() if Grid.of(Spec(name, symmetric=format.signed)).is_fine]
+FINE = [name for name, format in FORMATS.items() if Grid.of(QuantSpec(name, symmetric=format.signed)).is_fine]
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
     "normal": lambda random, size: random.normal(size=size),
     "laplace": lambda random, size: random.laplace(size=size),
@@ -257,10 +257,10 @@ HOSTILE = {
 }
 
 
-def noise(values: NDArray[np.float32], method: CalibrationMethod, tensor: TensorStatistics, spec: Spec) -> float:
+def noise(values: NDArray[np.float32], method: CalibrationMethod, tensor: TensorStatistics, spec: QuantSpec) -> float:
     """Return the squared error of codes of the range that a method finds."""
     format = format_named(spec.format)
-    parameters = parameters_from_range(*find_range(method, tensor, spec), format, symmetric=spec.symmetric)
+    parameters = params_from_range(*find_range(method, tensor, spec), format, symmetric=spec.symmetric)
     return float(np.square(quantize(values, parameters, format).dequantize().astype(np.float64) - values).mean())
 
 
@@ -277,7 +277,7 @@ def of_samples(distribution: str) -> TensorStatistics:
 @pytest.mark.parametrize("format", FINE)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_fine_codes_of_new_data_are_no_worse_than_those_of_min_max(name: str, format: str, distribution: str) -> None:
-    spec = Spec(format, symmetric=format_named(format).signed)
+    spec = QuantSpec(format, symmetric=format_named(format).signed)
     new = DISTRIBUTIONS[distribution](np.random.default_rng(1), 200_000).astype(np.float32)
     tensor = of_samples(distribution)
     assert noise(new, parse_calibration_method(name), tensor, spec) <= DECIBEL * noise(new, MinMax(), tensor, spec)
@@ -290,7 +290,7 @@ def test_a_range_of_any_data_lies_within_it_and_zero(name: str, format: str) -> 
     for symmetric in {True, False} - {not format_named(format).signed, format_named(format).is_float}:
         for what, values in HOSTILE.items():
             tensor = seen(np.float32(values))
-            low, high = find_range(parse_calibration_method(name), tensor, Spec(format, symmetric=symmetric))
+            low, high = find_range(parse_calibration_method(name), tensor, QuantSpec(format, symmetric=symmetric))
             assert min(np.float32(values).min(), 0) <= low <= high <= max(np.float32(values).max(), 0), what
 
 
@@ -298,7 +298,7 @@ def test_a_range_of_any_data_lies_within_it_and_zero(name: str, format: str) -> 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("what", ["an outlier", "heavy tails", "far from zero", "negative"])
 def test_the_least_error_of_data_is_no_worse_than_that_of_min_max(name: str, format: str, what: str) -> None:
-    spec, values = Spec(format, symmetric=format_named(format).signed), np.float32(HOSTILE[what])
+    spec, values = QuantSpec(format, symmetric=format_named(format).signed), np.float32(HOSTILE[what])
     tensor = seen(values)
     assert noise(values, parse_calibration_method(name), tensor, spec) <= DECIBEL * noise(
         values, MinMax(), tensor, spec

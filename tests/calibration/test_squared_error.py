@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from observations import AFFINE, seen
 
 from onnxq.calibration.methods import Grid, MeanSquaredError, MinMax, bins_of_data, expected_errors
-from onnxq.numerics.affine import parameters_from_range, quantize
+from onnxq.numerics.affine import params_from_range, quantize
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)
 TAILED = np.random.default_rng(1).standard_t(3, size=100_000)
@@ -53,29 +53,29 @@ def test_expected_errors_are_close_to_those_of_the_elements(levels: int) -> None
     assert found == pytest.approx([squared_error(NORMAL, -end, end, levels) for end in ends], rel=0.02)
 
 
-def noise(values: NDArray[np.float64], ends: tuple[float, float], spec: Spec) -> float:
+def noise(values: NDArray[np.float64], ends: tuple[float, float], spec: QuantSpec) -> float:
     """Return the mean squared error of what codes make of values."""
     format = format_named(spec.format)
-    parameters = parameters_from_range(*ends, format, symmetric=spec.symmetric)
+    parameters = params_from_range(*ends, format, symmetric=spec.symmetric)
     codes = quantize(values.astype(np.float32), parameters, format)
     return float(np.mean((codes.dequantize() - values.astype(np.float32)) ** 2, dtype=np.float64))
 
 
 SPECS = [
     AFFINE,
-    Spec("uint8-7bit", symmetric=False),
-    Spec("int8", symmetric=False),
-    Spec("int8", symmetric=True),
-    Spec("uint4", symmetric=False),
-    Spec("uint16", symmetric=False),
-    Spec("float8e4m3fn"),
-    Spec("nf4"),
+    QuantSpec("uint8-7bit", symmetric=False),
+    QuantSpec("int8", symmetric=False),
+    QuantSpec("int8", symmetric=True),
+    QuantSpec("uint4", symmetric=False),
+    QuantSpec("uint16", symmetric=False),
+    QuantSpec("float8e4m3fn"),
+    QuantSpec("nf4"),
 ]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.format} {spec.symmetric}")
 @pytest.mark.parametrize("values", [NORMAL, TAILED, np.abs(TAILED), TAILED.clip(-0.5, 9)], ids=str)
-def test_the_error_is_that_of_the_codes_of_the_spec(values: NDArray[np.float64], spec: Spec) -> None:
+def test_the_error_is_that_of_the_codes_of_the_spec(values: NDArray[np.float64], spec: QuantSpec) -> None:
     tensor = seen(values)
     found, widest = MeanSquaredError()(tensor, spec), MinMax()(tensor, spec)
     assert noise(values, found, spec) <= 1.01 * noise(values, widest, spec)
@@ -85,10 +85,10 @@ def test_the_error_is_that_of_the_codes_of_the_spec(values: NDArray[np.float64],
 
 
 @pytest.mark.parametrize(
-    "spec", [Spec("int16"), Spec("uint16", symmetric=False), Spec("int32")], ids=lambda spec: spec.format
+    "spec", [QuantSpec("int16"), QuantSpec("uint16", symmetric=False), QuantSpec("int32")], ids=lambda spec: spec.format
 )
 @pytest.mark.parametrize("values", [NORMAL, TAILED, np.abs(TAILED)], ids=["normal", "tailed", "positive"])
-def test_fine_codes_keep_a_tail_that_is_not_counted(values: NDArray[np.float64], spec: Spec) -> None:
+def test_fine_codes_keep_a_tail_that_is_not_counted(values: NDArray[np.float64], spec: QuantSpec) -> None:
     tensor = seen(values, elements=1000)
     assert bins_of_data(tensor).counts[-1] == 0
     found = MeanSquaredError()(tensor, spec)
@@ -108,7 +108,7 @@ def test_what_clipping_the_uncounted_ends_costs_is_expected_of_fine_codes() -> N
 
 @pytest.mark.parametrize("share", [0.7, 1.0])
 def test_float_codes_of_a_wide_range_are_not_evenly_spaced(share: float) -> None:
-    spec, end = Spec("float8e5m2"), share * float(np.abs(NORMAL).max())
+    spec, end = QuantSpec("float8e5m2"), share * float(np.abs(NORMAL).max())
     found = expected_errors(bins_of_data(seen(NORMAL)), np.array([-end]), np.array([end]), Grid.of(spec))
     measured = noise(NORMAL, (-end, end), spec) / np.square(np.abs(NORMAL).max())
     assert found == pytest.approx(measured, rel=0.05)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from onnxq.cli.tables import print_agreement, print_portability, print_sensitivity, written
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.portability import EngineResult
@@ -17,7 +17,7 @@ LONG = "/a/very/long/name" * 10
 
 
 def test_names_are_not_cut_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    ways = (WayCost(Mode.STATIC, Spec("int8-narrow"), 0.5, 30.0), WayCost(Mode.STORAGE, None, None, math.inf))
+    ways = (WayCost(Mode.STATIC, QuantSpec("int8-narrow"), 0.5, 30.0), WayCost(Mode.STORAGE, None, None, math.inf))
     tensors = (TensorCost(LONG, "uint8", 31.0, 0.5, False, "y", None, None),)
     print_sensitivity(Sensitivity("int8", "t", 4, 20.0, tensors, (NodeCost(LONG, "Conv", Mode.STATIC, 1.0, ways),)))
     out, err = capsys.readouterr()
@@ -49,7 +49,7 @@ def test_outputs_that_cannot_be_compared_say_why(capsys: pytest.CaptureFixture[s
 
 
 def test_blocks_are_written_with_their_extent() -> None:
-    assert written(Spec("int4", (2, 16))) == "int4 in blocks of 2x16"
+    assert written(QuantSpec("int4", (2, 16))) == "int4 in blocks of 2x16"
 
 
 @pytest.mark.parametrize(("interval", "told"), [((1.9, 2.1), "2.00x"), ((0.0, math.inf), "in too few rounds to tell")])

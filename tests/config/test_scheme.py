@@ -13,10 +13,10 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import (
     Method,
     Mode,
+    QuantSpec,
     Rounding,
     Rule,
     Scheme,
-    Spec,
     Storage,
     check_method,
     matches,
@@ -28,7 +28,7 @@ NAMES = ("/head/Conv_1", "/head/Conv_12", "layer[0].conv", "a*b")
 
 
 def weights_by(method: str) -> Rule:
-    return Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (32,), method=method))
+    return Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (32,), method=method))
 
 
 def mode_of(scheme: Scheme, node: str, op_type: str = "Conv", tensors: tuple[str, ...] = ()) -> Mode:
@@ -160,7 +160,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(rule: Rule, message: str) ->
 
 def test_modes_and_choices_of_specs_are_taken_as_texts() -> None:
     assert Rule("float").mode is Mode.FLOAT
-    spec = Spec("int8", method="mse", storage="words", scale_rounding="nearest")
+    spec = QuantSpec("int8", method="mse", storage="words", scale_rounding="nearest")
     assert (spec.method, spec.storage, spec.scale_rounding) == (Method.MSE, Storage.WORDS, Rounding.NEAREST)
 
 
@@ -169,10 +169,10 @@ def test_modes_and_choices_of_specs_are_taken_as_texts() -> None:
     [
         (lambda: Rule("flaot"), "mode 'flaot' is not one of static, .*; did you mean 'float'"),
         (lambda: Rule(None), "mode 'None' is not one of"),
-        (lambda: Spec("int8", method=3), "the method is 3 of type int, expected a Method such as"),
+        (lambda: QuantSpec("int8", method=3), "the method is 3 of type int, expected a Method such as"),
         (lambda: weights_by("msee"), "method 'msee' is not known, .* expected one of minmax, .*; did you mean 'mse'"),
-        (lambda: Rule("static", activation=Spec("int8", method="tortch")), "did you mean 'torch'"),
-        (lambda: Spec("int8", scale_rounding="zz"), "scale rounding 'zz' is not one of up, nearest, floor"),
+        (lambda: Rule("static", activation=QuantSpec("int8", method="tortch")), "did you mean 'torch'"),
+        (lambda: QuantSpec("int8", scale_rounding="zz"), "scale rounding 'zz' is not one of up, nearest, floor"),
     ],
 )
 def test_texts_that_name_nothing_are_refused(make: Callable[[], object], sentence: str) -> None:

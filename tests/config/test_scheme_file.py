@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Rule, Scheme, Spec, Storage
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rounding, Rule, Scheme, Storage
 from onnxq.config.scheme_file import load_scheme, scheme_named
 from onnxq.errors import SchemeError
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS
@@ -27,13 +27,13 @@ def write(folder: Path, text: str) -> Path:
 names = st.lists(st.text("abcXYZ012/._-*?[]:", min_size=1), max_size=3).map(tuple)
 
 
-def consistent_specs() -> Iterator[Spec]:
+def consistent_specs() -> Iterator[QuantSpec]:
     """Yield every combination of choices that do not contradict each other."""
     pers = (*Granularity, (32,), (2, 16))
     switches = (False, True)
     for choices in product(FORMATS, pers, switches, SCALE_FORMATS, Rounding, switches, Method, Storage):
         with suppress(SchemeError):
-            yield Spec(*choices)
+            yield QuantSpec(*choices)
 
 
 specs = st.sampled_from(list(consistent_specs()))
@@ -49,7 +49,7 @@ rules = st.builds(
 
 
 def as_toml(scheme: Scheme) -> str:
-    def spec(key: str, one: Spec | None) -> str:
+    def spec(key: str, one: QuantSpec | None) -> str:
         if one is None:
             return ""
         per = list(one.per) if isinstance(one.per, tuple) else f'"{one.per}"'
@@ -89,13 +89,13 @@ def test_a_file_has_the_range_method_of_its_base_unless_it_names_one(tmp_path: P
 def test_what_a_file_leaves_out_has_defaults(tmp_path: Path) -> None:
     text = '[[rule]]\nmode = "static"\nweight = { format = "int8" }\nactivation = { format = "uint8" }\n'
     rule = load_scheme(write(tmp_path, text)).rules[0]
-    assert rule.weight == Spec("int8", Granularity.TENSOR, symmetric=True)
-    assert rule.activation == Spec("uint8", Granularity.TENSOR, symmetric=False)
+    assert rule.weight == QuantSpec("int8", Granularity.TENSOR, symmetric=True)
+    assert rule.activation == QuantSpec("uint8", Granularity.TENSOR, symmetric=False)
 
 
 def test_codes_without_zero_point_are_symmetric_wherever_they_are(tmp_path: Path) -> None:
     text = '[[rule]]\nmode = "static"\nactivation = { format = "float8e4m3fn" }\n'
-    assert load_scheme(write(tmp_path, text)).rules[0].activation == Spec("float8e4m3fn")
+    assert load_scheme(write(tmp_path, text)).rules[0].activation == QuantSpec("float8e4m3fn")
 
 
 RULE = '[[rule]]\nmode = "static"\n'

@@ -14,8 +14,8 @@ from conftest import Build, QuantizeTo, Samples
 from onnx import ModelProto
 from onnx.utils import Extractor
 
-from onnxq.algorithms.encoding_config import Recipe, noted
-from onnxq.algorithms.equalization import Factors, Migration
+from onnxq.algorithms.encoding_config import EncodingConfig, attach_encodings
+from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.config.presets import PRESETS
 from onnxq.errors import DataError
 from onnxq.evaluation.layers import Layer, Layers, SampleSqnr, compare_layers
@@ -109,11 +109,11 @@ def test_divided_channels_are_compared_where_a_plan_tells_their_factors(
     onnx.save(residual, paths[0])
     samples = samples_for(residual)
     bench = open_prepared_model(as_graph(residual), PRESETS["int8"], target_named(DEFAULT_TARGET), tmp_path)
-    plan, factors = bench.plan({}), Factors(1, np.linspace(0.3, 1.0, 8))
+    plan, factors = bench.plan({}), ChannelScales(1, np.linspace(0.3, 1.0, 8))
     evidence = bench.calibrate(plan, samples, silent)
-    recipe = Recipe(migration=Migration({"d": factors}))
+    recipe = EncodingConfig(migration=Equalization({"d": factors}))
     bench.build(plan, evidence, recipe, paths[1], external_data=False)
-    plan = noted(plan, recipe, evidence)
+    plan = attach_encodings(plan, recipe, evidence)
     entries = {entry.key: entry.value for entry in onnx.load(paths[1]).metadata_props}
     assert json.loads(entries[DIVIDED_KEY]) == {"c": "d", "d": "d"}
     data = saved(samples, tmp_path / "data")

@@ -10,7 +10,7 @@ import pytest
 from onnxq.evaluation.bounds import RISK, lower_bound, of_files
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.sqnr import DetailedErrorAccumulator, estimate_sqnr
-from onnxq.numerics.affine import signal_to_noise
+from onnxq.numerics.affine import sqnr_db
 
 
 def tally_of(*pairs: tuple[object, object]) -> DetailedErrorAccumulator:
@@ -107,4 +107,4 @@ def test_samples_of_any_size_are_counted_beside_one_another(sizes: tuple[float, 
     assert tally.sqnr == pytest.approx(40.0)
     assert math.isfinite(tally.bound())
     assert -10 * math.log10(tally.expected_nsr) == pytest.approx(40.0)
-    assert signal_to_noise(*tally.parts[part]) == pytest.approx(40.0)
+    assert sqnr_db(*tally.parts[part]) == pytest.approx(40.0)

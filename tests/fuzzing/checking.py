@@ -219,7 +219,7 @@ def _operators(graph: GraphProto) -> list[str]:
     return sorted(found)
 
 
-_RENAMING = ("NameNodes", "NameTensors", "RemoveUnused", "StoreOnce", "ShareInitializers")
+_RENAMING = ("NameNodes", "NameTensors", "RemoveUnused", "DeduplicateTransposedWeights", "ShareInitializers")
 _ON_PURPOSE = {
     "FlushDenormals": (
         ("nonfinite", "overflow", "values"),

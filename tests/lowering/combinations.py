@@ -16,11 +16,11 @@ import onnx
 
 from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
-from onnxq.config.scheme import Granularity, Mode, Spec, Storage
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Storage
 from onnxq.errors import SchemeError
 from onnxq.ir import Graph, Node, Variable, constant, remove_unused, to_model
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS
-from onnxq.passes import DecodeWeights, ShareInitializers, StoreWeights
+from onnxq.passes import CompressWeights, DecodeWeights, ShareInitializers
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.weights import decide_weights
 from onnxq.runtime.sessions import open_session, run
@@ -63,19 +63,19 @@ class Matrix:
     unfit: Counter[str] = field(default_factory=Counter)
     modes: Counter[Mode] = field(default_factory=Counter)
     exact: int = 0
-    wrong: list[Spec] = field(default_factory=list)
+    wrong: list[QuantSpec] = field(default_factory=list)
     runs: Counter[str] = field(default_factory=Counter)
 
 
-def specs() -> tuple[list[Spec], Counter[str]]:
+def specs() -> tuple[list[QuantSpec], Counter[str]]:
     """Return all specs, and how many combinations are none, by the sentence that refuses them."""
-    found: list[Spec] = []
+    found: list[QuantSpec] = []
     refused: Counter[str] = Counter()
     for format, symmetric, per, (scale, two_level), storage in product(
         STORED, (True, False), GRANULARITIES, LEVELS, Storage
     ):
         try:
-            found.append(Spec(format, per, symmetric, scale, two_level=two_level, storage=storage))
+            found.append(QuantSpec(format, per, symmetric, scale, two_level=two_level, storage=storage))
         except SchemeError as error:
             refused[str(error)] += 1
     return found, refused
@@ -130,7 +130,7 @@ def run_decoders(nodes: list[Node], decisions: list[Decision]) -> tuple[list[npt
     graph = Graph(nodes, name="decoders", opset=OPSET)
     plan = Plan(tuple(decisions), (), "scheme", "target")
     codes = encode(plan, graph)
-    StoreWeights(plan, codes).apply(graph)
+    CompressWeights(plan, codes).apply(graph)
     DecodeWeights(plan, codes).apply(graph)
     for decision in decisions:
         node, output = by_name[decision.node]

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.algorithms.encoders import encode_array
-from onnxq.config.scheme import Granularity, Spec, Storage
+from onnxq.config.scheme import Granularity, QuantSpec, Storage
 from onnxq.ir import Graph, Names, Tensor, Variable, constant, to_model
 from onnxq.lowering import (
     NodeBuilder,
@@ -21,18 +21,18 @@ from onnxq.runtime.sessions import open_session, run
 
 FLOAT = np.dtype(np.float32)
 SPECS = [
-    Spec("int4", (16,)),
-    Spec("int4", (32,), scale="bfloat16"),
-    Spec("uint4", (32,), symmetric=False),
-    Spec("int8-narrow", (64,)),
-    Spec("uint8", (16,), symmetric=False),
-    Spec("int2", (16,), scale="ue4m3", two_level=True),
-    Spec("uint2", (32,), symmetric=False, scale="e8m0"),
+    QuantSpec("int4", (16,)),
+    QuantSpec("int4", (32,), scale="bfloat16"),
+    QuantSpec("uint4", (32,), symmetric=False),
+    QuantSpec("int8-narrow", (64,)),
+    QuantSpec("uint8", (16,), symmetric=False),
+    QuantSpec("int2", (16,), scale="ue4m3", two_level=True),
+    QuantSpec("uint2", (32,), symmetric=False, scale="e8m0"),
 ]
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.format}-{spec.per}-{spec.scale}")
 
 
-def quantized(spec: Spec, shape: tuple[int, int], axis: int) -> QTensor:
+def quantized(spec: QuantSpec, shape: tuple[int, int], axis: int) -> QTensor:
     weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     return encode_array(weight, spec, channel_axis=1 - axis, reduction_axis=axis)
 
@@ -44,7 +44,7 @@ def outputs_of(chain: NodeBuilder, given: Variable, made: Variable) -> Graph:
 
 @every_spec
 @pytest.mark.parametrize("bias", [None, np.linspace(-1, 1, 24, dtype=np.float32)], ids=["plain", "bias"])
-def test_matmulnbits_multiplies_what_numpy_decodes(spec: Spec, bias: np.ndarray | None) -> None:
+def test_matmulnbits_multiplies_what_numpy_decodes(spec: QuantSpec, bias: np.ndarray | None) -> None:
     weight = quantized(spec, (70, 24), 0)
     chain, data = NodeBuilder("w", Names(Graph())), Variable("x", FLOAT, ["n", 70])
     added: Tensor | None = None if bias is None else constant("b", bias)
@@ -56,7 +56,7 @@ def test_matmulnbits_multiplies_what_numpy_decodes(spec: Spec, bias: np.ndarray 
 
 
 @every_spec
-def test_gatherblockquantized_looks_up_what_numpy_decodes(spec: Spec) -> None:
+def test_gatherblockquantized_looks_up_what_numpy_decodes(spec: QuantSpec) -> None:
     table = quantized(spec, (30, 64), 1)
     chain, indices = NodeBuilder("w", Names(Graph())), Variable("i", np.dtype(np.int64), ["a", "b"])
     found = gather_block_quantized(chain, table, spec, indices, TensorProto.FLOAT)
@@ -69,17 +69,17 @@ def test_gatherblockquantized_looks_up_what_numpy_decodes(spec: Spec) -> None:
     ("spec", "fits"),
     [
         *((spec, True) for spec in SPECS),
-        (Spec("int4", (8,)), False),
-        (Spec("int4", (48,)), False),
-        (Spec("int4", (2, 16)), False),
-        (Spec("int4", Granularity.CHANNEL), False),
-        (Spec("int4", (32,), storage=Storage.WORDS), False),
-        (Spec("int16", (32,)), False),
-        (Spec("float4e2m1", (32,)), False),
+        (QuantSpec("int4", (8,)), False),
+        (QuantSpec("int4", (48,)), False),
+        (QuantSpec("int4", (2, 16)), False),
+        (QuantSpec("int4", Granularity.CHANNEL), False),
+        (QuantSpec("int4", (32,), storage=Storage.WORDS), False),
+        (QuantSpec("int16", (32,)), False),
+        (QuantSpec("float4e2m1", (32,)), False),
     ],
     ids=str,
 )
-def test_they_take_small_integers_in_blocks_of_a_power_of_two(spec: Spec, fits: bool) -> None:
+def test_they_take_small_integers_in_blocks_of_a_power_of_two(spec: QuantSpec, fits: bool) -> None:
     assert kernel_supports(spec, "MatMul") is kernel_supports(spec, "Gather") is fits
     assert not kernel_supports(spec, "Conv")
     assert is_kernel_block(spec.per) or not fits

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from lowering.combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
 from onnxq.algorithms.encoders import encode_array
-from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rounding, Storage
 from onnxq.ir import Graph, Names, to_model
 from onnxq.lowering import NodeBuilder, decode_folded, decode_linear, is_linear
 from onnxq.numerics.affine import QTensor
@@ -26,7 +26,7 @@ MATRICES = [
 ]
 
 
-def matrix_of(spec: Spec, rows: int = 24, columns: int = 20) -> QTensor:
+def matrix_of(spec: QuantSpec, rows: int = 24, columns: int = 20) -> QTensor:
     weight = np.random.default_rng(1).normal(size=(rows, columns)).astype(np.float32)
     return encode_array(weight, spec, channel_axis=1, reduction_axis=0)
 
@@ -99,7 +99,7 @@ def test_stored_weights_leave_nothing_to_run(op: str) -> None:
 def test_stacks_of_matrices_decode_exactly(shape: tuple[int, ...], per: tuple[int, ...]) -> None:
     weight = np.random.default_rng(2).normal(size=shape).astype(np.float32)
     nodes = calls("MatMul", weight, 1)
-    decision = decide_weights(nodes[0], Mode.STORAGE, Spec("int4", per), "asked for", in_body=False)
+    decision = decide_weights(nodes[0], Mode.STORAGE, QuantSpec("int4", per), "asked for", in_body=False)
     (decoded,), left = run_decoders(nodes, [decision])
     np.testing.assert_array_equal(decoded, expected(weight, decision), strict=True)
     assert not left
@@ -111,7 +111,7 @@ def test_stacks_of_matrices_decode_exactly(shape: tuple[int, ...], per: tuple[in
 def test_float16_weights_are_decoded_in_float32_and_rounded_last(format: str, op: str) -> None:
     weight = np.random.default_rng(3).normal(size=(44, 24)).astype(np.float16)
     nodes = calls(op, weight, 1)
-    spec = Spec(format, (8,), symmetric=not format.startswith("u"))
+    spec = QuantSpec(format, (8,), symmetric=not format.startswith("u"))
     decision = decide_weights(nodes[0], Mode.WEIGHT_ONLY, spec, "asked for", in_body=False)
     (decoded,), _ = run_decoders(nodes, [decision])
     np.testing.assert_array_equal(decoded, expected(weight, decision), strict=True)
@@ -119,7 +119,7 @@ def test_float16_weights_are_decoded_in_float32_and_rounded_last(format: str, op
 
 def test_bfloat16_weights_are_rounded_last() -> None:
     weight = np.random.default_rng(3).normal(size=(24, 20)).astype(ml_dtypes.bfloat16)
-    spec = Spec("int4", (8,))
+    spec = QuantSpec("int4", (8,))
     chain = new_chain()
     decode_folded(chain, encode_array(weight, spec, channel_axis=1, reduction_axis=0), spec, TensorProto.BFLOAT16)
     assert chain.nodes[-1].attrs == {"to": TensorProto.BFLOAT16}
@@ -131,20 +131,23 @@ def test_bfloat16_weights_are_rounded_last() -> None:
 @pytest.mark.parametrize(
     ("spec", "found"),
     [
-        (Spec("int8", Granularity.CHANNEL), ["Cast", "Mul"]),
-        (Spec("uint4", symmetric=False), ["Cast", "Cast", "Sub", "Mul"]),
-        (Spec("int4", (8,)), ["Cast", "Reshape", "Mul", "Reshape"]),
-        (Spec("int4", (16,)), ["Cast", "Pad", "Reshape", "Mul", "Reshape", "Slice"]),
-        (Spec("float4e2m1", (8,), scale="e8m0"), ["Cast", "Gather", "Reshape", "Cast", "Gather", "Mul", "Reshape"]),
-        (Spec("int8", Granularity.CHANNEL, scale="ue4m3", two_level=True), ["Cast", "Cast", "Mul", "Mul"]),
+        (QuantSpec("int8", Granularity.CHANNEL), ["Cast", "Mul"]),
+        (QuantSpec("uint4", symmetric=False), ["Cast", "Cast", "Sub", "Mul"]),
+        (QuantSpec("int4", (8,)), ["Cast", "Reshape", "Mul", "Reshape"]),
+        (QuantSpec("int4", (16,)), ["Cast", "Pad", "Reshape", "Mul", "Reshape", "Slice"]),
         (
-            Spec("uint8", symmetric=False, storage=Storage.WORDS),
+            QuantSpec("float4e2m1", (8,), scale="e8m0"),
+            ["Cast", "Gather", "Reshape", "Cast", "Gather", "Mul", "Reshape"],
+        ),
+        (QuantSpec("int8", Granularity.CHANNEL, scale="ue4m3", two_level=True), ["Cast", "Cast", "Mul", "Mul"]),
+        (
+            QuantSpec("uint8", symmetric=False, storage=Storage.WORDS),
             ["Unsqueeze", "BitwiseAnd", "BitShift", "Reshape", "Cast", "Cast", "Sub", "Mul"],
         ),
     ],
     ids=str,
 )
-def test_a_decoder_has_no_node_that_it_does_not_need(spec: Spec, found: list[str]) -> None:
+def test_a_decoder_has_no_node_that_it_does_not_need(spec: QuantSpec, found: list[str]) -> None:
     chain = new_chain()
     decode_folded(chain, matrix_of(spec), spec, TensorProto.FLOAT)
     assert ops(chain) == found
@@ -153,16 +156,16 @@ def test_a_decoder_has_no_node_that_it_does_not_need(spec: Spec, found: list[str
 @pytest.mark.parametrize(
     ("spec", "linear"),
     [
-        (Spec("int8"), True),
-        (Spec("int8", Granularity.CHANNEL), True),
-        (Spec("float8e4m3fn", (16,)), True),
-        (Spec("int4", (8,), storage=Storage.WORDS), True),
-        (Spec("float4e2m1", (8,), storage=Storage.WORDS), False),
-        (Spec("int4", (4, 8)), False),
+        (QuantSpec("int8"), True),
+        (QuantSpec("int8", Granularity.CHANNEL), True),
+        (QuantSpec("float8e4m3fn", (16,)), True),
+        (QuantSpec("int4", (8,), storage=Storage.WORDS), True),
+        (QuantSpec("float4e2m1", (8,), storage=Storage.WORDS), False),
+        (QuantSpec("int4", (4, 8)), False),
     ],
     ids=str,
 )
-def test_one_dequantizelinear_expresses_one_blocked_axis(spec: Spec, linear: bool) -> None:
+def test_one_dequantizelinear_expresses_one_blocked_axis(spec: QuantSpec, linear: bool) -> None:
     assert is_linear(matrix_of(spec), spec) is linear
 
 
@@ -172,16 +175,18 @@ def test_one_dequantizelinear_expresses_one_blocked_axis(spec: Spec, linear: boo
 @pytest.mark.parametrize(
     ("spec", "opset", "codes", "scale"),
     [
-        (Spec("float4e2m1", (8,), scale="e8m0", scale_rounding=Rounding.FLOOR), 24, "FLOAT4E2M1", "FLOAT8E8M0"),
-        (Spec("float4e2m1", (8,), scale="ue4m3", two_level=True), 23, "FLOAT4E2M1", "FLOAT8E4M3FN"),
-        (Spec("float8e5m2", (8,), scale="bfloat16"), 23, "FLOAT8E5M2", "BFLOAT16"),
-        (Spec("int8", Granularity.CHANNEL, scale="float16", two_level=True), 13, "INT8", "FLOAT16"),
-        (Spec("uint2", (8,), symmetric=False, scale="ue4m3"), 25, "UINT2", "FLOAT8E4M3FN"),
+        (QuantSpec("float4e2m1", (8,), scale="e8m0", scale_rounding=Rounding.FLOOR), 24, "FLOAT4E2M1", "FLOAT8E8M0"),
+        (QuantSpec("float4e2m1", (8,), scale="ue4m3", two_level=True), 23, "FLOAT4E2M1", "FLOAT8E4M3FN"),
+        (QuantSpec("float8e5m2", (8,), scale="bfloat16"), 23, "FLOAT8E5M2", "BFLOAT16"),
+        (QuantSpec("int8", Granularity.CHANNEL, scale="float16", two_level=True), 13, "INT8", "FLOAT16"),
+        (QuantSpec("uint2", (8,), symmetric=False, scale="ue4m3"), 25, "UINT2", "FLOAT8E4M3FN"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.FLOAT16])
-def test_strict_keeps_every_type_and_is_valid_onnx(spec: Spec, opset: int, codes: str, scale: str, dtype: int) -> None:
+def test_strict_keeps_every_type_and_is_valid_onnx(
+    spec: QuantSpec, opset: int, codes: str, scale: str, dtype: int
+) -> None:
     chain = new_chain()
     quantized = matrix_of(spec)
     decoded = decode_linear(chain, quantized, spec, dtype, strict=True)

@@ -11,10 +11,10 @@ from onnx import numpy_helper, parser
 
 from lowering.combinations import OPERATORS, specs
 from onnxq.algorithms.encode import encode
-from onnxq.config.scheme import Granularity, Mode, Rounding, Spec, Storage
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rounding, Storage
 from onnxq.ir import as_graph, remove_unused, to_model
 from onnxq.lowering import AllowedOps, minimum_opset
-from onnxq.passes import DecodeWeights, ReplaceWithContrib, StoreWeights
+from onnxq.passes import CompressWeights, DecodeWeights, ReplaceWithContrib
 from onnxq.planning.plan import Plan
 from onnxq.planning.weights import decide_weights, weight_opset
 
@@ -46,7 +46,7 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: AllowedO
         contrib = [ReplaceWithContrib(plan, codes, emit)] if emit.has_own else []
         for step in (*contrib, DecodeWeights(plan, codes, emit)):
             step.apply(graph)
-        checked += bool(StoreWeights(plan, codes, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
+        checked += bool(CompressWeights(plan, codes, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
         remove_unused(graph)
         onnx.checker.check_model(to_model(graph), full_check=True)
     assert checked > 100
@@ -55,27 +55,29 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: AllowedO
 @pytest.mark.parametrize(
     ("spec", "op", "emit", "folded", "opset"),
     [
-        (Spec("int8", Granularity.CHANNEL), "Conv", AllowedOps.QDQ, True, 7),
-        (Spec("int8", Granularity.CHANNEL), "MatMul", AllowedOps.QDQ, False, 13),
-        (Spec("int8", (32,)), "Conv", AllowedOps.QDQ, True, 11),
-        (Spec("int8", (32,)), "MatMul", AllowedOps.QDQ, False, 21),
-        (Spec("int8", (32,)), "MatMul", AllowedOps.ORT, False, 7),
-        (Spec("int4", (32,)), "Conv", AllowedOps.QDQ, True, 21),
-        (Spec("int4", (32,)), "Gather", AllowedOps.QDQ, False, 18),
-        (Spec("int4", (32,), storage=Storage.WORDS), "Conv", AllowedOps.QDQ, True, 18),
-        (Spec("int2", (32,)), "MatMul", AllowedOps.QDQ, False, 25),
-        (Spec("float8e4m3fn"), "Conv", AllowedOps.QDQ, True, 19),
-        (Spec("float8e4m3fn"), "Gather", AllowedOps.QDQ, False, 7),
-        (Spec("float4e2m1", (32,)), "Conv", AllowedOps.QDQ, True, 21),
-        (Spec("float4e2m1", (32,)), "Conv", AllowedOps.STRICT, True, 23),
-        (Spec("float6e2m3", (32,)), "Conv", AllowedOps.QDQ, True, 19),
-        (Spec("float6e2m3", (32,)), "Conv", AllowedOps.STRICT, True, 28),
-        (Spec("int8", (32,), scale="bfloat16"), "Conv", AllowedOps.QDQ, True, 13),
-        (Spec("int8", (32,), scale="float16"), "Conv", AllowedOps.QDQ, True, 11),
-        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", AllowedOps.ORT, False, 7),
-        (Spec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", AllowedOps.STRICT, False, 24),
+        (QuantSpec("int8", Granularity.CHANNEL), "Conv", AllowedOps.QDQ, True, 7),
+        (QuantSpec("int8", Granularity.CHANNEL), "MatMul", AllowedOps.QDQ, False, 13),
+        (QuantSpec("int8", (32,)), "Conv", AllowedOps.QDQ, True, 11),
+        (QuantSpec("int8", (32,)), "MatMul", AllowedOps.QDQ, False, 21),
+        (QuantSpec("int8", (32,)), "MatMul", AllowedOps.ORT, False, 7),
+        (QuantSpec("int4", (32,)), "Conv", AllowedOps.QDQ, True, 21),
+        (QuantSpec("int4", (32,)), "Gather", AllowedOps.QDQ, False, 18),
+        (QuantSpec("int4", (32,), storage=Storage.WORDS), "Conv", AllowedOps.QDQ, True, 18),
+        (QuantSpec("int2", (32,)), "MatMul", AllowedOps.QDQ, False, 25),
+        (QuantSpec("float8e4m3fn"), "Conv", AllowedOps.QDQ, True, 19),
+        (QuantSpec("float8e4m3fn"), "Gather", AllowedOps.QDQ, False, 7),
+        (QuantSpec("float4e2m1", (32,)), "Conv", AllowedOps.QDQ, True, 21),
+        (QuantSpec("float4e2m1", (32,)), "Conv", AllowedOps.STRICT, True, 23),
+        (QuantSpec("float6e2m3", (32,)), "Conv", AllowedOps.QDQ, True, 19),
+        (QuantSpec("float6e2m3", (32,)), "Conv", AllowedOps.STRICT, True, 28),
+        (QuantSpec("int8", (32,), scale="bfloat16"), "Conv", AllowedOps.QDQ, True, 13),
+        (QuantSpec("int8", (32,), scale="float16"), "Conv", AllowedOps.QDQ, True, 11),
+        (QuantSpec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", AllowedOps.ORT, False, 7),
+        (QuantSpec("int8", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR), "MatMul", AllowedOps.STRICT, False, 24),
     ],
     ids=str,
 )
-def test_the_opset_is_that_of_the_newest_part(spec: Spec, op: str, emit: AllowedOps, folded: bool, opset: int) -> None:
+def test_the_opset_is_that_of_the_newest_part(
+    spec: QuantSpec, op: str, emit: AllowedOps, folded: bool, opset: int
+) -> None:
     assert minimum_opset(spec, op, emit, folded=folded) == opset

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from onnxq.algorithms.encoders import encode_array
-from onnxq.config.scheme import Granularity, Spec
+from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.lowering.layout import Layout, Linear, transposed
 
 WEIGHT = np.random.default_rng(0).normal(size=(6, 70)).astype(np.float32)
 
 
 def layout(per: Granularity | tuple[int, ...]) -> Layout:
-    return Layout.of(encode_array(WEIGHT, Spec("int8", per), channel_axis=0, reduction_axis=1))
+    return Layout.of(encode_array(WEIGHT, QuantSpec("int8", per), channel_axis=0, reduction_axis=1))
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_one_dequantizelinear_has_one_axis(per: Granularity | tuple[int, ...], l
 
 @pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL, (32,), (4, 16)])
 def test_a_transposed_weight_means_the_transposed_values(per: Granularity | tuple[int, ...]) -> None:
-    quantized = encode_array(WEIGHT, Spec("uint4", per, symmetric=False), channel_axis=0, reduction_axis=1)
+    quantized = encode_array(WEIGHT, QuantSpec("uint4", per, symmetric=False), channel_axis=0, reduction_axis=1)
     np.testing.assert_array_equal(transposed(quantized).dequantize(), quantized.dequantize().T)

@@ -8,13 +8,13 @@ import pytest
 from onnxq.ir import Graph, Names
 from onnxq.lowering import NodeBuilder
 from onnxq.lowering.decode import native_numbers, stored_format
-from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.formats import FORMATS, QuantDType
 
 SMALL = [format for format in FORMATS.values() if format.bits <= 8]
 
 
 @pytest.mark.parametrize("format", SMALL, ids=lambda format: format.name)
-def test_the_stored_format_has_every_value(format: Format) -> None:
+def test_the_stored_format_has_every_value(format: QuantDType) -> None:
     stored = stored_format(format)
     if stored.is_float or not format.is_float:
         assert set(format.values[~np.isnan(format.values)]) <= set(stored.values)

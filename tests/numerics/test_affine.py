@@ -28,23 +28,23 @@ from numerics.ranges_and_formats import (
     signed_formats,
 )
 from onnxq.numerics.affine import (
-    Parameters,
     QTensor,
+    QuantParams,
     block_range,
-    decibels,
     dequantize,
-    largest,
-    parameters_from_range,
+    params_from_range,
+    params_of_blocks,
     quantize,
     quantize_bias,
-    scale_with_room,
-    signal_to_noise,
-    spec_parameters,
+    raise_scale_for_bias,
+    sqnr_db,
+    sqnr_of_ratio,
     weight_range,
+    worst_ratio,
 )
-from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.formats import FORMATS, QuantDType
 from onnxq.numerics.packing import pack
-from onnxq.numerics.spec import Granularity, Rounding, Spec
+from onnxq.numerics.spec import Granularity, QuantSpec, Rounding
 from onnxq.runtime.sessions import open_session, run
 
 # --- published values -----------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ from onnxq.runtime.sessions import open_session, run
 
 def test_burn_symmetric_8_bit_vector() -> None:
     values = np.array([-1.7999999523162842, -1.0, 0.0, 0.5], np.float32)
-    parameters = parameters_from_range(values.min(), values.max(), NARROW, symmetric=True)
+    parameters = params_from_range(values.min(), values.max(), NARROW, symmetric=True)
     assert parameters.scale == np.float32(0.014173228293657303)
     assert parameters.zero_point is None
     quantized = quantize(values, parameters, NARROW)
@@ -71,7 +71,7 @@ def test_burn_symmetric_8_bit_vector() -> None:
     ],
 )
 def test_torch_affine_8_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
-    parameters = parameters_from_range(minimum, maximum, UINT8, symmetric=False)
+    parameters = params_from_range(minimum, maximum, UINT8, symmetric=False)
     assert parameters.scale == np.float32(scale)
     assert parameters.zero_point == zero_point
 
@@ -81,13 +81,13 @@ def test_torch_affine_8_bit_vectors(minimum: float, maximum: float, scale: float
     [(-1.0, 2.0, 0.023622047244094488, 42), (0.0, 6.0, 0.047244094488188976, 0), (-3.0, -1.0, 0.02362204724409, 127)],
 )
 def test_torch_affine_7_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
-    parameters = parameters_from_range(minimum, maximum, FORMATS["uint8-7bit"], symmetric=False)
+    parameters = params_from_range(minimum, maximum, FORMATS["uint8-7bit"], symmetric=False)
     assert parameters.scale == np.float32(scale)
     assert parameters.zero_point == zero_point
 
 
 def test_torch_min_max_observer_vector() -> None:
-    parameters = parameters_from_range(-1.3974000215530396, 1.4707000255584717, UINT8, symmetric=False)
+    parameters = params_from_range(-1.3974000215530396, 1.4707000255584717, UINT8, symmetric=False)
     np.testing.assert_allclose(parameters.scale, 0.011247451417148113, rtol=1e-6)
     assert parameters.zero_point == 124
 
@@ -96,7 +96,7 @@ def test_torch_min_max_observer_vector() -> None:
 def test_the_full_signed_range_is_used_with_half_a_code_of_clipping(
     minimum: float, maximum: float, scale: float
 ) -> None:
-    parameters = parameters_from_range(minimum, maximum, FORMATS["int8"], symmetric=True)
+    parameters = params_from_range(minimum, maximum, FORMATS["int8"], symmetric=True)
     assert parameters.scale == np.float32(scale)
 
 
@@ -104,8 +104,8 @@ def test_the_full_signed_range_is_used_with_half_a_code_of_clipping(
 
 
 @given(finite, finite, signed_formats)
-def test_a_symmetric_scale_is_positive_finite_and_normal(a: float, b: float, format: Format) -> None:
-    one = parameters_from_range(min(a, b), max(a, b), format, symmetric=True)
+def test_a_symmetric_scale_is_positive_finite_and_normal(a: float, b: float, format: QuantDType) -> None:
+    one = params_from_range(min(a, b), max(a, b), format, symmetric=True)
     assert np.isfinite(one.scale)
     assert one.scale >= TINY
     assert one.scale.dtype == np.float32
@@ -113,8 +113,8 @@ def test_a_symmetric_scale_is_positive_finite_and_normal(a: float, b: float, for
 
 
 @given(finite, finite, formats)
-def test_an_affine_scale_is_normal_and_its_zero_point_is_a_code(a: float, b: float, format: Format) -> None:
-    one = parameters_from_range(min(a, b), max(a, b), format, symmetric=False)
+def test_an_affine_scale_is_normal_and_its_zero_point_is_a_code(a: float, b: float, format: QuantDType) -> None:
+    one = params_from_range(min(a, b), max(a, b), format, symmetric=False)
     assert np.isfinite(one.scale)
     assert one.scale >= TINY
     assert one.zero_point is not None
@@ -137,23 +137,23 @@ def test_an_affine_scale_is_normal_and_its_zero_point_is_a_code(a: float, b: flo
 )
 @pytest.mark.parametrize("symmetric", [True, False])
 @every_quantized
-def test_extreme_ranges_give_usable_scales(low: float, high: float, symmetric: bool, format: Format) -> None:
+def test_extreme_ranges_give_usable_scales(low: float, high: float, symmetric: bool, format: QuantDType) -> None:
     with np.errstate(over="ignore"):
-        one = parameters_from_range(low, high, format, symmetric=symmetric)
+        one = params_from_range(low, high, format, symmetric=symmetric)
     assert np.isfinite(one.scale)
     assert one.scale >= TINY
 
 
 def test_an_empty_range_gives_scale_one() -> None:
-    one = parameters_from_range([0.0, -1.0], [0.0, 1.0], NARROW, symmetric=True)
+    one = params_from_range([0.0, -1.0], [0.0, 1.0], NARROW, symmetric=True)
     assert one.scale[0] == 1.0
     assert one.scale[1] == np.float32(1 / 127)
 
 
 @given(finite, finite, formats, st.booleans())
-def test_zero_is_exact(a: float, b: float, format: Format, symmetric: bool) -> None:
+def test_zero_is_exact(a: float, b: float, format: QuantDType, symmetric: bool) -> None:
     assume(not symmetric or format.signed)
-    parameters = parameters_from_range(min(a, b), max(a, b), format, symmetric=symmetric)
+    parameters = params_from_range(min(a, b), max(a, b), format, symmetric=symmetric)
     assert quantize(np.zeros(3, np.float32), parameters, format).dequantize().tolist() == [0.0, 0.0, 0.0]
 
 
@@ -161,11 +161,11 @@ ranges = st.floats(2.0**-100, 2.0**100, width=32)
 
 
 @given(st.data(), st.sampled_from(INTEGERS[:-1]), st.booleans())
-def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: Format, symmetric: bool) -> None:
+def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: QuantDType, symmetric: bool) -> None:
     assume(not symmetric or format.signed)
     magnitude = data.draw(ranges)
     values = magnitude * data.draw(arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-1, 1, width=32)))
-    parameters = parameters_from_range(values.min(), values.max(), format, symmetric=symmetric)
+    parameters = params_from_range(values.min(), values.max(), format, symmetric=symmetric)
     error = np.abs(quantize(values, parameters, format).dequantize().astype(np.float64) - values)
     # Dividing in float32 moves ties by parts in 2**24 of the largest code.
     codes = format.maximum - format.minimum
@@ -173,24 +173,24 @@ def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: 
 
 
 @given(arrays.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.sampled_from(QUANTIZED))
-def test_quantizing_keeps_order(values: NDArray[np.float32], format: Format) -> None:
-    parameters = parameters_from_range(values.min(), values.max(), format, symmetric=False)
+def test_quantizing_keeps_order(values: NDArray[np.float32], format: QuantDType) -> None:
+    parameters = params_from_range(values.min(), values.max(), format, symmetric=False)
     codes = quantize(np.sort(values), parameters, format).codes.astype(np.int64)
     assert (np.diff(codes) >= 0).all()
 
 
 @given(st.sampled_from(QUANTIZED), st.integers(0, 2**32 - 1))
-def test_what_was_quantized_is_quantized_to_the_same_codes(format: Format, seed: int) -> None:
+def test_what_was_quantized_is_quantized_to_the_same_codes(format: QuantDType, seed: int) -> None:
     generator = np.random.default_rng(seed)
     codes = generator.integers(format.minimum, format.maximum, 50).astype(format.dtype)
     zero = np.array(generator.integers(format.minimum, format.maximum), format.dtype)
-    parameters = Parameters(np.array(generator.uniform(1e-3, 10), np.float32), zero)
+    parameters = QuantParams(np.array(generator.uniform(1e-3, 10), np.float32), zero)
     np.testing.assert_array_equal(quantize(dequantize(codes, parameters, format), parameters, format).codes, codes)
 
 
 def test_a_large_tensor_is_quantized_in_little_memory() -> None:
     values = np.ones((1024, 2048), np.float32)
-    parameters = Parameters(np.ones((1024, 64), np.float32), None, block=(1, 32))
+    parameters = QuantParams(np.ones((1024, 64), np.float32), None, block=(1, 32))
     tracemalloc.start()
     tensor = quantize(values, parameters, FORMATS["int4"])
     peak = tracemalloc.get_traced_memory()[1]
@@ -214,7 +214,7 @@ def test_a_range_per_channel_keeps_the_rank() -> None:
 
 
 def test_float64_and_float16_values_are_quantized_in_float32() -> None:
-    parameters = Parameters(np.array(0.1, np.float32), None)
+    parameters = QuantParams(np.array(0.1, np.float32), None)
     for dtype in (np.float16, np.float64):
         values = np.array([0.05, 0.25, -12.6], dtype)
         expected = quantize(values.astype(np.float32), parameters, NARROW).codes
@@ -222,10 +222,10 @@ def test_float64_and_float16_values_are_quantized_in_float32() -> None:
 
 
 def test_signal_to_noise_at_its_ends() -> None:
-    assert signal_to_noise(1.0, 0.0) == np.inf
-    assert signal_to_noise(0.0, 0.0) == np.inf
-    assert signal_to_noise(0.0, 1.0) == -np.inf
-    assert signal_to_noise(1000.0, 1.0) == pytest.approx(30.0)
+    assert sqnr_db(1.0, 0.0) == np.inf
+    assert sqnr_db(0.0, 0.0) == np.inf
+    assert sqnr_db(0.0, 1.0) == -np.inf
+    assert sqnr_db(1000.0, 1.0) == pytest.approx(30.0)
 
 
 def test_the_reference_opset_reads_every_format() -> None:
@@ -249,13 +249,13 @@ def test_a_blocked_scale_equals_the_repeated_one(
     values = generator.normal(0, 5, (rows * height, columns * width)).astype(np.float32)
     low, high = generator.uniform(-9, -1, (rows, columns)), generator.uniform(1, 9, (rows, columns))
     format = NARROW if symmetric else UINT8
-    blocked = parameters_from_range(low, high, format, symmetric=symmetric)
+    blocked = params_from_range(low, high, format, symmetric=symmetric)
 
     def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
         return np.kron(parameter, np.ones((height, width), parameter.dtype))
 
     zero = None if blocked.zero_point is None else spread(blocked.zero_point)
-    repeated = Parameters(spread(blocked.scale), zero)
+    repeated = QuantParams(spread(blocked.scale), zero)
     one, other = quantize(values, blocked, format), quantize(values, repeated, format)
     np.testing.assert_array_equal(one.codes, other.codes)
     np.testing.assert_array_equal(one.dequantize(), other.dequantize())
@@ -263,10 +263,10 @@ def test_a_blocked_scale_equals_the_repeated_one(
 
 @pytest.mark.parametrize("format", [one for one in FORMATS.values() if one.bits <= 8], ids=lambda one: one.name)
 @pytest.mark.parametrize("scale", [1.0, 0.1, 3.0, 1e-30, 1e30])
-def test_every_code_of_a_small_format_comes_back(format: Format, scale: float) -> None:
+def test_every_code_of_a_small_format_comes_back(format: QuantDType, scale: float) -> None:
     finite = (format.values >= format.minimum) & (format.values <= format.maximum)
     codes = format.round(format.values[finite])
-    parameters = Parameters(np.full((1,), scale, np.float32), None)
+    parameters = QuantParams(np.full((1,), scale, np.float32), None)
     values = dequantize(codes, parameters, format)
     np.testing.assert_array_equal(values, format.values[finite] * np.float32(scale))
     assert quantize(values, parameters, format).codes.tobytes() == codes.tobytes()
@@ -278,7 +278,7 @@ shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 @settings(max_examples=150)
 @given(shapes, st.data(), st.sampled_from(list(FORMATS.values())), st.integers(0, 2**32 - 1))
 def test_partial_blocks_equal_the_repeated_scale(
-    shape: tuple[int, ...], data: st.DataObject, format: Format, seed: int
+    shape: tuple[int, ...], data: st.DataObject, format: QuantDType, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
     block = tuple(data.draw(st.integers(1, extent + 1)) for extent in shape)
@@ -293,8 +293,8 @@ def test_partial_blocks_equal_the_repeated_scale(
     def spread(parameter: NDArray[np.generic]) -> NDArray[np.generic]:
         return parameter[np.ix_(*(np.arange(extent) // length for extent, length in zip(shape, block, strict=True)))]
 
-    repeated = Parameters(spread(scale * (level or np.float32(1))), None if zero is None else spread(zero))
-    one = quantize(values, Parameters(scale, zero, level, block), format)
+    repeated = QuantParams(spread(scale * (level or np.float32(1))), None if zero is None else spread(zero))
+    one = quantize(values, QuantParams(scale, zero, level, block), format)
     other = quantize(values, repeated, format)
     np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
     np.testing.assert_array_equal(one.dequantize(), other.dequantize())
@@ -313,7 +313,7 @@ def test_blocks_decode_as_in_onnxruntime(name: str, axis: int, length: int) -> N
     block = tuple(length if index == axis else 1 for index in range(2))
     grid = tuple(-(-extent // size) for extent, size in zip(values.shape, block, strict=True))
     scale = generator.uniform(0.01, 0.9, grid).astype(np.float32)
-    ours = quantize(values, Parameters(scale, None, block=block), format)
+    ours = quantize(values, QuantParams(scale, None, block=block), format)
     codes = helper.make_tensor("codes", format.onnx_type, values.shape, pack(ours.codes, format).tobytes(), raw=True)
     node = helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"], axis=axis, block_size=length)
     graph = helper.make_graph(
@@ -334,7 +334,7 @@ def onnxruntime_codes(
     values: NDArray[np.float32],
     scale: NDArray[np.float32],
     zero_point: NDArray[np.generic],
-    format: Format,
+    format: QuantDType,
     **axis: int,
 ) -> NDArray[np.int64]:
     """Quantize with onnxruntime, which knows whole types only, and clip to the codes that the format uses."""
@@ -354,25 +354,25 @@ def edge_values(scale: float) -> NDArray[np.float32]:
 
 @every_quantized
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.1, 0.0235294122248888, 3.1e-5, 1e30])
-def test_codes_are_those_of_onnxruntime(format: Format, scale: float) -> None:
+def test_codes_are_those_of_onnxruntime(format: QuantDType, scale: float) -> None:
     values = edge_values(scale)
     for zero_point in {0, format.minimum, format.maximum, (format.minimum + format.maximum) // 3}:
         zero = np.array(zero_point, format.dtype)
         with np.errstate(over="ignore"):
-            ours = quantize(values, Parameters(np.array(scale, np.float32), zero), format).codes
+            ours = quantize(values, QuantParams(np.array(scale, np.float32), zero), format).codes
         np.testing.assert_array_equal(ours, onnxruntime_codes(values, np.array(scale, np.float32), zero, format))
 
 
 @every_quantized
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_codes_per_axis_are_those_of_onnxruntime(format: Format, axis: int) -> None:
+def test_codes_per_axis_are_those_of_onnxruntime(format: QuantDType, axis: int) -> None:
     generator = np.random.default_rng(axis)
     values = generator.normal(0, 3, (4, 5, 6)).astype(np.float32)
     extent = values.shape[axis]
     scale = generator.uniform(0.001, 0.1, extent).astype(np.float32)
     zero = generator.integers(format.minimum, format.maximum, extent).astype(format.dtype)
     shape = [extent if index == axis else 1 for index in range(3)]
-    ours = quantize(values, Parameters(scale.reshape(shape), zero.reshape(shape)), format)
+    ours = quantize(values, QuantParams(scale.reshape(shape), zero.reshape(shape)), format)
     np.testing.assert_array_equal(ours.codes, onnxruntime_codes(values, scale, zero, format, axis=axis))
     feeds = {"x": ours.codes, "scale": scale, "zero": zero}
     decoded = run(session("DequantizeLinear", format.onnx_type, axis), feeds)[0]
@@ -380,14 +380,14 @@ def test_codes_per_axis_are_those_of_onnxruntime(format: Format, axis: int) -> N
 
 
 @every_quantized
-def test_every_code_decodes_as_in_onnxruntime(format: Format) -> None:
+def test_every_code_decodes_as_in_onnxruntime(format: QuantDType) -> None:
     codes = np.arange(format.minimum, format.maximum + 1).astype(format.dtype)
     for scale in (1.0, 0.1, 1.1754944e-38, 1e33):
         for zero_point in {0, format.minimum, format.maximum}:
             zero = np.array(zero_point, format.dtype)
             feeds = {"x": codes, "scale": np.array(scale, np.float32), "zero": zero}
             expected = run(session("DequantizeLinear", format.onnx_type, None), feeds)[0]
-            parameters = Parameters(np.array(scale, np.float32), zero)
+            parameters = QuantParams(np.array(scale, np.float32), zero)
             np.testing.assert_array_equal(dequantize(codes, parameters, format), expected)
 
 
@@ -396,16 +396,16 @@ def test_int32_biases_decode_as_in_onnxruntime() -> None:
     scale = np.array(3.7e-5, np.float32)
     feeds = {"x": codes, "scale": scale, "zero": np.zeros((), np.int32)}
     expected = run(session("DequantizeLinear", TensorProto.INT32, None), feeds)[0]
-    np.testing.assert_array_equal(dequantize(codes, Parameters(scale, None), FORMATS["int32"]), expected)
+    np.testing.assert_array_equal(dequantize(codes, QuantParams(scale, None), FORMATS["int32"]), expected)
 
 
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from(QUANTIZED))
-def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: Format) -> None:
+def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: QuantDType) -> None:
     values = data.draw(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)))
     scale = np.array(data.draw(st.floats(2.0**-13, 2.0**13, width=32)), np.float32)
     zero = np.array(data.draw(st.integers(format.minimum, format.maximum)), format.dtype)
-    ours = quantize(values, Parameters(scale, zero), format).codes
+    ours = quantize(values, QuantParams(scale, zero), format).codes
     np.testing.assert_array_equal(ours, onnxruntime_codes(values, scale, zero, format))
 
 
@@ -415,34 +415,36 @@ BLOCK = (1,)
 finite = st.floats(-1e30, 1e30) | st.sampled_from([0.0, 5e-324, -5e-324, 1e-45])
 
 
-def scales_of(spec: Spec, *magnitudes: float) -> list[float]:
+def scales_of(spec: QuantSpec, *magnitudes: float) -> list[float]:
     high = np.array(magnitudes)
-    return spec_parameters(-high, high, spec, BLOCK).scale.tolist()
+    return params_of_blocks(-high, high, spec, BLOCK).scale.tolist()
 
 
 @given(finite, finite, st.sampled_from([name for name in FORMATS if not FORMATS[name].is_float]), st.booleans())
 def test_a_float32_scale_is_that_of_an_activation(a: float, b: float, name: str, symmetric: bool) -> None:
     symmetric = symmetric and FORMATS[name].signed
     low, high = np.array([min(a, b)]), np.array([max(a, b)])
-    found = spec_parameters(low, high, Spec(name, symmetric=symmetric), BLOCK)
-    expected = parameters_from_range(low, high, FORMATS[name], symmetric=symmetric)
+    found = params_of_blocks(low, high, QuantSpec(name, symmetric=symmetric), BLOCK)
+    expected = params_from_range(low, high, FORMATS[name], symmetric=symmetric)
     np.testing.assert_array_equal(found.scale, expected.scale)
     np.testing.assert_array_equal(found.zero_point, expected.zero_point)
 
 
 def test_the_largest_value_of_a_float_format_is_that_of_the_block() -> None:
-    assert scales_of(Spec("float8e4m3fn"), 448.0, 0.0) == [1.0, 1.0]
-    assert scales_of(Spec("float4e2m1"), 3.0) == [0.5]
+    assert scales_of(QuantSpec("float8e4m3fn"), 448.0, 0.0) == [1.0, 1.0]
+    assert scales_of(QuantSpec("float4e2m1"), 3.0) == [0.5]
 
 
 @pytest.mark.parametrize(("rounding", "expected"), [(Rounding.UP, 0.3125), (Rounding.NEAREST, 0.3125)])
 def test_scales_come_to_the_grid_of_their_format(rounding: Rounding, expected: float) -> None:
-    spec = Spec("float4e2m1", scale="ue4m3", scale_rounding=rounding)
+    spec = QuantSpec("float4e2m1", scale="ue4m3", scale_rounding=rounding)
     assert scales_of(spec, 6 * 0.3) == [expected]
 
 
 def test_rounding_up_clips_nothing_and_the_nearest_may() -> None:
-    up, nearest = (Spec("int4-narrow", scale="e8m0", scale_rounding=one) for one in (Rounding.UP, Rounding.NEAREST))
+    up, nearest = (
+        QuantSpec("int4-narrow", scale="e8m0", scale_rounding=one) for one in (Rounding.UP, Rounding.NEAREST)
+    )
     assert scales_of(up, 7 * 1.1) == [2.0]
     assert scales_of(nearest, 7 * 1.1) == [1.0]
 
@@ -460,7 +462,7 @@ def test_rounding_up_clips_nothing_and_the_nearest_may() -> None:
 )
 @pytest.mark.parametrize("magnitude", [1.0, 1.5, 1.9999999, 2.0, 0.3, 1e-20])
 def test_the_floor_of_microscaling_is_exact_at_powers_of_two(name: str, exponent: int, magnitude: float) -> None:
-    spec = Spec(name, scale="e8m0", scale_rounding=Rounding.FLOOR)
+    spec = QuantSpec(name, scale="e8m0", scale_rounding=Rounding.FLOOR)
     power = 2.0 ** (np.frexp(magnitude)[1] - 1)
     assert power <= magnitude < 2 * power
     assert scales_of(spec, magnitude) == [power / 2**exponent]
@@ -468,10 +470,10 @@ def test_the_floor_of_microscaling_is_exact_at_powers_of_two(name: str, exponent
 
 @pytest.mark.parametrize("scale", ["float16", "ue4m3"])
 def test_two_levels_bring_the_largest_scale_to_the_end_of_its_format(scale: str) -> None:
-    spec = Spec("int8-narrow", per=Granularity.CHANNEL, scale=scale, two_level=True)
+    spec = QuantSpec("int8-narrow", per=Granularity.CHANNEL, scale=scale, two_level=True)
     for size in (1e-20, 1.0, 1e30):
         high = np.array([1.8, 0.04, 0.9, 0.0]) * size
-        found = spec_parameters(-high, high, spec, BLOCK)
+        found = params_of_blocks(-high, high, spec, BLOCK)
         assert found.tensor_scale is not None
         assert found.scale[0] == {"float16": 65504.0, "ue4m3": 448.0}[scale]
         # Half of the largest is half of it, however the tensor's own scale was rounded.
@@ -495,25 +497,23 @@ def test_the_range_of_a_block_is_that_of_its_values() -> None:
 INT8 = FORMATS["int8"]
 
 
-def quantize_weight(weight: NDArray[np.float32], format: Format, axis: int | None) -> QTensor:
-    parameters = parameters_from_range(
-        *weight_range(weight, None if axis is None else (1 - axis,)), format, symmetric=True
-    )
+def quantize_weight(weight: NDArray[np.float32], format: QuantDType, axis: int | None) -> QTensor:
+    parameters = params_from_range(*weight_range(weight, None if axis is None else (1 - axis,)), format, symmetric=True)
     return quantize(weight, parameters, format)
 
 
 def quantize_weight_with_bias(
     weight: NDArray[np.float32],
     bias: NDArray[np.float32],
-    format: Format,
+    format: QuantDType,
     axis: int,
     input_scale: float,
     *,
     per_channel: bool,
 ) -> tuple[QTensor, QTensor]:
     first = quantize_weight(weight, format, axis if per_channel else None)
-    raised = scale_with_room(first.parameters.scale, bias, input_scale)
-    codes = quantize(weight, Parameters(raised, None), format)
+    raised = raise_scale_for_bias(first.parameters.scale, bias, input_scale)
+    codes = quantize(weight, QuantParams(raised, None), format)
     return codes, quantize_bias(bias, codes, input_scale)
 
 
@@ -539,7 +539,7 @@ def test_bias_and_products_never_overflow_int32(
     weight_size: float,
     bias_size: float,
     per_channel: bool,
-    format: Format,
+    format: QuantDType,
     seed: int,
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -619,11 +619,11 @@ def test_groups_share_the_scales_of_a_weight() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 1e-300, 0.01, 1.0, 1e10])
 def test_decibels_are_those_of_the_energies(ratio: float) -> None:
-    assert decibels(ratio) == pytest.approx(signal_to_noise(1.0, ratio))
+    assert sqnr_of_ratio(ratio) == pytest.approx(sqnr_db(1.0, ratio))
 
 
 def test_what_is_not_finite_is_the_worst() -> None:
-    assert largest(np.array([0.5, 2.0, 1.0])) == 2.0
+    assert worst_ratio(np.array([0.5, 2.0, 1.0])) == 2.0
     for bad in (math.nan, math.inf, -math.inf):
-        assert decibels(largest(np.array([0.5, bad]))) == -math.inf
-    assert decibels(largest(np.zeros(0))) == math.inf
+        assert sqnr_of_ratio(worst_ratio(np.array([0.5, bad]))) == -math.inf
+    assert sqnr_of_ratio(worst_ratio(np.zeros(0))) == math.inf

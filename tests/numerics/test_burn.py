@@ -8,7 +8,7 @@ import pytest
 from onnxq.errors import SchemeError
 from onnxq.numerics.burn import encode, half_away, stored_scale
 from onnxq.numerics.formats import SCALE_FORMATS
-from onnxq.numerics.spec import Granularity, Method, Rounding, Spec
+from onnxq.numerics.spec import Granularity, Method, QuantSpec, Rounding
 
 RAMP = np.array([-1.8, -1.0, 0.0, 0.5], np.float32)
 
@@ -21,16 +21,16 @@ def test_halves_go_away_from_zero_and_nothing_else_does() -> None:
 def test_codes_differ_from_those_of_onnx_at_ties_alone() -> None:
     # The scale is 1, so that halves stay halves.
     values = np.array([127.0, 0.5, 1.5, -2.5, 3.49], np.float32)
-    assert encode(values, Spec("int8-narrow")).codes.tolist() == [127, 1, 2, -3, 3]
+    assert encode(values, QuantSpec("int8-narrow")).codes.tolist() == [127, 1, 2, -3, 3]
 
 
 def test_the_range_is_not_extended_to_zero_and_needs_not_to_be() -> None:
-    scale = encode(np.float32([0.5, 1.8]), Spec("int8-narrow")).parameters.scale
+    scale = encode(np.float32([0.5, 1.8]), QuantSpec("int8-narrow")).parameters.scale
     assert scale.tolist() == [np.float32(3.6) / np.float32(254)]
 
 
 def test_an_offset_is_truncated_as_burn_did() -> None:
-    tensor = encode(RAMP, Spec("int8", symmetric=False))
+    tensor = encode(RAMP, QuantSpec("int8", symmetric=False))
     assert tensor.parameters.zero_point is not None
     # The nearest code is 72.
     assert tensor.parameters.zero_point.tolist() == [71]
@@ -38,10 +38,15 @@ def test_an_offset_is_truncated_as_burn_did() -> None:
 
 def test_a_block_lies_along_the_last_axes() -> None:
     values = np.arange(48, dtype=np.float32).reshape(4, 12)
-    assert encode(values, Spec("int8-narrow", per=(4,))).parameters.scale.shape == (4, 3)
-    assert encode(values, Spec("int8-narrow", per=(2, 4))).parameters.scale.shape == (2, 3)
-    assert encode(values[0], Spec("int8-narrow", per=(4,))).parameters.scale.shape == (3,)
-    assert encode(values.reshape(2, 2, 3, 4), Spec("int8-narrow", per=(3, 4))).parameters.scale.shape == (2, 2, 1, 1)
+    assert encode(values, QuantSpec("int8-narrow", per=(4,))).parameters.scale.shape == (4, 3)
+    assert encode(values, QuantSpec("int8-narrow", per=(2, 4))).parameters.scale.shape == (2, 3)
+    assert encode(values[0], QuantSpec("int8-narrow", per=(4,))).parameters.scale.shape == (3,)
+    assert encode(values.reshape(2, 2, 3, 4), QuantSpec("int8-narrow", per=(3, 4))).parameters.scale.shape == (
+        2,
+        2,
+        1,
+        1,
+    )
 
 
 def test_scales_below_the_smallest_normal_number_are_kept() -> None:
@@ -49,8 +54,10 @@ def test_scales_below_the_smallest_normal_number_are_kept() -> None:
     assert SCALE_FORMATS["float16"].round_up(np.float32([1e-7]))[0] == 2.0**-14
 
 
-@pytest.mark.parametrize("spec", [Spec("int8-narrow"), Spec("int4", per=(4,)), Spec("float4e2m1", scale="ue4m3")])
-def test_zeros_have_codes_of_zero(spec: Spec) -> None:
+@pytest.mark.parametrize(
+    "spec", [QuantSpec("int8-narrow"), QuantSpec("int4", per=(4,)), QuantSpec("float4e2m1", scale="ue4m3")]
+)
+def test_zeros_have_codes_of_zero(spec: QuantSpec) -> None:
     tensor = encode(np.zeros((2, 4), np.float32), spec)
     assert (tensor.dequantize() == 0).all()
     assert (tensor.parameters.scale > 0).all()
@@ -58,7 +65,7 @@ def test_zeros_have_codes_of_zero(spec: Spec) -> None:
 
 def test_two_levels_divide_by_the_product_of_both() -> None:
     values = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
-    spec = Spec("float4e2m1", per=(16,), scale="ue4m3", two_level=True)
+    spec = QuantSpec("float4e2m1", per=(16,), scale="ue4m3", two_level=True)
     tensor = encode(values, spec)
     product = tensor.parameters.scale * tensor.parameters.tensor_scale
     np.testing.assert_array_equal(tensor.parameters.effective_scale, product)
@@ -69,14 +76,14 @@ def test_two_levels_divide_by_the_product_of_both() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (Spec("int8", per=Granularity.CHANNEL), "Burn has no scales per channel"),
-        (Spec("int8", method=Method.MSE), 'Burn has no method = "mse"'),
-        (Spec("int8", scale_rounding=Rounding.NEAREST), "Burn has no scale_rounding"),
-        (Spec("int8", per=(256,)), "Burn has no blocks longer than 255"),
-        (Spec("uint8", symmetric=False), "Burn has no offsets but of int8 tensors"),
+        (QuantSpec("int8", per=Granularity.CHANNEL), "Burn has no scales per channel"),
+        (QuantSpec("int8", method=Method.MSE), 'Burn has no method = "mse"'),
+        (QuantSpec("int8", scale_rounding=Rounding.NEAREST), "Burn has no scale_rounding"),
+        (QuantSpec("int8", per=(256,)), "Burn has no blocks longer than 255"),
+        (QuantSpec("uint8", symmetric=False), "Burn has no offsets but of int8 tensors"),
     ],
 )
-def test_what_burn_has_not_is_told(spec: Spec, message: str) -> None:
+def test_what_burn_has_not_is_told(spec: QuantSpec, message: str) -> None:
     with pytest.raises(SchemeError) as caught:
         encode(np.ones((4, 4), np.float32), spec)
     assert str(caught.value).startswith(message)

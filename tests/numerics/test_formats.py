@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxq.errors import SchemeError
-from onnxq.numerics.formats import FORMATS, Format, format_named
+from onnxq.numerics.formats import FORMATS, QuantDType, format_named
 from onnxq.runtime.sessions import Session, open_session, run
 
 ALL = list(FORMATS.values())
@@ -28,7 +28,7 @@ EXECUTED = [
 ]
 
 
-def named(format: Format) -> str:
+def named(format: QuantDType) -> str:
     return format.name
 
 
@@ -38,7 +38,7 @@ every_float = pytest.mark.parametrize("format", FLOATS, ids=named)
 every_small = pytest.mark.parametrize("format", SMALL, ids=named)
 
 
-def used(format: Format) -> NDArray[np.generic]:
+def used(format: QuantDType) -> NDArray[np.generic]:
     """Return every finite code that rounding gives, in the order of its value."""
     patterns = np.flatnonzero((format.values >= format.minimum) & (format.values <= format.maximum)).astype(np.uint8)
     if format.bits < 8 and format.signed and not format.is_float:
@@ -48,11 +48,11 @@ def used(format: Format) -> NDArray[np.generic]:
     return codes[np.argsort(format.numbers(codes), kind="stable")]
 
 
-def grid(format: Format) -> NDArray[np.float64]:
+def grid(format: QuantDType) -> NDArray[np.float64]:
     return np.unique(format.numbers(used(format)).astype(np.float64))
 
 
-def edges(format: Format) -> NDArray[np.float32]:
+def edges(format: QuantDType) -> NDArray[np.float32]:
     """Return values of the grid, ties with their neighbours, values that saturate, denormals and infinities."""
     if format.bits <= 8:
         points = grid(format)
@@ -70,7 +70,7 @@ def edges(format: Format) -> NDArray[np.float32]:
 
 
 @every_format
-def test_a_row_agrees_with_itself_and_with_onnx(format: Format) -> None:
+def test_a_row_agrees_with_itself_and_with_onnx(format: QuantDType) -> None:
     onnx_type = helper.tensor_dtype_to_np_dtype(format.onnx_type)
     if format.codebook is not None:
         # Its codes are stored as plain numbers.
@@ -98,7 +98,7 @@ def test_an_unknown_format_is_told_with_the_nearest() -> None:
 
 
 @every_small
-def test_values_lists_what_each_bit_pattern_means(format: Format) -> None:
+def test_values_lists_what_each_bit_pattern_means(format: QuantDType) -> None:
     assert format.values.shape == (2**format.bits,)
     codes = used(format)
     patterns = codes.view(np.uint8) & (2**format.bits - 1)
@@ -135,7 +135,7 @@ def test_normal_floats_are_the_quantiles_that_define_them() -> None:
 
 @every_format
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_infinities_and_large_values_saturate(format: Format, dtype: type) -> None:
+def test_infinities_and_large_values_saturate(format: QuantDType, dtype: type) -> None:
     largest = np.finfo(dtype).max
     values = np.array([-np.inf, -largest, largest, np.inf], dtype)
     expected = [format.minimum, format.minimum, format.maximum, format.maximum]
@@ -146,7 +146,7 @@ def test_infinities_and_large_values_saturate(format: Format, dtype: type) -> No
 
 
 @every_format
-def test_the_value_that_is_none_has_a_code_of_its_own_where_the_format_has_one(format: Format) -> None:
+def test_the_value_that_is_none_has_a_code_of_its_own_where_the_format_has_one(format: QuantDType) -> None:
     (found,) = format.numbers(format.round(np.array([1.0, np.nan, 1.0]))[1:2])
     if format.name.startswith("float8"):
         assert np.isnan(found)
@@ -155,7 +155,7 @@ def test_the_value_that_is_none_has_a_code_of_its_own_where_the_format_has_one(f
 
 
 @every_integer
-def test_ties_of_integers_round_to_even(format: Format) -> None:
+def test_ties_of_integers_round_to_even(format: QuantDType) -> None:
     codes = format.round(np.array([0.5, 1.5, 2.5, 3.5, 62.5]))
     assert codes.tolist() == [min(code, format.maximum) for code in (0, 2, 2, 4, 62)]
     assert codes.dtype == format.dtype
@@ -163,7 +163,7 @@ def test_ties_of_integers_round_to_even(format: Format) -> None:
 
 @every_float
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_floats_round_to_the_nearest_and_ties_to_the_even_code(format: Format, dtype: type) -> None:
+def test_floats_round_to_the_nearest_and_ties_to_the_even_code(format: QuantDType, dtype: type) -> None:
     points = grid(format)[grid(format) >= 0]
     ties = (points[:-1] + points[1:]) / 2
     even = np.where(np.arange(len(ties)) % 2 == 0, points[:-1], points[1:])
@@ -175,13 +175,13 @@ def test_floats_round_to_the_nearest_and_ties_to_the_even_code(format: Format, d
 
 
 @every_small
-def test_every_code_rounds_to_itself(format: Format) -> None:
+def test_every_code_rounds_to_itself(format: QuantDType) -> None:
     codes = used(format)
     np.testing.assert_array_equal(format.round(format.numbers(codes)).view(np.uint8), codes.view(np.uint8))
 
 
 @pytest.mark.parametrize("format", [format for format in ALL if format.bits > 8], ids=named)
-def test_the_ends_of_wide_formats_round_to_themselves(format: Format) -> None:
+def test_the_ends_of_wide_formats_round_to_themselves(format: QuantDType) -> None:
     ends = range(int(format.minimum), int(format.minimum) + 300), range(int(format.maximum) - 300, int(format.maximum))
     codes = np.array([code for end in ends for code in end], np.float64)
     assert format.round(codes).tolist() == codes.tolist()
@@ -192,7 +192,7 @@ formats = st.sampled_from(ALL)
 
 
 @given(values, formats)
-def test_rounding_is_monotone_and_stays_inside(given: list[float], format: Format) -> None:
+def test_rounding_is_monotone_and_stays_inside(given: list[float], format: QuantDType) -> None:
     rounded = format.round(np.sort(np.array(given)))
     codes = format.numbers(rounded).astype(np.float64) if format.codebook is not None else rounded.astype(np.float64)
     assert (np.diff(codes) >= 0).all()
@@ -201,19 +201,21 @@ def test_rounding_is_monotone_and_stays_inside(given: list[float], format: Forma
 
 
 @given(st.floats(-1e12, 1e12), st.sampled_from(INTEGERS))
-def test_rounding_errs_by_half_a_code_at_most(value: float, format: Format) -> None:
+def test_rounding_errs_by_half_a_code_at_most(value: float, format: QuantDType) -> None:
     inside = min(max(value, format.minimum), format.maximum)
     assert abs(int(format.round(np.array([value]))[0]) - inside) <= 0.5
 
 
 @given(st.floats(-1e5, 1e5), st.sampled_from(FLOATS))
-def test_no_value_of_a_float_format_is_nearer_than_the_one_that_rounding_gives(value: float, format: Format) -> None:
+def test_no_value_of_a_float_format_is_nearer_than_the_one_that_rounding_gives(
+    value: float, format: QuantDType
+) -> None:
     found = float(format.round(np.array([value])).astype(np.float64)[0])
     assert abs(found - value) == np.abs(grid(format) - value).min()
 
 
 @every_format
-def test_any_shape_is_kept(format: Format) -> None:
+def test_any_shape_is_kept(format: QuantDType) -> None:
     for shape in ((), (0,), (2, 0, 3), (2, 3)):
         assert format.round(np.ones(shape, np.float32)).shape == shape
     turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
@@ -239,7 +241,7 @@ def round_trip(onnx_type: int) -> Session:
 
 
 @pytest.mark.parametrize("format", EXECUTED, ids=named)
-def test_values_round_as_in_onnxruntime(format: Format) -> None:
+def test_values_round_as_in_onnxruntime(format: QuantDType) -> None:
     given = edges(format)
     if format.bits == 2:
         # There the runtime turns what is far outside into the lowest code.
@@ -250,7 +252,7 @@ def test_values_round_as_in_onnxruntime(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", EXECUTED, ids=named)
-def test_what_is_no_number_rounds_as_in_onnxruntime(format: Format) -> None:
+def test_what_is_no_number_rounds_as_in_onnxruntime(format: QuantDType) -> None:
     (expected,) = run(round_trip(format.onnx_type), {"x": np.float32([np.nan])})[0]
     (found,) = format.round(np.float32([np.nan])).astype(np.float32)
     np.testing.assert_equal(found, np.clip(expected, format.minimum, format.maximum))

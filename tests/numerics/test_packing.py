@@ -15,16 +15,16 @@ from onnxq.errors import SchemeError
 from onnxq.numerics import packing
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.blocks import PIECE
-from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.formats import FORMATS, QuantDType
 from onnxq.numerics.ort_packing import (
-    Blobs,
+    PackedWeights,
     pack_gather_blocks,
     pack_matmul_nbits,
     unpack_gather_blocks,
     unpack_matmul_nbits,
 )
 from onnxq.numerics.packing import pack, pack_rows, pack_words, unpack, unpack_rows, unpack_words
-from onnxq.numerics.spec import Granularity, Spec
+from onnxq.numerics.spec import Granularity, QuantSpec
 from onnxq.runtime.sessions import open_session, run
 
 ALL = list(FORMATS.values())
@@ -32,7 +32,7 @@ WORDS = [format for format in ALL if format.bits in (2, 4, 8)]
 every_format = pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
 
 
-def codes_of(format: Format, shape: tuple[int, ...], seed: int = 0) -> NDArray[np.generic]:
+def codes_of(format: QuantDType, shape: tuple[int, ...], seed: int = 0) -> NDArray[np.generic]:
     """Return codes of which every bit pattern is one."""
     generator = np.random.default_rng(seed)
     if format.is_float:
@@ -63,7 +63,7 @@ def test_published_bytes(name: str, values: list[float], expected: str) -> None:
 
 @every_format
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (5,), (3, 7), (2, 3, 4), (PIECE + 3,)])
-def test_bytes_are_those_of_onnx(format: Format, shape: tuple[int, ...]) -> None:
+def test_bytes_are_those_of_onnx(format: QuantDType, shape: tuple[int, ...]) -> None:
     codes = codes_of(format, shape)
     dtype = helper.tensor_dtype_to_np_dtype(format.onnx_type)
     typed = codes.view(dtype) if codes.dtype.itemsize == dtype.itemsize and format.is_float else codes.astype(dtype)
@@ -74,7 +74,7 @@ def test_bytes_are_those_of_onnx(format: Format, shape: tuple[int, ...]) -> None
 
 
 @given(st.sampled_from(ALL), st.lists(st.integers(0, 9), max_size=3).map(tuple), st.integers(0, 2**32 - 1))
-def test_unpacking_undoes_packing(format: Format, shape: tuple[int, ...], seed: int) -> None:
+def test_unpacking_undoes_packing(format: QuantDType, shape: tuple[int, ...], seed: int) -> None:
     codes = codes_of(format, shape, seed)
     packed = pack(codes, format)
     assert packed.size == -(-codes.size * format.bits // 8)
@@ -114,7 +114,7 @@ def test_rows_end_at_whole_bytes(bits: int, rows: int, extent: int, seed: int) -
     st.integers(-3, 2),
     st.integers(0, 2**32 - 1),
 )
-def test_words_are_undone_along_any_axis(format: Format, shape: tuple[int, ...], axis: int, seed: int) -> None:
+def test_words_are_undone_along_any_axis(format: QuantDType, shape: tuple[int, ...], axis: int, seed: int) -> None:
     axis = axis % len(shape) - len(shape)
     codes = codes_of(format, shape, seed)
     words = pack_words(codes, format, axis)
@@ -126,7 +126,7 @@ def test_words_are_undone_along_any_axis(format: Format, shape: tuple[int, ...],
 
 
 @pytest.mark.parametrize("format", WORDS, ids=lambda format: format.name)
-def test_a_field_of_a_word_holds_one_code(format: Format) -> None:
+def test_a_field_of_a_word_holds_one_code(format: QuantDType) -> None:
     fields = 32 // format.bits
     codes = codes_of(format, (fields,))
     (word,) = pack_words(codes, format).tolist()
@@ -153,7 +153,7 @@ def test_the_raw_data_is_what_onnx_reads() -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(tensor).astype(np.int8), codes)
 
 
-# Blobs of onnxruntime's block kernels: the kernels decode them to what the codes stand for, bit for bit.
+# PackedWeights of onnxruntime's block kernels: the kernels decode them to what the codes stand for, bit for bit.
 
 FIELDS = ["int8", "int8-7bit", "uint8", "int4", "int4-narrow", "uint4", "int2", "uint2"]
 # Rows, columns, the kernel's block, and what shares a scale.
@@ -179,14 +179,14 @@ def executed(op: str, inputs: dict[str, NDArray[np.generic]], **attributes: int)
     return run(open_session(helper.make_model(graph, opset_imports=opsets, ir_version=10)), inputs)[0]
 
 
-def named(blobs: Blobs) -> dict[str, NDArray[np.generic]]:
+def named(blobs: PackedWeights) -> dict[str, NDArray[np.generic]]:
     inputs = {"codes": blobs.codes, "scales": blobs.scales}
     return inputs if blobs.zero_points is None else {**inputs, "zero_points": blobs.zero_points}
 
 
 def encoded(name: str, shape: tuple[int, int], per: object, reduction_axis: int, affine: bool = False) -> QTensor:
     weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    spec = Spec(name, per=per, symmetric=FORMATS[name].signed and not affine)
+    spec = QuantSpec(name, per=per, symmetric=FORMATS[name].signed and not affine)
     return encode_array(weight, spec, channel_axis=1 - reduction_axis, reduction_axis=reduction_axis)
 
 

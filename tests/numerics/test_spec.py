@@ -6,33 +6,33 @@ import pytest
 
 from onnxq.errors import SchemeError
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.spec import Granularity, Method, Rounding, Spec, Storage
+from onnxq.numerics.spec import Granularity, Method, QuantSpec, Rounding, Storage
 
 
 def test_a_spec_checks_its_names() -> None:
     with pytest.raises(SchemeError, match="did you mean 'int8'"):
-        Spec("Int8")
+        QuantSpec("Int8")
     with pytest.raises(SchemeError, match="number format 'int9'"):
-        Spec("int9", symmetric=False)
+        QuantSpec("int9", symmetric=False)
     with pytest.raises(SchemeError, match=r"^scale format 'float15' is not one of .* did you mean 'float16'\?$"):
-        Spec("int8", scale="float15")
+        QuantSpec("int8", scale="float15")
 
 
 def test_a_method_is_ours_by_its_name_or_that_of_somebody_elses_encoder() -> None:
-    assert Spec("int4", method="mse").method is Method.MSE
-    mine = Spec("float8e5m2", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR, method="mine")
+    assert QuantSpec("int4", method="mse").method is Method.MSE
+    mine = QuantSpec("float8e5m2", (32,), scale="e8m0", scale_rounding=Rounding.FLOOR, method="mine")
     assert (mine.method, mine.is_followed) == ("mine", False)
-    assert [one for one in Method if Spec("int8", method=one, symmetric=one is not Method.HQQ).is_followed] == [
+    assert [one for one in Method if QuantSpec("int8", method=one, symmetric=one is not Method.HQQ).is_followed] == [
         Method.BURN,
         Method.TORCH,
     ]
     with pytest.raises(SchemeError, match="the method is None of type NoneType, expected a Method such as"):
-        Spec("int4", method=None)
+        QuantSpec("int4", method=None)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_has_a_spec(name: str) -> None:
-    assert Spec(name, symmetric=FORMATS[name].signed, per=(32,)).format == name
+    assert QuantSpec(name, symmetric=FORMATS[name].signed, per=(32,)).format == name
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_every_format_has_a_spec(name: str) -> None:
 )
 def test_choices_that_contradict_each_other_are_told(choices: dict[str, object], message: str) -> None:
     with pytest.raises(SchemeError) as caught:
-        Spec(**choices)
+        QuantSpec(**choices)
     assert str(caught.value).startswith(message)
 
 
 def test_the_published_block_formats_are_specs() -> None:
     floor = {"per": (32,), "scale": "e8m0", "scale_rounding": Rounding.FLOOR}
     for name in ("float8e4m3fn", "float8e5m2", "float6e2m3", "float6e3m2", "float4e2m1", "int8-narrow"):
-        assert not Spec(name, **floor).two_level
-    assert Spec("float4e2m1", per=(16,), scale="ue4m3", two_level=True).per != Granularity.TENSOR
+        assert not QuantSpec(name, **floor).two_level
+    assert QuantSpec("float4e2m1", per=(16,), scale="ue4m3", two_level=True).per != Granularity.TENSOR

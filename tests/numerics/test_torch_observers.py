@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.numerics.affine import Parameters
+from onnxq.numerics.affine import QuantParams
 from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.torch_observers import EPSILON, Observer, fixed_parameters, quantize
 
@@ -47,13 +47,13 @@ def test_zero_is_exact_and_no_scale_is_below_the_smallest(a: float, b: float, ob
 
 
 def test_the_zero_point_is_added_before_rounding() -> None:
-    three, ties = Parameters(np.ones((), np.float32), np.array(3, np.uint8)), np.array([0.5, 1.5, 2.5, -0.5])
+    three, ties = QuantParams(np.ones((), np.float32), np.array(3, np.uint8)), np.array([0.5, 1.5, 2.5, -0.5])
     assert quantize(ties, three, UINT8).codes.tolist() == [4, 4, 6, 2]
 
 
 def test_the_inverse_of_the_scale_is_multiplied() -> None:
     value, scale = np.float32([0.273939937]), np.array(0.00214854861, np.float32)
-    assert quantize(value, Parameters(scale, None), UINT8).codes.tolist() == [128]
+    assert quantize(value, QuantParams(scale, None), UINT8).codes.tolist() == [128]
     assert UINT8.round(value / scale).tolist() == [127]
 
 

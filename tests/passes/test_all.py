@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 import onnxq.passes
 from onnxq.algorithms.encode import encode
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encodings import Encodings
 from onnxq.config.presets import preset_named
 from onnxq.ir import Graph, as_graph, load, save, to_model
 from onnxq.lowering import AllowedOps
@@ -24,6 +24,7 @@ from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
     CANONICAL,
     PASSES,
+    CompressWeights,
     DecodeWeights,
     IsolateProducts,
     NameNodes,
@@ -33,7 +34,6 @@ from onnxq.passes import (
     ReplaceIntegerOperators,
     ReplaceIntegerProducts,
     ReplaceWithContrib,
-    StoreWeights,
     passes_of,
 )
 from onnxq.planning.plan import Plan
@@ -46,7 +46,7 @@ from onnxq.system.resources import silent
 ZOO: Mapping[str, Callable[[], ModelProto]] = dict(zoo())
 SEEDS = (0, 1)
 SCHEMES: dict[type[Pass], str] = (
-    {StoreWeights: "int8-storage"}
+    {CompressWeights: "int8-storage"}
     | dict.fromkeys((DecodeWeights, IsolateProducts, ReplaceWithContrib), "int8-block32")
     | dict.fromkeys((QuantizeDynamically, QuantizeRecurrentCells), "int8-dynamic")
 )
@@ -69,7 +69,7 @@ class Prepared:
 
     path: Path
     plan: Plan
-    codes: Codes
+    codes: Encodings
 
 
 @cache

@@ -29,6 +29,7 @@ from onnxq.ir import Graph, Node, Tensor, Variable, as_graph, constant, constant
 from onnxq.lowering import AllowedOps, minimum_opset
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
+    CompressWeights,
     DropNoOps,
     FixInitializers,
     FlushDenormals,
@@ -36,7 +37,6 @@ from onnxq.passes import (
     LiftConstants,
     NameNodes,
     RemoveUnused,
-    StoreWeights,
 )
 from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes, Pipeline
@@ -385,7 +385,7 @@ def test_stored_weights_are_not_inflated() -> None:
     graph = as_graph(made)
     infer_shapes(graph)
     plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
-    StoreWeights(plan, encode(plan, graph)).apply(graph)
+    CompressWeights(plan, encode(plan, graph)).apply(graph)
     RemoveUnused().apply(graph)
     infer_shapes(graph)
     changes = FoldConstants().apply(graph)
@@ -406,7 +406,7 @@ def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
     infer_shapes(graph)
     stored = Scheme((Rule(Mode.STORAGE, weight=weight),))
     plan = make_plan(graph, stored, target_named("onnxruntime-cpu"))
-    StoreWeights(plan, encode(plan, graph)).apply(graph)
+    CompressWeights(plan, encode(plan, graph)).apply(graph)
     RemoveUnused().apply(graph)
     infer_shapes(graph)
     before = sum(tensor.tensor_data.nbytes for tensor in constants(graph))

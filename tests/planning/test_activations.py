@@ -10,7 +10,7 @@ import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.ir import read_model
 from onnxq.planning.activations import check_activation_spec
@@ -23,9 +23,9 @@ STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 
 def test_activations_have_ranges_and_no_encoder() -> None:
     target = target_named("onnxruntime-cpu")
-    check_activation_spec(Spec("uint8", symmetric=False, method="torch"), target)
+    check_activation_spec(QuantSpec("uint8", symmetric=False, method="torch"), target)
     with pytest.raises(SchemeError, match="method 'mine' is an encoder of weights, and the scales of activations are"):
-        check_activation_spec(Spec("uint8", symmetric=False, method="mine"), target)
+        check_activation_spec(QuantSpec("uint8", symmetric=False, method="mine"), target)
 
 
 @pytest.mark.parametrize(

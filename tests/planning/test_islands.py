@@ -12,7 +12,7 @@ from convolutions import KERNEL, PADS, between_convolutions, groups, modes
 from onnx import ModelProto, TensorProto, helper
 
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
 from onnxq.evaluation.verification import count_kernels
 from onnxq.planning import activations as islands
 from onnxq.planning.activations import NO_CODES_BEHIND, NO_KERNEL_IN_FRONT
@@ -85,7 +85,7 @@ def test_a_clamp_stays_when_the_graph_returns_what_is_in_front_of_it(build, plan
 
 
 def test_symmetric_activations_keep_their_clamps(build, plan_of) -> None:
-    scheme = Scheme((Rule(STATIC, activation=Spec("int8", symmetric=True)),))
+    scheme = Scheme((Rule(STATIC, activation=QuantSpec("int8", symmetric=True)),))
     clamp = plan_of(between_convolutions(build, "[clamp] b = Relu(a)"), scheme=scheme).by_node["clamp"]
     assert (clamp.mode, clamp.reason) == (FLOAT, "a symmetric range does not begin where it clamps")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.config.scheme import Granularity, Method, Spec
+from onnxq.config.scheme import Granularity, Method, QuantSpec
 from onnxq.ir import Node, Tensor, Variable, constant
 from onnxq.planning.weights import every_weight, large_weights, weight_at
 
-INT8 = Spec("int8-narrow", Granularity.CHANNEL)
+INT8 = QuantSpec("int8-narrow", Granularity.CHANNEL)
 CONTRIB = "com.microsoft"
 
 
@@ -56,7 +56,7 @@ def test_learned_numbers_of_any_operator_are_stored(node: Node, expected: dict[i
     assert axes(node) == expected
 
 
-@pytest.mark.parametrize("spec", [INT8, Spec("int4", (32,))])
+@pytest.mark.parametrize("spec", [INT8, QuantSpec("int4", (32,))])
 @pytest.mark.parametrize(
     "node",
     [
@@ -66,7 +66,7 @@ def test_learned_numbers_of_any_operator_are_stored(node: Node, expected: dict[i
     ],
     ids=lambda node: node.op,
 )
-def test_a_damaged_weight_that_lacks_an_axis_of_its_operator_is_not_stored(node: Node, spec: Spec) -> None:
+def test_a_damaged_weight_that_lacks_an_axis_of_its_operator_is_not_stored(node: Node, spec: QuantSpec) -> None:
     assert not list(large_weights(node, spec))
 
 
@@ -95,8 +95,8 @@ def test_every_weight_is_any_size() -> None:
     assert [weight.index for weight in every_weight(call("Add", None, HALVES[:1]), INT8)] == [1]
 
 
-BLOCKS = Spec("int4-narrow", (32,), scale="float16")
-NV = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+BLOCKS = QuantSpec("int4-narrow", (32,), scale="float16")
+NV = QuantSpec("float4e2m1", (16,), scale="ue4m3", two_level=True)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ NV = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
     ],
 )
 def test_scales_take_no_more_than_their_codes_and_less_than_codes_save(
-    shape: tuple[int, ...], spec: Spec, expected: Granularity | tuple[int, ...]
+    shape: tuple[int, ...], spec: QuantSpec, expected: Granularity | tuple[int, ...]
 ) -> None:
     table = call("Gather", learned(*shape), None)
     assert weight_at(table, 0, spec).spec.per == expected
@@ -134,7 +134,7 @@ def test_scales_take_no_more_than_their_codes_and_less_than_codes_save(
 
 def test_a_weight_that_no_codes_make_smaller_stays() -> None:
     half = call("MatMul", None, learned(64, 64).astype(np.float16))
-    assert not list(large_weights(half, Spec("int16-narrow", Granularity.CHANNEL)))
+    assert not list(large_weights(half, QuantSpec("int16-narrow", Granularity.CHANNEL)))
     assert list(large_weights(half, INT8))
 
 

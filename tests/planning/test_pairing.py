@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.config.scheme import Granularity, Method, Mode, Spec
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec
 from onnxq.ir import Node, Variable, constant
 from onnxq.numerics.pairs import Pairs
 from onnxq.planning.plan import Decision
@@ -15,7 +15,7 @@ from onnxq.planning.weights import weight_at, with_pairs
 from onnxq.runtime.targets import TARGETS, Target
 
 CPU = TARGETS["onnxruntime-cpu"]
-PER_CHANNEL = Spec("int8-narrow", Granularity.CHANNEL)
+PER_CHANNEL = QuantSpec("int8-narrow", Granularity.CHANNEL)
 FLOAT = np.dtype(np.float32)
 
 
@@ -26,7 +26,7 @@ def call(op: str, shape: tuple[int, ...], **attributes: Any) -> Node:
     return Node(op, op.lower(), attributes, inputs, [Variable("y", FLOAT)])
 
 
-def pairs_of(*nodes: tuple[Node, Mode], target: Target = CPU, spec: Spec = PER_CHANNEL) -> list[Pairs]:
+def pairs_of(*nodes: tuple[Node, Mode], target: Target = CPU, spec: QuantSpec = PER_CHANNEL) -> list[Pairs]:
     """Return the pairs of the weight of each node."""
     weights = (weight_at(node, 0 if node.op == "Gather" else 1, spec) for node, _ in nodes)
     decisions = [
@@ -50,14 +50,14 @@ def test_convolutions_have_the_pairs_of_the_target_and_matrices_begin_anew(targe
     [
         (call("Conv", (16, 1, 3, 3), group=16), PER_CHANNEL, Mode.STATIC),
         (call("Gemm", (16, 8)), PER_CHANNEL, Mode.STORAGE),
-        (call("Gemm", (16, 8)), Spec("int4-narrow", Granularity.CHANNEL), Mode.STATIC),
-        (call("Gemm", (16, 8)), Spec("int16", Granularity.CHANNEL), Mode.STATIC),
-        (call("Gemm", (16, 8)), Spec("uint8", Granularity.CHANNEL, symmetric=False), Mode.STATIC),
-        (call("Gemm", (16, 8)), Spec("int8", Granularity.CHANNEL, method=Method.TORCH), Mode.STATIC),
+        (call("Gemm", (16, 8)), QuantSpec("int4-narrow", Granularity.CHANNEL), Mode.STATIC),
+        (call("Gemm", (16, 8)), QuantSpec("int16", Granularity.CHANNEL), Mode.STATIC),
+        (call("Gemm", (16, 8)), QuantSpec("uint8", Granularity.CHANNEL, symmetric=False), Mode.STATIC),
+        (call("Gemm", (16, 8)), QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH), Mode.STATIC),
     ],
     ids=["depthwise", "multiplied as floats", "4 bits", "16 bits", "unsigned", "in the arithmetic of PyTorch"],
 )
-def test_no_pairs_are_what_no_kernel_adds_so_or_others_decide(node: Node, spec: Spec, mode: Mode) -> None:
+def test_no_pairs_are_what_no_kernel_adds_so_or_others_decide(node: Node, spec: QuantSpec, mode: Mode) -> None:
     assert pairs_of((node, mode), spec=spec) == [Pairs.NONE]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from onnxq.calibration.accumulators import Request
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.planning.plan import Activation, Decision, Plan
 
-SPEC = Spec("uint8", symmetric=False)
+SPEC = QuantSpec("uint8", symmetric=False)
 PLAN = Plan(
     decisions=(
         Decision("a", "Conv", Mode.STATIC, "integer kernel"),

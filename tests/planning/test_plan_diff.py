@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.errors import DataError, SchemeError
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.plan_file import Difference, Said, differences, read_said, save_plan
@@ -74,7 +74,7 @@ def test_weights_of_another_granularity_are_told_apart() -> None:
 
 
 def test_files_tell_how_weights_are_quantized(tmp_path: Path) -> None:
-    weight = Weight(1, "w", Spec("int8", per=Granularity.CHANNEL), 1)
+    weight = Weight(1, "w", QuantSpec("int8", per=Granularity.CHANNEL), 1)
     other = replace(weight, spec=replace(weight.spec, per=Granularity.TENSOR))
     for name, one in (("a", weight), ("b", other)):
         decision = Decision("a", "MatMul", Mode.STORAGE, "", (one,))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Granularity, Method, Mode, Rounding, Spec, Storage
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rounding, Storage
 from onnxq.errors import OutputError, SchemeError
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
@@ -24,10 +24,10 @@ from onnxq.runtime.targets import TARGETS
 CPU = TARGETS["onnxruntime-cpu"]
 
 
-def valid_specs() -> st.SearchStrategy[Spec]:
+def valid_specs() -> st.SearchStrategy[QuantSpec]:
     def made(*choices):
         try:
-            return Spec(*choices)
+            return QuantSpec(*choices)
         except SchemeError:
             return None
 
@@ -150,7 +150,7 @@ def test_what_a_file_leaves_out_has_its_usual_value(path: Path) -> None:
         nodes.a = { op_type = "Relu", mode = "float", reason = "" }
         """
     )
-    activation = Activation("x", Spec("int8"), "x", (0.0, 1.0))
+    activation = Activation("x", QuantSpec("int8"), "x", (0.0, 1.0))
     assert load_plan(path) == Plan((Decision("a", "Relu", Mode.FLOAT, ""),), (activation,), "", "onnxruntime-cpu")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
@@ -92,7 +92,7 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
         ),
         (lambda plan: edited(plan, "stem", weights=weight_of(plan, axis=4)), "has 4 axes, no axis 4"),
         (
-            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=Spec("int16"))),
+            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=QuantSpec("int16"))),
             "weight 'w0' of node 'stem' has pairs 'row', which codes of int8 alone have to fit in, and is int16",
         ),
         (
@@ -100,16 +100,16 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
             "weight 'w0' of node 'stem' is summed over axis 1, along which its output channels lie, too",
         ),
         (
-            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=Spec("int8-narrow", (7,)))),
+            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=QuantSpec("int8-narrow", (7,)))),
             r"per block of \[7\] have no fast integer kernel .*, found at weight 'w0' of node 'stem'",
         ),
         (
-            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=Spec("int16"), pairs=Pairs.NONE)),
+            lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=QuantSpec("int16"), pairs=Pairs.NONE)),
             "weights as symmetric int16 per tensor have no fast integer kernel",
         ),
         (
             lambda plan: replace(
-                plan, activations=(replace(plan.activations[0], spec=Spec("uint16", symmetric=False)),)
+                plan, activations=(replace(plan.activations[0], spec=QuantSpec("uint16", symmetric=False)),)
             ),
             "activations as uint16 per tensor have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor, "
             "found at tensor 'x'",
@@ -141,17 +141,17 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
         (lambda plan: edited(plan, "stem", mean=Mean("x", 0)), "of node 'stem' is along axis 1 of its data, found 0"),
         (lambda plan: edited(plan, "stem", mean=Mean("x", 9)), "of node 'stem' is along axis 1 of its data, found 9"),
         (
-            lambda plan: replace(plan, activations=(Activation("w0", Spec("int8"), "w0"), *plan.activations)),
+            lambda plan: replace(plan, activations=(Activation("w0", QuantSpec("int8"), "w0"), *plan.activations)),
             "it has no tensor 'w0' that is fed or computed",
         ),
         (lambda plan: edited(plan, "stem_relu", mode=Mode.DYNAMIC), "node 'stem_relu' is dynamic and lacks weights"),
         (lambda plan: replace(plan, activations=()), "node 'stem' is static and its data 'x' has no entry under"),
         (
-            lambda plan: replace(plan, activations=(Activation("xx", Spec("int8"), "x"),)),
+            lambda plan: replace(plan, activations=(Activation("xx", QuantSpec("int8"), "x"),)),
             "it has no tensor 'xx'",
         ),
         (
-            lambda plan: replace(plan, activations=(Activation("x", Spec("int8"), "other"),)),
+            lambda plan: replace(plan, activations=(Activation("x", QuantSpec("int8"), "other"),)),
             "it has no tensor 'other'",
         ),
     ],

@@ -11,7 +11,7 @@ from convolutions import between_convolutions, groups, modes
 from onnx import ModelProto
 
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.errors import SchemeError
 from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
@@ -39,7 +39,7 @@ def test_a_decision_names_what_becomes_codes(residual: ModelProto, plan_of) -> N
     assert (decision.op_type, decision.reason, decision.bias, decision.data) == ("Conv", "integer kernel", 2, "x")
     (weight,) = decision.weights
     assert (weight.index, weight.tensor, weight.axis) == (1, "w0", 0)
-    assert weight.spec == Spec("int8-narrow", Granularity.CHANNEL)
+    assert weight.spec == QuantSpec("int8-narrow", Granularity.CHANNEL)
     assert plan_of(residual).by_node["right"].bias is None
 
 
@@ -102,7 +102,7 @@ def test_the_stem_reads_a_quantized_graph_input(residual: ModelProto, plan_of) -
     plan = plan_of(residual)
     first = plan.activations[0]
     assert (first.tensor, first.group, first.every_consumer) == ("x", "x", False)
-    assert first.spec == Spec("uint8", symmetric=False)
+    assert first.spec == QuantSpec("uint8", symmetric=False)
 
 
 def test_a_matrix_product_gives_floats_to_float_nodes(build, plan_of) -> None:
@@ -214,7 +214,7 @@ def test_a_storage_scheme_plans_no_activations(residual: ModelProto, plan_of) ->
 
 
 def test_rules_choose_specs_by_node(residual: ModelProto, plan_of) -> None:
-    per_tensor = Rule(STATIC, nodes=("l*",), weight=Spec("int8-7bit"))
+    per_tensor = Rule(STATIC, nodes=("l*",), weight=QuantSpec("int8-7bit"))
     plan = plan_of(residual, scheme=Scheme((per_tensor, Rule(STATIC))))
     formats = {one.node: one.weights[0].spec.format for one in plan.decisions if one.weights}
     assert formats == {"stem": "int8-narrow", "left": "int8-7bit", "right": "int8-narrow", "last": "int8-7bit"}
@@ -230,20 +230,20 @@ def test_rules_may_select_by_tensor(residual: ModelProto, plan_of) -> None:
     ("rule", "message"),
     [
         (
-            Rule(STATIC, activation=Spec("int16")),
+            Rule(STATIC, activation=QuantSpec("int16")),
             "activations as int16 per tensor have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor",
         ),
         (
-            Rule(STATIC, activation=Spec("uint8", Granularity.CHANNEL, symmetric=False)),
+            Rule(STATIC, activation=QuantSpec("uint8", Granularity.CHANNEL, symmetric=False)),
             "activations as uint8 per channel have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor",
         ),
         (
-            Rule(STATIC, weight=Spec("uint8", symmetric=False)),
+            Rule(STATIC, weight=QuantSpec("uint8", symmetric=False)),
             "weights as affine uint8 per tensor have no fast integer kernel on onnxruntime-cpu; "
             "use symmetric int8 per tensor or channel, or mode weight-only",
         ),
         (
-            Rule(STATIC, weight=Spec("int16")),
+            Rule(STATIC, weight=QuantSpec("int16")),
             "weights as symmetric int16 per tensor have no fast integer kernel on onnxruntime-cpu; "
             "use symmetric int8 per tensor or channel, or mode weight-only",
         ),

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.config.scheme import Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
 
 BODIES = {
     "by Gemm": ("a = Gemm(x, w)  t = Tanh(a)  y = Gemm <transB = 1> (t, w)", 2),
@@ -28,7 +28,7 @@ BODIES = {
 }
 
 # With one scale the codes differ only because they are fitted in pairs along the axis that each node sums over.
-PER_TENSOR = Scheme(rules=(Rule(Mode.STATIC, weight=Spec("int8")),))
+PER_TENSOR = Scheme(rules=(Rule(Mode.STATIC, weight=QuantSpec("int8")),))
 
 
 @pytest.mark.parametrize(("body", "copies"), BODIES.values(), ids=BODIES)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxq.config.scheme import Granularity, Method, Mode, Rule, Spec, Storage
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rule, Storage
 from onnxq.errors import SchemeError
 from onnxq.ir import Node, Variable, constant
 from onnxq.lowering import AllowedOps
@@ -17,7 +17,7 @@ from onnxq.planning.weights import check_weight_spec, decide_weights, weight_at,
 from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]
-INT4 = Spec("int4", (32,))
+INT4 = QuantSpec("int4", (32,))
 FLOAT = np.dtype(np.float32)
 
 
@@ -29,7 +29,7 @@ def call(op: str, weight: Any, *, index: int = 1, bias: Any = None, dtype: Any =
     return Node(op, "node", attributes, inputs + ([] if bias is None else [bias]), [Variable("y", FLOAT)])
 
 
-def decide(node: Node, spec: Spec = INT4, mode: Mode = Mode.WEIGHT_ONLY, *, in_body: bool = False) -> Decision:
+def decide(node: Node, spec: QuantSpec = INT4, mode: Mode = Mode.WEIGHT_ONLY, *, in_body: bool = False) -> Decision:
     return decide_weights(node, mode, spec, "it was asked for", in_body=in_body)
 
 
@@ -80,14 +80,14 @@ def test_other_weights_are_decoded_when_the_model_is_loaded(node: Node, reason: 
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        (Spec("float8e4m3fn", (32,)), "no kernel multiplies float8e4m3fn weights"),
-        (Spec("int16", (32,)), "no kernel multiplies int16 weights"),
-        (Spec("int4", (8,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [8]"),
-        (Spec("int4", (48,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [48]"),
-        (Spec("int4", (2, 16)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [2, 16]"),
+        (QuantSpec("float8e4m3fn", (32,)), "no kernel multiplies float8e4m3fn weights"),
+        (QuantSpec("int16", (32,)), "no kernel multiplies int16 weights"),
+        (QuantSpec("int4", (8,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [8]"),
+        (QuantSpec("int4", (48,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [48]"),
+        (QuantSpec("int4", (2, 16)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [2, 16]"),
     ],
 )
-def test_formats_and_blocks_that_no_kernel_multiplies_are_stored(spec: Spec, reason: str) -> None:
+def test_formats_and_blocks_that_no_kernel_multiplies_are_stored(spec: QuantSpec, reason: str) -> None:
     decision = decide(call("MatMul", (64, 16)), spec)
     assert (decision.mode, decision.reason) == (
         Mode.STORAGE,
@@ -96,7 +96,7 @@ def test_formats_and_blocks_that_no_kernel_multiplies_are_stored(spec: Spec, rea
 
 
 def test_rows_of_several_tokens_in_a_block_are_stored() -> None:
-    decision = decide(call("Gather", (50, 32), index=0), Spec("int4", (2, 16)))
+    decision = decide(call("Gather", (50, 32), index=0), QuantSpec("int4", (2, 16)))
     assert (decision.mode, decision.reason.split(": ")[1]) == (
         Mode.STORAGE,
         "blocks of several rows are not looked up quantized",
@@ -112,7 +112,7 @@ def test_a_table_of_few_rows_stays_float(rows: int, mode: Mode) -> None:
 
 def test_few_rows_of_many_values_are_stored_and_other_frameworks_followed() -> None:
     assert decide(call("Gather", (2, 16384), index=0), mode=Mode.STORAGE).mode is Mode.STORAGE
-    burn = Spec("int8-narrow", method=Method.BURN)
+    burn = QuantSpec("int8-narrow", method=Method.BURN)
     assert decide(call("Gather", (2, 384), index=0), burn, Mode.STORAGE).mode is Mode.STORAGE
 
 
@@ -154,9 +154,9 @@ def test_small_tables_stay_float() -> None:
 
 
 def test_blocks_of_more_axes_than_the_weight_leave_it_in_float() -> None:
-    decision = decide(call("MatMul", (32, 16)), Spec("int4", (2, 4, 8)), Mode.STORAGE)
+    decision = decide(call("MatMul", (32, 16)), QuantSpec("int4", (2, 4, 8)), Mode.STORAGE)
     assert (decision.mode, decision.reason) == (Mode.FLOAT, "its weight of rank 2 has no blocks of 3 axes")
-    assert decide(call("MatMul", (32, 16)), Spec("int4", (1, 4, 8)), Mode.STORAGE).mode is Mode.STORAGE
+    assert decide(call("MatMul", (32, 16)), QuantSpec("int4", (1, 4, 8)), Mode.STORAGE).mode is Mode.STORAGE
 
 
 @pytest.mark.parametrize(
@@ -183,15 +183,15 @@ def test_short_rows_of_matrices_keep_their_blocks() -> None:
 
 def test_multiplied_float16_weights_get_float16_scales() -> None:
     (weight,) = decide(call("MatMul", (32, 16), dtype=np.float16)).weights
-    assert weight.spec == Spec("int4", (32,), scale="float16")
+    assert weight.spec == QuantSpec("int4", (32,), scale="float16")
     (weight,) = decide(call("Gather", (50, 32), index=0, dtype=np.float16)).weights
     assert weight.spec == INT4
 
 
 @pytest.mark.parametrize(
-    "spec", [Spec("int4", (32,), scale="e8m0"), Spec("int4", (32,), scale="ue4m3", two_level=True)]
+    "spec", [QuantSpec("int4", (32,), scale="e8m0"), QuantSpec("int4", (32,), scale="ue4m3", two_level=True)]
 )
-def test_float16_data_is_not_multiplied_with_scales_that_float16_may_not_hold(spec: Spec) -> None:
+def test_float16_data_is_not_multiplied_with_scales_that_float16_may_not_hold(spec: QuantSpec) -> None:
     decision = decide(call("MatMul", (32, 16), dtype=np.float16), spec)
     assert decision.mode is Mode.STORAGE
     assert decision.reason.endswith("float16 activations are multiplied by weights with float16 scales only")
@@ -215,13 +215,13 @@ def test_a_rule_without_weights_takes_those_of_the_target() -> None:
     ("spec", "told"),
     [
         (INT4, "symmetric int4 per block of [32]"),
-        (Spec("int8", scale="float16"), "symmetric int8 per tensor"),
-        (Spec("int8", Granularity.CHANNEL, symmetric=False), "affine int8 per channel"),
-        (Spec("uint8", symmetric=False), "affine uint8 per tensor"),
-        (Spec("int8", storage=Storage.WORDS), "symmetric int8 per tensor"),
+        (QuantSpec("int8", scale="float16"), "symmetric int8 per tensor"),
+        (QuantSpec("int8", Granularity.CHANNEL, symmetric=False), "affine int8 per channel"),
+        (QuantSpec("uint8", symmetric=False), "affine uint8 per tensor"),
+        (QuantSpec("int8", storage=Storage.WORDS), "symmetric int8 per tensor"),
     ],
 )
-def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: Spec, told: str) -> None:
+def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: QuantSpec, told: str) -> None:
     with pytest.raises(SchemeError, match="fast integer kernel") as caught:
         check_weight_spec(spec, mode, TARGET)
     assert str(caught.value).startswith(f"weights as {told} have no")
@@ -230,14 +230,14 @@ def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: Spec, told: 
 
 def test_codes_as_wide_as_floats_save_nothing() -> None:
     with pytest.raises(SchemeError, match=r"^weights as int32 are no smaller than floats; use int16 or fewer bits$"):
-        check_weight_spec(Spec("int32"), Mode.STORAGE, TARGET)
+        check_weight_spec(QuantSpec("int32"), Mode.STORAGE, TARGET)
 
 
 # --- opset ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_asks_for_the_opset_of_its_newest_decoder() -> None:
-    stored = decide(call("Conv", (16, 8, 3, 3)), Spec("int8", Granularity.CHANNEL))
+    stored = decide(call("Conv", (16, 8, 3, 3)), QuantSpec("int8", Granularity.CHANNEL))
     multiplied = decide(call("MatMul", (32, 16)))
     assert weight_opset(Plan((stored,), (), "", ""), AllowedOps.QDQ) == 7
     assert weight_opset(Plan((stored, multiplied), (), "", ""), AllowedOps.QDQ) == 21
@@ -284,26 +284,26 @@ def test_dynamic_nodes_need_no_decoder() -> None:
 
 @pytest.mark.parametrize("columns", [1, 6, 7])
 def test_two_bit_codes_are_stored_where_onnxruntime_would_take_them_apart_wrongly(columns: int) -> None:
-    assert decide(call("MatMul", (512, columns)), Spec("int2", (32,))).reason.endswith(
+    assert decide(call("MatMul", (512, columns)), QuantSpec("int2", (32,))).reason.endswith(
         "onnxruntime multiplies 2-bit weights wrongly when their columns do not fill bytes"
     )
-    assert decide(call("MatMul", (512, columns)), Spec("int4", (32,))).mode is Mode.WEIGHT_ONLY
-    assert decide(call("MatMul", (512, 4 * columns)), Spec("int2", (32,))).mode is Mode.WEIGHT_ONLY
+    assert decide(call("MatMul", (512, columns)), QuantSpec("int4", (32,))).mode is Mode.WEIGHT_ONLY
+    assert decide(call("MatMul", (512, 4 * columns)), QuantSpec("int2", (32,))).mode is Mode.WEIGHT_ONLY
 
 
 def test_integer_kernels_take_weights_that_pytorch_would_make() -> None:
-    spec = Spec("int8", Granularity.CHANNEL, method=Method.TORCH)
+    spec = QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH)
     check_weight_spec(spec, Mode.STATIC, TARGET)
 
 
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (Spec("int4", (32,), storage=Storage.WORDS), "weights in uint32 words are decoded wrongly by openvino"),
-        (Spec("int2", (16,)), "openvino does not read weights as int2, expected 4 bits or more"),
+        (QuantSpec("int4", (32,), storage=Storage.WORDS), "weights in uint32 words are decoded wrongly by openvino"),
+        (QuantSpec("int2", (16,)), "openvino does not read weights as int2, expected 4 bits or more"),
     ],
 )
-def test_what_a_target_cannot_read_is_refused(spec: Spec, sentence: str) -> None:
+def test_what_a_target_cannot_read_is_refused(spec: QuantSpec, sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
         check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGETS["openvino"])
     check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGETS["onnxruntime-cpu"])

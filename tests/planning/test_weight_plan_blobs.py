@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.config.scheme import Mode, Spec, Storage
+from onnxq.config.scheme import Mode, QuantSpec, Storage
 from onnxq.ir import Node, Variable, constant
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Decision
@@ -14,7 +14,7 @@ from onnxq.planning.weights import decide_weights
 FLOAT = np.dtype(np.float32)
 
 
-def decide(op: str, shape: tuple[int, int], spec: Spec, emit: AllowedOps = AllowedOps.QDQ) -> Decision:
+def decide(op: str, shape: tuple[int, int], spec: QuantSpec, emit: AllowedOps = AllowedOps.QDQ) -> Decision:
     weight, data = constant("w", np.zeros(shape, FLOAT)), Variable("x", FLOAT, [3, 4])
     inputs = [weight, data] if op == "Gather" else [data, weight]
     node = Node(op, "node", {}, inputs, [Variable("y", FLOAT)])
@@ -34,14 +34,14 @@ def decide(op: str, shape: tuple[int, int], spec: Spec, emit: AllowedOps = Allow
 def test_rows_that_end_within_a_byte_are_looked_up_by_standard_operators_alone(
     columns: int, format: str, emit: AllowedOps, mode: Mode
 ) -> None:
-    found = decide("Gather", (512, columns), Spec(format, (32,), symmetric=format == "int4"), emit)
+    found = decide("Gather", (512, columns), QuantSpec(format, (32,), symmetric=format == "int4"), emit)
     assert found.mode is mode
     assert ("reads rows of whole bytes" in found.reason) == (mode is Mode.STORAGE)
 
 
 @pytest.mark.parametrize("format", ["int2", "uint2"])
 def test_two_bits_in_words_are_not_multiplied(format: str) -> None:
-    spec = Spec(format, (32,), storage=Storage.WORDS, symmetric=format == "int2")
+    spec = QuantSpec(format, (32,), storage=Storage.WORDS, symmetric=format == "int2")
     found = decide("MatMul", (512, 64), spec)
     assert found.mode is Mode.STORAGE
     assert found.reason.endswith("loads no 2-bit weights in words that are multiplied")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.config.scheme import Granularity, Method, Mode, Spec
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.ir import Node, Variable, constant
 from onnxq.planning.weights import check_weight_spec, decide_weights
@@ -17,7 +17,7 @@ from onnxq.runtime.targets import TARGETS
 TARGET = TARGETS["onnxruntime-cpu"]
 # --- every parameter, as Burn does --------------------------------------------------------------------------------
 
-BURN = Spec("int8-narrow", method=Method.BURN)
+BURN = QuantSpec("int8-narrow", method=Method.BURN)
 
 
 def burned(node: Node) -> list[tuple[int, str]]:
@@ -56,11 +56,11 @@ def test_settings_numbers_masks_and_integers_are_no_parameters() -> None:
     [
         (Mode.STATIC, BURN, 'method = "burn" computes in float, so it has no mode static; say mode = "storage"'),
         (Mode.WEIGHT_ONLY, BURN, 'method = "burn" computes in float, so it has no mode weight-only'),
-        (Mode.STORAGE, Spec("int8", Granularity.CHANNEL, method=Method.BURN), "Burn has no scales per channel"),
-        (Mode.STORAGE, Spec("int4", (256,), method=Method.BURN), "Burn has no blocks longer than 255"),
+        (Mode.STORAGE, QuantSpec("int8", Granularity.CHANNEL, method=Method.BURN), "Burn has no scales per channel"),
+        (Mode.STORAGE, QuantSpec("int4", (256,), method=Method.BURN), "Burn has no blocks longer than 255"),
     ],
 )
-def test_what_burn_does_not_do_is_told(mode: Mode, spec: Spec, message: str) -> None:
+def test_what_burn_does_not_do_is_told(mode: Mode, spec: QuantSpec, message: str) -> None:
     with pytest.raises(SchemeError) as caught:
         check_weight_spec(spec, mode, TARGET)
     assert str(caught.value).startswith(message)

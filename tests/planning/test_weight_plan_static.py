@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaged_encoders import installed_package
 
-from onnxq.config.scheme import Granularity, Method, Mode, Spec
+from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Decision, Plan, Weight
@@ -15,7 +15,7 @@ from onnxq.planning.weights import check_weight_spec, needed_opset
 from onnxq.runtime.targets import TARGETS
 
 TARGET = TARGETS["onnxruntime-cpu"]
-NARROW = Spec("int4-narrow", Granularity.CHANNEL, method=Method.MSE)
+NARROW = QuantSpec("int4-narrow", Granularity.CHANNEL, method=Method.MSE)
 
 
 def test_weights_of_four_bits_stand_between_data_where_the_target_reads_them() -> None:
@@ -28,7 +28,7 @@ def test_weights_of_four_bits_stand_between_data_where_the_target_reads_them() -
 @pytest.mark.parametrize("emit", [AllowedOps.QDQ, AllowedOps.ORT, AllowedOps.STRICT])
 def test_static_weights_of_four_bits_ask_for_the_opset_of_their_type(emit: AllowedOps) -> None:
     decisions = [
-        Decision("n", "MatMul", Mode.STATIC, "", (Weight(1, "w", spec, 0, 8),)) for spec in (Spec("int8"), NARROW)
+        Decision("n", "MatMul", Mode.STATIC, "", (Weight(1, "w", spec, 0, 8),)) for spec in (QuantSpec("int8"), NARROW)
     ]
     needed = [needed_opset(Plan((one,), (), "", TARGET.name), emit) for one in decisions]
     assert needed == [13, 21]
@@ -36,7 +36,7 @@ def test_static_weights_of_four_bits_ask_for_the_opset_of_their_type(emit: Allow
 
 @pytest.mark.parametrize("mode", [Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY, Mode.STORAGE])
 def test_the_encoder_of_a_package_makes_codes_of_every_mode(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = Spec("int8", Granularity.CHANNEL, method="halved")
+    spec = QuantSpec("int8", Granularity.CHANNEL, method="halved")
     with installed_package(monkeypatch):
         check_weight_spec(spec, mode, TARGET)
         with pytest.raises(SchemeError, match="did you mean 'halved'"):

@@ -9,9 +9,9 @@ import numpy as np
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.encodings import Codes
-from onnxq.algorithms.equalization import Factors, Migration
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.encodings import Encodings
+from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
@@ -24,7 +24,7 @@ TARGET = target_named("onnxruntime-cpu")
 
 
 def names(placing: PlanApplier, plan) -> list[str]:
-    return [type(step).__name__ for step in placing.passes(plan, Codes()).passes]
+    return [type(step).__name__ for step in placing.passes(plan, Encodings()).passes]
 
 
 def test_a_plan_gets_the_passes_of_its_modes_and_those_that_finish(perceptron: ModelProto, plan_of) -> None:
@@ -32,9 +32,9 @@ def test_a_plan_gets_the_passes_of_its_modes_and_those_that_finish(perceptron: M
         names(PlanApplier(TARGET), plan_of(perceptron, scheme=scheme)) for scheme in ("int8", "int8-storage")
     )
     assert static[:2] == ["QuantizeWeights", "InsertQuantizeDequantize"]
-    assert "StoreWeights" in stored
+    assert "CompressWeights" in stored
     assert "QuantizeWeights" not in stored
-    last = ["ShareInitializers", "StoreOnce", "ExpandConstants", "RemoveUnused", "DropDefaults"]
+    last = ["ShareInitializers", "DeduplicateTransposedWeights", "ExpandConstants", "RemoveUnused", "DropDefaults"]
     assert static[-5:] == stored[-5:] == last
 
 
@@ -61,7 +61,7 @@ def test_nodes_around_codes_are_known_for_their_tensors(build: Build, tmp_path: 
     activations = tuple(replace(one, every_consumer=True) for one in plan.activations)
     more = replace(activations[0], tensor="h", group="h"), replace(activations[0], tensor="y", group="y")
     plan = replace(plan, activations=(*activations, *more))
-    halves = Recipe(migration=Migration({"b": Factors(1, np.full(32, 0.5))}))
+    halves = EncodingConfig(migration=Equalization({"b": ChannelScales(1, np.full(32, 0.5))}))
     built = bench.build(plan, bench.calibrate(plan, samples, silent), halves, tmp_path / "q.onnx", external_data=False)
     found = coded_tensors(built, bench.graph)
     coders = {node.name: found.get(node.name) for node in built.nodes if node.op in ("QuantizeLinear", "Sum", "Mul")}

@@ -9,12 +9,12 @@ from conftest import Build
 from onnxq.calibration.histogram import Bins, Histogram
 from onnxq.calibration.kinds import default_request
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.ir import as_graph
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report.parts import tensor_values, weight_channels
 
-CODES = Spec("uint8", symmetric=False)
+CODES = QuantSpec("uint8", symmetric=False)
 
 
 def plan_of(*activations: Activation, weights: tuple[Weight, ...] = ()) -> Plan:
@@ -53,6 +53,6 @@ def test_an_empty_histogram_is_left_out() -> None:
 def test_channels_are_spread_as_their_largest_magnitudes(build: Build) -> None:
     weight = np.diag([1.0, -2.0, 3.0, -4.0, 5.0]).astype(np.float32)
     model = build("(float[1,5] x) => (float[1,5] y) { [a] y = MatMul(x, w) }", w=weight)
-    plan = plan_of(weights=(Weight(1, "w", Spec("int8-narrow", per=Granularity.CHANNEL), axis=-1),))
+    plan = plan_of(weights=(Weight(1, "w", QuantSpec("int8-narrow", per=Granularity.CHANNEL), axis=-1),))
     found = weight_channels(plan, as_graph(model))
     assert [(one.tensor, one.channels, one.maxima) for one in found] == [("w", 5, (1.0, 2.0, 3.0, 4.0, 5.0))]

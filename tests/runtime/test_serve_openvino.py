@@ -12,7 +12,7 @@ from model_zoo import recurrent_layers
 from onnx import ModelProto
 
 from onnxq import Budget, quantize
-from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.errors import EngineError
 from onnxq.runtime.engines import open_engine
 
@@ -76,7 +76,7 @@ def test_only_products_that_are_to_multiply_codes_do(
 ) -> None:
     model = build("(float[16, 256] x) => (float[16, 256] y) { a = MatMul(x, w) y = Relu(a) }", w=(256, 256))
     sample = {"x": np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)}
-    scheme = Scheme((Rule(Mode(mode), weight=Spec("int8-narrow", per=Granularity.CHANNEL)),))
+    scheme = Scheme((Rule(Mode(mode), weight=QuantSpec("int8-narrow", per=Granularity.CHANNEL)),))
     budget = Budget(search="off", accuracy="off", latency=0, engine="openvino-f32")
     quantize(model, [sample] * 4, tmp_path / "model.onnx", scheme=scheme, target="openvino", budget=budget)
     with open_engine("openvino-f32") as engine:

@@ -12,16 +12,16 @@ import pytest
 from conftest import Build
 from observations import evidence, seen
 
-from onnxq.algorithms.encoding_config import USUAL, Recipe
-from onnxq.algorithms.equalization import SMALLEST, Sites, sites
-from onnxq.algorithms.range_search import RangeChoice, Within
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
+from onnxq.algorithms.equalization import SMALLEST, EqualizationGroups, find_groups
+from onnxq.algorithms.range_search import RangeChoice, SaturatingRange
 from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode
 from onnxq.data.samples import evenly
 from onnxq.ir import as_graph, load
-from onnxq.numerics.spec import Spec
+from onnxq.numerics.spec import QuantSpec
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.targets import TARGETS, target_named
 from onnxq.search import activation_methods
@@ -31,7 +31,7 @@ from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.system.resources import silent
 
-UINT8, UINT4 = (Spec(name, symmetric=False) for name in ("uint8", "uint4"))
+UINT8, UINT4 = (QuantSpec(name, symmetric=False) for name in ("uint8", "uint4"))
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
 
@@ -56,11 +56,11 @@ def validator(bench: PreparedModel, plan: Plan, judged: int, most: int) -> Cross
 
 def test_the_best_ranges_are_never_noisier_than_the_first(bench: PreparedModel, plan: Plan) -> None:
     found = validator(bench, plan, 4, 8)
-    basis = AlgorithmResult(Recipe(), found.evaluator.evidence)
+    basis = AlgorithmResult(EncodingConfig(), found.evaluator.evidence)
     recipe = with_ranges(found, plan, basis, FAST, (Percentile(90.0), MinMax())).recipe
     assert repr(recipe.ranges) == repr(MinMax())
     assert len(found.evaluator.measured) == FAST.models
-    assert found.evaluator.trust(plan, recipe).nsr <= found.evaluator.trust(plan, Recipe()).nsr
+    assert found.evaluator.trust(plan, recipe).nsr <= found.evaluator.trust(plan, EncodingConfig()).nsr
 
 
 @pytest.mark.parametrize(("before", "chosen", "kept"), [(99.99, 80.0, False), (80.0, 99.99, True)])
@@ -68,7 +68,7 @@ def test_ranges_are_kept_where_they_hold_on_samples_held_out(
     bench: PreparedModel, plan: Plan, monkeypatch: pytest.MonkeyPatch, before: float, chosen: float, kept: bool
 ) -> None:
     found = validator(bench, plan, 4, 12)
-    basis = AlgorithmResult(Recipe(Percentile(before)), found.evaluator.evidence)
+    basis = AlgorithmResult(EncodingConfig(Percentile(before)), found.evaluator.evidence)
     monkeypatch.setattr(activation_methods, "choose_ranges", lambda *_, **__: RangeChoice(Percentile(chosen)))
     recipe = with_ranges(found, plan, basis, FAST).recipe
     assert repr(recipe.ranges) == repr(Percentile(chosen if kept else before))
@@ -78,7 +78,7 @@ def test_ranges_end_where_what_follows_is_flat(
     bench: PreparedModel, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = validator(bench, plan, 4, 8)
-    basis, tensor = AlgorithmResult(Recipe(), found.evaluator.evidence), plan.taps[1]
+    basis, tensor = AlgorithmResult(EncodingConfig(), found.evaluator.evidence), plan.taps[1]
     _, high = MinMax()(basis.evidence.of(tensor), plan.calibrated[tensor])
     for end, kept in ((high, True), (high / 50, False)):
         monkeypatch.setattr(activation_methods, "flat_ends", lambda *_, end=end: {tensor: (-math.inf, end)})
@@ -89,7 +89,7 @@ def test_ranges_end_where_what_follows_is_flat(
 
 def test_plans_without_ranges_keep_the_recipe(bench: PreparedModel, plan: Plan) -> None:
     found = validator(bench, plan, 1, 1)
-    basis, stored = AlgorithmResult(Recipe(), found.evaluator.evidence), replace(plan, activations=())
+    basis, stored = AlgorithmResult(EncodingConfig(), found.evaluator.evidence), replace(plan, activations=())
     left = with_ranges(found, stored, basis, FAST, (Percentile(90.0),))
     assert (left.recipe, left.left) == (basis.recipe, basis.unfit("no range of data is found by samples").left)
     assert not found.evaluator.measured
@@ -136,9 +136,9 @@ def equalization_validator(model_to_equalize: PreparedModel, count: int) -> Cros
 @pytest.mark.parametrize("effort", [FAST, FULL])
 def test_quiet_channels_get_finer_codes(model_to_equalize: PreparedModel, effort: Accuracy) -> None:
     found, plan = equalization_validator(model_to_equalize, 8), model_to_equalize.plan({})
-    basis = AlgorithmResult(USUAL, found.evaluator.evidence)
+    basis = AlgorithmResult(DEFAULT_CONFIG, found.evaluator.evidence)
     chosen = with_equalization(found, plan, basis, effort).recipe
-    before, after = (found.evaluator.noise(plan, recipe).sum() for recipe in (USUAL, chosen))
+    before, after = (found.evaluator.noise(plan, recipe).sum() for recipe in (DEFAULT_CONFIG, chosen))
     assert after < before / 2
     assert chosen.migration.factors
     assert all(((one.values > 0) & (one.values <= 1)).all() for one in chosen.migration.factors.values())
@@ -147,7 +147,7 @@ def test_quiet_channels_get_finer_codes(model_to_equalize: PreparedModel, effort
 @pytest.mark.parametrize("effort", [FAST, FULL])
 def test_ranges_that_were_clipped_are_tried_whole(model_to_equalize: PreparedModel, effort: Accuracy) -> None:
     found = equalization_validator(model_to_equalize, 8)
-    clipped = replace(USUAL, ranges=Percentile(60.0))
+    clipped = replace(DEFAULT_CONFIG, ranges=Percentile(60.0))
     chosen = with_equalization(
         found, model_to_equalize.plan({}), AlgorithmResult(clipped, found.evaluator.evidence), effort
     ).recipe
@@ -160,8 +160,8 @@ def test_with_all_effort_ranges_may_reach_beyond_where_what_follows_is_flat(
     model_to_equalize: PreparedModel, effort: Accuracy, rooms: set[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, plan = equalization_validator(model_to_equalize, 8), model_to_equalize.plan({})
-    tensor = next(iter(sites(model_to_equalize.graph, plan).found[0].tensors))
-    recipe = replace(USUAL, own_ranges={tensor: Within(USUAL.ranges, -0.5, 0.5)})
+    tensor = next(iter(find_groups(model_to_equalize.graph, plan).found[0].tensors))
+    recipe = replace(DEFAULT_CONFIG, own_ranges={tensor: SaturatingRange(DEFAULT_CONFIG.ranges, -0.5, 0.5)})
     tried: list[Any] = []
     quietest = CrossValidator.lowest_error
     monkeypatch.setattr(
@@ -175,10 +175,10 @@ def test_with_all_effort_ranges_may_reach_beyond_where_what_follows_is_flat(
 
 def test_ends_beyond_which_all_is_flat_say_nothing_of_channels(model_to_equalize: PreparedModel) -> None:
     found, plan = equalization_validator(model_to_equalize, 8), model_to_equalize.plan({})
-    site = sites(model_to_equalize.graph, plan).found[1]
+    site = find_groups(model_to_equalize.graph, plan).found[1]
     high = {name: MinMax()(found.evaluator.evidence.of(name), plan.calibrated[name])[1] for name in site.tensors}
-    own = {name: Within(MinMax(), -math.inf, high[name] / 4) for name in site.tensors}
-    basis = AlgorithmResult(replace(USUAL, own_ranges=own), found.evaluator.evidence)
+    own = {name: SaturatingRange(MinMax(), -math.inf, high[name] / 4) for name in site.tensors}
+    basis = AlgorithmResult(replace(DEFAULT_CONFIG, own_ranges=own), found.evaluator.evidence)
     channels = _Channels(model_to_equalize, found.groups, plan, [site], basis.evidence)
     (parts,) = channels.shares(basis.recipe, ALL).values()
     assert np.stack(parts).max() == pytest.approx(1, rel=0.02)
@@ -186,7 +186,7 @@ def test_ends_beyond_which_all_is_flat_say_nothing_of_channels(model_to_equalize
 
 def test_without_sites_nothing_is_chosen(model_to_equalize: PreparedModel) -> None:
     found = equalization_validator(model_to_equalize, 2)
-    basis = AlgorithmResult(USUAL, found.evaluator.evidence)
+    basis = AlgorithmResult(DEFAULT_CONFIG, found.evaluator.evidence)
     floats = model_to_equalize.plan(
         {name: Demotion(Mode.FLOAT, "told to") for name in model_to_equalize.plan({}).by_node}
     )
@@ -202,10 +202,10 @@ def test_sites_that_hardly_any_noise_comes_from_are_not_tried(
     model_to_equalize: PreparedModel, monkeypatch: pytest.MonkeyPatch, share: float, tried: bool
 ) -> None:
     found, plan = equalization_validator(model_to_equalize, 4), model_to_equalize.plan({})
-    site = sites(model_to_equalize.graph, plan).found[1]
-    monkeypatch.setattr(activation_methods, "sites", lambda *_: Sites((site,), {}))
+    site = find_groups(model_to_equalize.graph, plan).found[1]
+    monkeypatch.setattr(activation_methods, "sites", lambda *_: EqualizationGroups((site,), {}))
     monkeypatch.setattr(
         activation_methods, "noise_share", lambda seen, _: share if seen.tensor in site.tensors else 1.0
     )
-    with_equalization(found, plan, AlgorithmResult(USUAL, found.evaluator.evidence), FAST)
+    with_equalization(found, plan, AlgorithmResult(DEFAULT_CONFIG, found.evaluator.evidence), FAST)
     assert any(part.measured for part in found._judges) is tried

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from conftest import Build, QuantizeTo
 
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.data import Data
 from onnxq.config.effort import OFF, Effort
 from onnxq.config.presets import PRESETS
@@ -80,13 +80,13 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
         only_stored.append(stored)
         assert number == len(aims)
         return SearchResult(
-            Recipe(), PlanSearch(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0), None), lost
+            EncodingConfig(), PlanSearch(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0), None), lost
         )
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda self, plan, recipe: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
     goal = Goal(metric=Metric("m", max), max_drop=0.2)
-    found = search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
     # In the end weights are only stored, more faithfully than all that was tried.
     assert (aims, only_stored) == ([8.0, 20.0, 23.0, 119.0], [False, False, False, True])
     assert found.scores == lost
@@ -119,11 +119,13 @@ def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_l
     ) -> SearchResult:
         tried.append(aim)
         agreement = Agreement(1, (OutputAgreement("y", next(judged), None, 0.1, True, True, 0),))
-        return SearchResult(Recipe(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
+        return SearchResult(
+            EncodingConfig(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None
+        )
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    found = search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     # 24.5 are aimed at, as none is spared to judge by, and 25 were reached.
     assert tried == [24.5, 25.0 + 2.0, 27.0 + 0.5]
     assert found.rounds == 3
@@ -150,11 +152,11 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
         steps.append(stored)
         elsewhere = EngineVerification("elsewhere 1", agreement(there), floats)
         seen = Verification(agreement(25.0), Kernels(0, 0, 0), None, elsewhere)
-        return SearchResult(Recipe(), PlanSearch(plan, (), 1), seen, None)
+        return SearchResult(EncodingConfig(), PlanSearch(plan, (), 1), seen, None)
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     assert steps == stored
 
 
@@ -173,11 +175,15 @@ def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise
         self: object, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False
     ) -> SearchResult:
         numbers.append(number)
-        return SearchResult(Recipe(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None)
+        return SearchResult(
+            EncodingConfig(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None
+        )
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: trusted)
-    assert search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
+    assert (
+        search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
+    )
     assert numbers == list(range(1, attempts + 1))
 
 
@@ -211,7 +217,7 @@ def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_on
     monkeypatch.setattr(SearchContext, "built", verified)
     monkeypatch.setattr(PlanProfiler, "found_speed", lambda *given: known)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    found = search_plan(context, plan, Recipe(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
     assert found.keeps_up == keeps_up
     assert built == ([True, False] if stores else [True])
 

@@ -14,8 +14,8 @@ from conftest import Build
 from onnx import ModelProto
 from runtime.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.equalization import Factors, Migration
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import parse_calibration_method
 from onnxq.config.effort import FAST, FULL, Accuracy
@@ -248,8 +248,8 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
     context: SearchContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    factors = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
-    recipes = Recipe(migration=factors), Recipe()
+    factors = Equalization({"x": ChannelScales(1, np.array([0.5, 1.0]))})
+    recipes = EncodingConfig(migration=factors), EncodingConfig()
     places = {recipe.key: place for place, recipe in enumerate(recipes)}
     monkeypatch.setattr(
         PlanEvaluator, "candidate", lambda _, plan, recipe: BuiltModel(Path(str(places[recipe.key])), {})
@@ -268,7 +268,7 @@ def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alo
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda _, plan, recipe: 40.0)
     monkeypatch.setattr(refinement, "_decibels", lambda validator, plan, basis: 40.0)
     monkeypatch.setattr(refinement, "CHOOSERS", {"ranges": lambda validator, plan, basis, accuracy: basis})
-    assert bool(context.refined(context.bench.plan({}), Recipe(), effort, enough).gains) == refined
+    assert bool(context.refined(context.bench.plan({}), EncodingConfig(), effort, enough).gains) == refined
 
 
 def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import read_model
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
@@ -20,7 +20,7 @@ from onnxq.search.tradeoff import UNMEASURED, CostTradeoff
 from search.timed_models import TARGET, planned, timed, times
 
 DYNAMIC = KernelOption(Mode.DYNAMIC)
-CODES = KernelOption(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+CODES = KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int4", (32,)))
 
 
 def test_the_cpu_multiplies_integers_with_dynamic_scales_and_blocks_of_8_and_4_bits() -> None:
@@ -248,7 +248,7 @@ def test_nodes_in_bodies_have_their_price_and_share_borders_with_those_around_th
 
 def test_alternatives_that_are_slower_than_float_or_than_finer_codes_are_not_worth_it(perceptron: ModelProto) -> None:
     floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
-    fine = KernelOption(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
+    fine = KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int8-narrow", (128,)))
     offers = {
         DYNAMIC: times({"first": 2.0, "relu": 1.0, "second": 9.5}),
         fine: times({"first": 5.0, "relu": 1.0, "second": 4.0}),

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.encoding_config import USUAL, Recipe
-from onnxq.algorithms.equalization import Setting, sites
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
+from onnxq.algorithms.equalization import EqualizationStrength, find_groups
 from onnxq.algorithms.range_search import Noise, pooled
 from onnxq.calibration import workers
 from onnxq.calibration.collect import collect_apart
@@ -45,7 +45,7 @@ from onnxq.system.resources import silent
 
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
-COARSE, PLAIN, FINE = (Recipe(Percentile(percent)) for percent in (50.0, 90.0, 99.99))
+COARSE, PLAIN, FINE = (EncodingConfig(Percentile(percent)) for percent in (50.0, 90.0, 99.99))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def plan(validator: CrossValidator) -> Plan:
     return validator.evaluator.bench.plan({})
 
 
-def always(validator: CrossValidator, recipe: Recipe) -> Callable[[Groups], AlgorithmResult]:
+def always(validator: CrossValidator, recipe: EncodingConfig) -> Callable[[Groups], AlgorithmResult]:
     return lambda _: AlgorithmResult(recipe, validator.evaluator.evidence)
 
 
@@ -258,7 +258,7 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
         evaluator = PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, accuracy.judges(count))), evidence)
         validator = CrossValidator(evaluator, samples)
         held_out = validator.held_out_evaluator(plan).evidence
-        migrated = with_equalization(validator, plan, AlgorithmResult(USUAL, evidence), accuracy)
+        migrated = with_equalization(validator, plan, AlgorithmResult(DEFAULT_CONFIG, evidence), accuracy)
         found.append((evidence, held_out, migrated.recipe.key, [len(validator.groups[group]) for group in ALL]))
     assert found[0] == found[1]
 
@@ -277,8 +277,8 @@ def test_for_factors_of_more_samples_only_these_run(
             observe_groups(bench, plan, known, FAST, DEFAULT_METHODS, silent)
             monkeypatch.setattr(activation_methods, "collect_apart", partial(only_of, more, collect_apart))
         groups = (*split_groups(known, FAST.judges(len(known))), more)
-        settings = dict.fromkeys(sites(bench.graph, plan).found, Setting(1.0, 1.0, 0.0))
-        basis = AlgorithmResult(USUAL, bench.calibrate(plan, samples, silent), settings)
+        settings = dict.fromkeys(find_groups(bench.graph, plan).found, EqualizationStrength(1.0, 1.0, 0.0))
+        basis = AlgorithmResult(DEFAULT_CONFIG, bench.calibrate(plan, samples, silent), settings)
         found.append(refit_equalization(bench, groups, plan, basis).key)
     assert found[0] == found[1]
 

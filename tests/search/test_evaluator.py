@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.methods import Percentile
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
@@ -42,12 +42,18 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     def demoted(mode: Mode) -> Plan:
         return bench.plan({one.node: Demotion(mode, "for the test") for one in plan.decisions if one.weights})
 
-    static, stored, left = (evaluator.sqnr(one, Recipe()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT)))
+    static, stored, left = (
+        evaluator.sqnr(one, EncodingConfig()) for one in (plan, demoted(Mode.STORAGE), demoted(Mode.FLOAT))
+    )
     assert 15 < static < stored < 60
     assert left > 100
-    assert evaluator.noise(plan, Recipe()).shape == (8, len(evaluator.answered.views.names))
-    assert evaluator.noise(demoted(Mode.STORAGE), Recipe()).sum() < evaluator.noise(plan, Recipe()).sum()
-    assert evaluator.size(demoted(Mode.STORAGE), Recipe()) < evaluator.size(demoted(Mode.FLOAT), Recipe())
+    assert evaluator.noise(plan, EncodingConfig()).shape == (8, len(evaluator.answered.views.names))
+    assert (
+        evaluator.noise(demoted(Mode.STORAGE), EncodingConfig()).sum() < evaluator.noise(plan, EncodingConfig()).sum()
+    )
+    assert evaluator.size(demoted(Mode.STORAGE), EncodingConfig()) < evaluator.size(
+        demoted(Mode.FLOAT), EncodingConfig()
+    )
     assert evaluator.count == len(evaluator.measured) == 3
     more = evaluator.joined(SAMPLES[:2])
     assert (more.count, len(more.measured), len(more.answered.samples)) == (3, 0, 10)
@@ -61,9 +67,9 @@ def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:
     plan = bench.plan({})
     evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, bench.calibrate(plan, SAMPLES, silent))
     asked = [
-        (evaluator, plan, Recipe()),
-        (evaluator, plan, Recipe(Percentile(90.0))),
-        (evaluator.part((0, 1)), plan, Recipe()),
+        (evaluator, plan, EncodingConfig()),
+        (evaluator, plan, EncodingConfig(Percentile(90.0))),
+        (evaluator.part((0, 1)), plan, EncodingConfig()),
     ]
     found = list(measure_errors(asked))
     alone = replace(evaluator, built=BuiltModels())
@@ -78,12 +84,12 @@ def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:
     plan = bench.plan({})
     one, all_of_them = (bench.calibrate(plan, samples, silent) for samples in (SAMPLES[:1], SAMPLES))
     evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, all_of_them)
-    first = evaluator.sqnr(plan, Recipe())
+    first = evaluator.sqnr(plan, EncodingConfig())
     other = replace(evaluator, evidence=one)
-    found = other.sqnr(plan, Recipe())
+    found = other.sqnr(plan, EncodingConfig())
     alone = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, one)
-    assert found == alone.sqnr(plan, Recipe()) != first
-    assert evaluator.sqnr(plan, Recipe()) == first
+    assert found == alone.sqnr(plan, EncodingConfig()) != first
+    assert evaluator.sqnr(plan, EncodingConfig()) == first
     assert len(evaluator.measured) == 2
 
 
@@ -109,7 +115,7 @@ def test_codes_that_no_kernel_convolves_are_decoded_ahead(
 
     open_decoded = ComparisonSpec.open_decoded
     monkeypatch.setattr(ComparisonSpec, "open_decoded", counted)
-    assert 20 < evaluator.sqnr(plan, Recipe()) < 60
+    assert 20 < evaluator.sqnr(plan, EncodingConfig()) < 60
     assert bool(opened) == decoded
 
 
@@ -124,13 +130,13 @@ def test_samples_of_one_file_count_as_one(tmp_path: Path) -> None:
     plan = bench.plan({})
     together = PlanEvaluator.of(bench, MODELS / "resnet.onnx", stacks, bench.calibrate(plan, stacks, silent))
     by_itself = PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(stacks), together.evidence)
-    noise = by_itself.noise(plan, Recipe())
-    assert together.noise(plan, Recipe()) == pytest.approx(noise[::2] + noise[1::2])
-    assert together.trust(plan, Recipe()).nsr == by_itself.trust(plan, Recipe()).nsr
-    assert together.sqnr(plan, Recipe()) != by_itself.sqnr(plan, Recipe())
+    noise = by_itself.noise(plan, EncodingConfig())
+    assert together.noise(plan, EncodingConfig()) == pytest.approx(noise[::2] + noise[1::2])
+    assert together.trust(plan, EncodingConfig()).nsr == by_itself.trust(plan, EncodingConfig()).nsr
+    assert together.sqnr(plan, EncodingConfig()) != by_itself.sqnr(plan, EncodingConfig())
     # A part of one sample of each file is none of files.
     some = together.part(range(0, 16, 2))
-    assert some.sqnr(plan, Recipe()) == by_itself.part(range(0, 16, 2)).sqnr(plan, Recipe())
+    assert some.sqnr(plan, EncodingConfig()) == by_itself.part(range(0, 16, 2)).sqnr(plan, EncodingConfig())
 
 
 # Models that are built and run once.

@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from onnxq.calibration.data import Data
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph
 from onnxq.pipeline import quantize
@@ -30,7 +30,7 @@ from search.timed_models import planned
 
 # Noise of each node as an integer kernel, and with its weight stored.
 NOISE = {"a": (1.0, 0.1), "b": (100.0, 0.2), "c": (10.0, 8.0), "d": (0.5, 0.1)}
-WEIGHT = (Weight(1, "w", Spec("int8"), 0, elements=100),)
+WEIGHT = (Weight(1, "w", QuantSpec("int8"), 0, elements=100),)
 
 
 def weights_of(demotion: Demotion | None) -> tuple[Weight, ...]:
@@ -184,7 +184,9 @@ def test_progress_never_goes_beyond_its_end() -> None:
 def test_a_small_node_that_hurts_stores_its_weights_with_16_bits() -> None:
     def with_a_large_node(demotions: Mapping[str, Demotion]) -> Plan:
         plan = planner(demotions)
-        large = Decision("large", "MatMul", Mode.STATIC, "integer kernel", (Weight(1, "v", Spec("int8"), 0, 50_000),))
+        large = Decision(
+            "large", "MatMul", Mode.STATIC, "integer kernel", (Weight(1, "v", QuantSpec("int8"), 0, 50_000),)
+        )
         return Plan((*plan.decisions, large), (), "int8", "onnxruntime-cpu")
 
     outcome = greedy_fallback(with_a_large_node, lambda plan: noise(Plan(plan.decisions[:-1], (), "", "")), -12, silent)
@@ -345,7 +347,7 @@ class Weights:
         ratio = sum(self.noise.get(one.node, 0.0) * self.left(one.weights[0].spec) for one in weighted)
         return -10 * math.log10(ratio + 1e-9)
 
-    def left(self, spec: Spec) -> float:
+    def left(self, spec: QuantSpec) -> float:
         """The part of its noise that a weight has left with finer codes."""
         return {FINER: self.finer, FINEST: 0.0}.get(spec, self.of_bits.get(spec.format, 1.0))
 

@@ -14,11 +14,11 @@ from conftest import Build
 from onnx import ModelProto
 
 from onnxq.algorithms.activation_params import channel_means, corrected_biases
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.accumulators import ChannelMeans, Request
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.data.inputs import Sample
 from onnxq.errors import (
     CandidateError,
@@ -55,8 +55,8 @@ def test_building_does_not_change_the_prepared_model(bench: PreparedModel, tmp_p
     plan = bench.plan({})
     statistics = bench.calibrate(plan, SAMPLES, silent)
     assert {request.tensor for request in plan.requests} == set(statistics.by_tensor)
-    bench.build(plan, statistics, Recipe(), tmp_path / "a.onnx", external_data=False)
-    bench.build(plan, statistics, Recipe(), tmp_path / "b.onnx", external_data=False)
+    bench.build(plan, statistics, EncodingConfig(), tmp_path / "a.onnx", external_data=False)
+    bench.build(plan, statistics, EncodingConfig(), tmp_path / "b.onnx", external_data=False)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert bench.prepared.read_bytes() == before
 
@@ -99,7 +99,7 @@ def test_weights_are_decoded_as_the_bench_is_told(
     save(prepare(load(MODELS / "vit.onnx"), opset=21), path, external_data=True)
     bench = PreparedModel(path, PRESETS["int4-block32"], TARGETS["onnxruntime-cpu"], emit=emit)
     plan = bench.plan({})
-    built = bench.build(plan, CalibrationStatistics(), Recipe(), tmp_path / "q.onnx", external_data=False)
+    built = bench.build(plan, CalibrationStatistics(), EncodingConfig(), tmp_path / "q.onnx", external_data=False)
     assert sum(node.op == found for node in built.nodes) == sum(map(plan.count, decoded)) > 10
 
 
@@ -113,9 +113,9 @@ def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_l
     def broken(*given: object) -> None:
         raise fault("node 'conv' reads the tensor 'lost', which nothing produces where it could see it")
 
-    for owner in ("PlanApplier.quantized", "SwitchCodes.apply"):
+    for owner in ("PlanApplier.quantized", "InsertFakeQuantSwitches.apply"):
         monkeypatch.setattr(f"onnxq.search.prepared_model.{owner}", broken)
-    given = plan, evidence, Recipe(), tmp_path / "q.onnx"
+    given = plan, evidence, EncodingConfig(), tmp_path / "q.onnx"
     with pytest.raises(CandidateError, match="which nothing produces"):
         bench.build(*given, external_data=False)
     for build in (bench.build_beside, bench.build_switched):
@@ -123,7 +123,7 @@ def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_l
             build(*given)
     evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES[:1], evidence)
     with collect_failures() as failures:
-        assert evaluator.sqnr(plan, Recipe()) == -math.inf
+        assert evaluator.sqnr(plan, EncodingConfig()) == -math.inf
     assert [one.part for one in failures] == ["a model that was tried"]
 
 
@@ -133,11 +133,11 @@ def test_a_weight_that_has_no_codes_is_the_users(build: Build, tmp_path: Path) -
     plan = bench.plan({})
     evidence = bench.calibrate(plan, [{"x": np.ones((4, 64), np.float32)}], silent)
     with pytest.raises(ModelError, match="holds NaN or infinity") as raised:
-        bench.build(plan, evidence, Recipe(), tmp_path / "q.onnx", external_data=False)
+        bench.build(plan, evidence, EncodingConfig(), tmp_path / "q.onnx", external_data=False)
     assert not isinstance(raised.value, CandidateError)
 
 
-CODES = Demotion(Mode.WEIGHT_ONLY, "for the test", weight=Spec("int4", (32,)))
+CODES = Demotion(Mode.WEIGHT_ONLY, "for the test", weight=QuantSpec("int4", (32,)))
 
 
 def test_only_a_model_with_blocks_of_codes_gets_the_opset_that_they_need(
@@ -151,7 +151,7 @@ def test_only_a_model_with_blocks_of_codes_gets_the_opset_that_they_need(
     statistics = bench.calibrate(bench.plan({}), samples, silent)
     for plan, opset in ((bench.plan({}), 17), (bench.plan({"first": CODES}), 21), (bench.plan({}), 17)):
         assert bench.expresses(plan)
-        bench.build(plan, statistics, Recipe(), output, external_data=False)
+        bench.build(plan, statistics, EncodingConfig(), output, external_data=False)
         assert onnx.load(output).opset_import[0].version == opset
         assert np.isfinite(run(open_session(output), samples[0])[0]).all()
     assert path.read_bytes() == before
@@ -226,7 +226,7 @@ def test_means_along_another_axis_than_the_plans_correct_nothing(
     bare = statistics.select(one for one in statistics.statistics if one.kind != "channel-means")
 
     def built(found: CalibrationStatistics) -> np.ndarray:
-        bench.build(other, found, Recipe(), tmp_path / "q.onnx", external_data=False)
+        bench.build(other, found, EncodingConfig(), tmp_path / "q.onnx", external_data=False)
         return np.asarray(run(open_session(tmp_path / "q.onnx"), {"x": x}, ("z",))[0])
 
     np.testing.assert_array_equal(built(statistics), built(bare))
@@ -242,7 +242,7 @@ def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
     assert plan.requests == (Request("l", "channel-means", -1),)
     statistics = bench.calibrate(plan, [{"x": np.zeros((4, 64), np.float32)}], silent)
     assert len(statistics.of("l").need(ChannelMeans, -1).means) == 0
-    bench.build(plan, statistics, Recipe(), tmp_path / "q.onnx", external_data=False)
+    bench.build(plan, statistics, EncodingConfig(), tmp_path / "q.onnx", external_data=False)
 
 
 def test_nothing_but_sums_is_kept_of_what_is_not_quantized(bench: PreparedModel) -> None:
@@ -274,16 +274,16 @@ def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
     )
     plan = bench.plan({})
     evidence = bench.calibrate(plan, [{"x": np.ones((1, 1024), np.float32)}], silent)
-    bench.build(plan, evidence, Recipe(), tmp_path / "first.onnx", external_data=True)
-    (codes,) = bench.codes_of(plan, evidence, Recipe()).weights.values()
+    bench.build(plan, evidence, EncodingConfig(), tmp_path / "first.onnx", external_data=True)
+    (codes,) = bench.codes_of(plan, evidence, EncodingConfig()).weights.values()
     assert isinstance(codes.codes, np.memmap)
     monkeypatch.setattr("onnxq.algorithms.encode.encode_weight", None)
-    bench.build(plan, evidence, Recipe(), tmp_path / "second.onnx", external_data=True)
+    bench.build(plan, evidence, EncodingConfig(), tmp_path / "second.onnx", external_data=True)
     first, second = ((tmp_path / f"{name}.onnx.data").read_bytes() for name in ("first", "second"))
     assert first == second
     # Models that are tried refer to that file, which does not grow.
     for name in ("tried.onnx", "again.onnx"):
-        bench.build_beside(plan, evidence, Recipe(), bench.prepared.with_name(name))
+        bench.build_beside(plan, evidence, EncodingConfig(), bench.prepared.with_name(name))
     assert bench.prepared.with_name("codes.data").stat().st_size == 1 << 20
     assert bench.prepared.with_name("again.onnx").stat().st_size < 1 << 16
     found = [load(path) for path in (tmp_path / "first.onnx", bench.prepared.with_name("again.onnx"))]
@@ -313,7 +313,7 @@ def test_built_models_have_corrected_biases_whatever_reads_them(
     plan = bench.plan({})
     statistics = bench.calibrate(plan, [{"x": x}], silent)
     assert corrected_biases(plan, statistics) == 1
-    built = bench.build(plan, statistics, Recipe(), tmp_path / "q.onnx", external_data=False)
+    built = bench.build(plan, statistics, EncodingConfig(), tmp_path / "q.onnx", external_data=False)
     # The product adds it, or what stands behind the product.
     read = {tensor.name.removesuffix(".dequantized") for node in built.nodes for tensor in node.inputs}
     assert sum(name.endswith(".corrected") for name in read) == 1

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxq import Budget, Data, Goal, quantize
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.provenance import file_digest
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode
@@ -50,7 +50,9 @@ def profiler(residual: ModelProto, samples_for: Callable[..., list], tmp_path: P
     bench = PreparedModel(path, preset_named("int8"), target_named("onnxruntime-cpu"))
     samples = samples_for(residual, 4)
     statistics = bench.calibrate(bench.plan({}), samples, silent)
-    return PlanProfiler(PlanEvaluator.of(bench, path, samples, statistics), Recipe(), path, Timing(samples, 0.05))
+    return PlanProfiler(
+        PlanEvaluator.of(bench, path, samples, statistics), EncodingConfig(), path, Timing(samples, 0.05)
+    )
 
 
 def test_storing_all_weights_is_more_faithful_than_integers(profiler: PlanProfiler) -> None:
@@ -150,7 +152,7 @@ def untimed(build: Callable[..., ModelProto], tmp_path: Path) -> AnalyticProfile
     bench = open_prepared_model(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
     samples = [{"x": np.random.default_rng(seed).normal(size=(1, 8, 16, 16)).astype(np.float32)} for seed in range(3)]
     evaluator = PlanEvaluator.of(bench, path, samples, bench.calibrate(bench.plan({}), samples, silent))
-    return AnalyticProfiler(evaluator, Recipe(), path, Timing(samples, 0.1))
+    return AnalyticProfiler(evaluator, EncodingConfig(), path, Timing(samples, 0.1))
 
 
 def test_a_node_takes_what_it_computes_and_a_quarter_as_the_integers_that_are_wanted(untimed: AnalyticProfiler) -> None:

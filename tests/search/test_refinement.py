@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.encoding_config import USUAL, Recipe
-from onnxq.algorithms.equalization import NOTHING, Factors, Migration
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
+from onnxq.algorithms.equalization import NOTHING, ChannelScales, Equalization
 from onnxq.calibration.accumulators import ChannelMeans, Range
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
@@ -39,7 +39,7 @@ from onnxq.search.refinement import CHOOSERS, MethodGain, RefinedEncoding, refin
 from onnxq.steps.request import Budget
 from onnxq.system.resources import Deadline, silent
 
-SOME = Migration({"x": Factors(1, np.array([0.5, 1.0]))})
+SOME = Equalization({"x": ChannelScales(1, np.array([0.5, 1.0]))})
 MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:64]]
 
@@ -91,7 +91,7 @@ def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, 
 
 def test_what_costs_time_can_be_left_after_all() -> None:
     basis, before = (
-        AlgorithmResult(Recipe(migration=migration), CalibrationStatistics()) for migration in (SOME, NOTHING)
+        AlgorithmResult(EncodingConfig(migration=migration), CalibrationStatistics()) for migration in (SOME, NOTHING)
     )
     gains = (MethodGain("ranges", 20.0, 21.0, "MinMax()", 1.0), MethodGain("migration", 21.0, 25.0, "1 tensors", 1.0))
     refined = RefinedEncoding(basis, gains, before.recipe)
@@ -131,7 +131,7 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
     until = Deadline.within(seconds)
     plan: Any = None
     accuracy = replace(FAST, methods=("ranges",), thorough=True)
-    refine(validator, plan, AlgorithmResult(Recipe(), CalibrationStatistics()), accuracy, silent, until)
+    refine(validator, plan, AlgorithmResult(EncodingConfig(), CalibrationStatistics()), accuracy, silent, until)
     assert asked == models
 
 
@@ -166,7 +166,7 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
     seen, plan = Subset(data, range(8)), bench.plan({})
     evidence = bench.calibrate(plan, seen, silent)
     validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, seen, evidence), seen)
-    basis = with_equalization(validator, plan, AlgorithmResult(USUAL, evidence), FAST)
+    basis = with_equalization(validator, plan, AlgorithmResult(DEFAULT_CONFIG, evidence), FAST)
     again = refit(validator, plan, plan, basis, Subset(data, range(8, 12)))
 
     before, after = (one.recipe.migration.factors["s"].values for one in (basis, again))
@@ -194,13 +194,13 @@ def test_all_effort_goes_with_statistics_that_are_collected_in_bounded_memory() 
 
 # Factors of channels stay where they cost no time, or where fidelity needs them.
 
-ONE = {"a": Factors(1, np.array([0.5, 1.0]))}
-BOTH = ONE | {"b": Factors(1, np.array([0.25]))}
-RECIPE, UNMIGRATED = Recipe(migration=Migration(BOTH)), Recipe(ranges=Percentile(99.9))
+ONE = {"a": ChannelScales(1, np.array([0.5, 1.0]))}
+BOTH = ONE | {"b": ChannelScales(1, np.array([0.25]))}
+RECIPE, UNMIGRATED = EncodingConfig(migration=Equalization(BOTH)), EncodingConfig(ranges=Percentile(99.9))
 EVERY, FEWER = "every", "fewer"
 
 
-def _name(recipe: Recipe) -> str:
+def _name(recipe: EncodingConfig) -> str:
     return EVERY if recipe.migration.factors.keys() == BOTH.keys() else FEWER
 
 
@@ -224,11 +224,11 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
     speeds: tuple[float, ...],
     decibels: tuple[float, ...],
     taken: str,
-    free: Mapping[str, Factors],
+    free: Mapping[str, ChannelScales],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     places = {EVERY: 0, FEWER: 1}
-    monkeypatch.setattr(refinement, "folded", lambda *_: Migration(free))
+    monkeypatch.setattr(refinement, "folded", lambda *_: Equalization(free))
     monkeypatch.setattr(refinement, "costly", lambda *_: [frozenset({"b"})])
     evaluator = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
@@ -265,10 +265,10 @@ def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypat
 )
 def test_factors_that_fidelity_does_not_need_are_left_out(buys: dict[str, float], kept: str) -> None:
     names = "abcdefgh"
-    every = Recipe(migration=Migration({name: Factors(1, np.array([0.5, 1.0])) for name in names}))
+    every = EncodingConfig(migration=Equalization({name: ChannelScales(1, np.array([0.5, 1.0])) for name in names}))
     tried = set()
 
-    def sqnr(_: Plan, recipe: Recipe) -> float:
+    def sqnr(_: Plan, recipe: EncodingConfig) -> float:
         tried.add(recipe.key)
         return 5.0 + sum(buys.get(name, 0.0) for name in recipe.migration.factors)
 
@@ -281,7 +281,9 @@ def test_factors_that_fidelity_does_not_need_are_left_out(buys: dict[str, float]
 def test_of_many_groups_a_few_models_tell_nothing() -> None:
     evaluator: Any = SimpleNamespace(sqnr=lambda *_: 30.0)
     groups = [frozenset({str(number)}) for number in range(13)]
-    every = Recipe(migration=Migration({str(number): Factors(1, np.array([0.5, 1.0])) for number in range(13)}))
+    every = EncodingConfig(
+        migration=Equalization({str(number): ChannelScales(1, np.array([0.5, 1.0])) for number in range(13)})
+    )
     assert refinement._needed(evaluator, Plan((), (), "s", "t"), every, groups, 20.0) is every
     fewer = refinement._needed(evaluator, Plan((), (), "s", "t"), every, groups[:12], 20.0)
     assert fewer.migration.factors.keys() == {"12"}

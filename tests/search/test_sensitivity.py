@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxq import Budget, Report, quantize, sensitivity
-from onnxq.algorithms.encoding_config import Recipe
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import load, read_model, save
-from onnxq.numerics.affine import decibels
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
@@ -55,17 +55,19 @@ def test_all_codes_make_the_noise_of_the_quantized_model(
     save(prepare(read_model(residual)), path)
     evaluator = trials_of(path, samples_for(residual, 4))
     plan = evaluator.bench.plan({})
-    board = QuantizerToggleSession.of(evaluator, plan, Recipe())
+    board = QuantizerToggleSession.of(evaluator, plan, EncodingConfig())
     everything = range(4)
     silent_codes, joint = board.noises([(), board.sources], everything)
     assert silent_codes.max() < 1e-9
-    real = evaluator.noise(plan, Recipe())
+    real = evaluator.noise(plan, EncodingConfig())
     assert joint.shape == real.shape
     noise, influence = board.everything()
     assert (noise == joint).all()
     assert influence.shape == joint.shape
-    assert decibels(worst_output_nsr(joint.sum(0))) == pytest.approx(decibels(worst_output_nsr(real.sum(0))), abs=1.0)
-    some = QuantizerToggleSession.of(evaluator, plan, Recipe(), {"stem"})
+    assert sqnr_of_ratio(worst_output_nsr(joint.sum(0))) == pytest.approx(
+        sqnr_of_ratio(worst_output_nsr(real.sum(0))), abs=1.0
+    )
+    some = QuantizerToggleSession.of(evaluator, plan, EncodingConfig(), {"stem"})
     assert some.sources == (QuantizerId("stem", is_node=True),)
 
 
@@ -75,7 +77,7 @@ def test_sums_of_what_codes_make_alone_predict_other_plans(name: str, tmp_path: 
     save(prepare(load(MODELS / f"{name}.onnx")), path)
     evaluator = trials_of(path, [{"image": one[None]} for one in np.load(MODELS / "data" / "calib.npz")["image"][:4]])
     bench, full = evaluator.bench, evaluator.bench.plan({})
-    found = measure_sensitivities(QuantizerToggleSession.of(evaluator, full, Recipe()), 4, runs=1000)
+    found = measure_sensitivities(QuantizerToggleSession.of(evaluator, full, EncodingConfig()), 4, runs=1000)
     generator = np.random.default_rng(0)
     static = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
     errors = []
@@ -83,7 +85,8 @@ def test_sums_of_what_codes_make_alone_predict_other_plans(name: str, tmp_path: 
         left = {node: Demotion(Mode.STORAGE, "why") for node in static if generator.random() < share}
         plan = bench.plan(left)
         errors.append(
-            decibels(found.of_plan(plan)) - decibels(worst_output_nsr(evaluator.noise(plan, Recipe()).sum(0)))
+            sqnr_of_ratio(found.of_plan(plan))
+            - sqnr_of_ratio(worst_output_nsr(evaluator.noise(plan, EncodingConfig()).sum(0)))
         )
     # Errors of neighbouring codes point the same way more or less often.
     assert np.median(np.abs(errors)) < 2.5
@@ -231,7 +234,7 @@ def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
 def test_no_sources_or_samples_have_no_noise() -> None:
     assert measure_sensitivities(Board({}), 0, runs=10).ratios == {}
     assert Sensitivities().of(UNITS) == 0.0
-    assert decibels(0.001) == pytest.approx(30.0)
+    assert sqnr_of_ratio(0.001) == pytest.approx(30.0)
 
 
 def test_the_worst_output_is_that_of_the_sum_and_not_of_each() -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import Build
 from onnx import ModelProto
 
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.planning.plan import Demotion
 from onnxq.search import tradeoff
 from onnxq.search.assignment import Problem, cheapest
@@ -20,8 +20,8 @@ from onnxq.search.tradeoff import UNMEASURED, CostTradeoff, OptionSensitivities,
 from search.timed_models import timed, times
 
 DYNAMIC = KernelOption(Mode.DYNAMIC)
-FINE = KernelOption(Mode.WEIGHT_ONLY, Spec("int8-narrow", (128,)))
-COARSE = KernelOption(Mode.WEIGHT_ONLY, Spec("int4", (32,)))
+FINE = KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int8-narrow", (128,)))
+COARSE = KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int4", (32,)))
 FLOATS = times({"first": 9.0, "relu": 1.0, "second": 9.0})
 
 

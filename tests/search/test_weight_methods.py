@@ -11,9 +11,9 @@ import pytest
 from conftest import Build
 
 from onnxq.algorithms.encoders import weight_requests
-from onnxq.algorithms.encoding_config import Recipe
-from onnxq.algorithms.encodings import Codes
-from onnxq.algorithms.gptq import Compensation
+from onnxq.algorithms.encoding_config import EncodingConfig
+from onnxq.algorithms.encodings import Encodings
+from onnxq.algorithms.gptq import Gptq
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
@@ -30,7 +30,7 @@ from onnxq.errors import SchemeError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph, as_graph, load
-from onnxq.numerics.spec import Method, Spec
+from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan import Plan
 from onnxq.planning.plan_file import load_plan, save_plan
@@ -63,7 +63,7 @@ def chosen(
 ) -> tuple[AlgorithmResult, AlgorithmResult, Plan]:
     plan = bench.plan({})
     evidence = bench.calibrate(plan, samples, silent)
-    plain = AlgorithmResult(Recipe(), evidence)
+    plain = AlgorithmResult(EncodingConfig(), evidence)
     validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
     return with_gptq(validator, plan, plain, effort), plain, plan
 
@@ -126,10 +126,10 @@ def test_rounded_weights_alone_make_a_part_of_the_noise(tmp_path: Path) -> None:
     samples, plan = [{"image": one["image"]} for one in images("calib.npz", 8)], bench.plan({})
     evaluator = PlanEvaluator.of(bench, bench.prepared, samples, bench.calibrate(plan, samples, silent))
     weighted = {decision.node for decision in plan.decisions if decision.weights}
-    alone = QuantizerToggleSession.of(evaluator, plan, Recipe(), weighted)
+    alone = QuantizerToggleSession.of(evaluator, plan, EncodingConfig(), weighted)
     assert {source.is_node for source in alone.sources} == {True}
     [noise] = alone.noises([alone.sources], range(8))
-    part = pooled(noise) / pooled(evaluator.noise(plan, Recipe()))
+    part = pooled(noise) / pooled(evaluator.noise(plan, EncodingConfig()))
     assert 0 < part < 1
 
 
@@ -191,7 +191,7 @@ def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
 
 @pytest.mark.parametrize("count", [1, 32])
 def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: int, tmp_path: Path) -> None:
-    spec = Spec("int4", (32,), method=Method.COMPENSATED)
+    spec = QuantSpec("int4", (32,), method=Method.COMPENSATED)
     samples, judges = images("calib.npz", count), images("test.npz", 50)
     budget, found = Budget(search="off", latency=0, accuracy="off"), {}
     for wanted in (spec, replace(spec, method=Method.MINMAX)):
@@ -211,11 +211,11 @@ def test_what_had_no_room_is_rounded_again(bench: PreparedModel) -> None:
     plan = bench.plan({})
     evidence = bench.calibrate(plan, samples, silent)
     validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
-    compensation = Compensation.of_samples(32)
+    compensation = Gptq.of_samples(32)
     (first, *others) = dict.fromkeys(request.tensor for request in weight_requests(plan, bench.graph, compensation))
     assert others
     basis = weight_methods.with_seen_rows(
-        validator, plan, AlgorithmResult(Recipe(compensation=compensation), evidence), [first]
+        validator, plan, AlgorithmResult(EncodingConfig(compensation=compensation), evidence), [first]
     )
     assert {request.tensor for request in basis.evidence.statistics if request.kind == "hessian"} == {first}
 
@@ -248,7 +248,7 @@ def opened(
     return (
         CrossValidator(PlanEvaluator.of(bench, bench.prepared, data[::2], evidence), data),
         plan,
-        AlgorithmResult(Recipe(), evidence),
+        AlgorithmResult(EncodingConfig(), evidence),
     )
 
 
@@ -355,12 +355,12 @@ def test_biases_are_kept_where_they_pay(
     folds_of: Callable[[int, int], CrossValidator], plan_with_biases: Plan, judged: int, most: int
 ) -> None:
     validator = folds_of(judged, most)
-    basis = AlgorithmResult(Recipe(), validator.evaluator.evidence)
+    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
     corrected = with_bias_correction(validator, plan_with_biases, basis, FULL)
     assert corrected.recipe.biases
     assert (
         validator.evaluator.trust(plan_with_biases, corrected.recipe).nsr
-        < 0.9 * validator.evaluator.trust(plan_with_biases, Recipe()).nsr
+        < 0.9 * validator.evaluator.trust(plan_with_biases, EncodingConfig()).nsr
     )
     assert with_bias_correction(validator, plan_with_biases, corrected, FULL).recipe.key == corrected.recipe.key
 
@@ -373,12 +373,17 @@ def test_with_little_effort_they_are_found_once_and_kept_where_that_leaves_no_do
     is_sure: bool,
 ) -> None:
     validator, found = folds_of(12, 12), list[int]()
-    basis = AlgorithmResult(Recipe(), validator.evaluator.evidence)
+    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
     right = with_bias_correction(validator, plan_with_biases, basis, FULL).recipe.biases
 
     def once(
-        recipe: Recipe, plan_with_biases: Plan, graph: Graph, codes: Codes, model: Path, samples: SampleSource
-    ) -> Recipe:
+        recipe: EncodingConfig,
+        plan_with_biases: Plan,
+        graph: Graph,
+        codes: Encodings,
+        model: Path,
+        samples: SampleSource,
+    ) -> EncodingConfig:
         found.append(len(samples))
         return replace(recipe, biases=right)
 
@@ -393,7 +398,7 @@ def test_biases_that_do_not_pay_are_not_kept(
     folds_of: Callable[[int, int], CrossValidator], plan_with_biases: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validator = folds_of(8, 24)
-    basis = AlgorithmResult(Recipe(), validator.evaluator.evidence)
+    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
     wrong = {
         node: 1 + bias
         for node, bias in with_bias_correction(validator, plan_with_biases, basis, FULL).recipe.biases.items()
@@ -401,7 +406,7 @@ def test_biases_that_do_not_pay_are_not_kept(
     monkeypatch.setattr(
         "onnxq.search.weight_methods.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
     )
-    assert with_bias_correction(validator, plan_with_biases, basis, FAST).recipe.key == Recipe().key
+    assert with_bias_correction(validator, plan_with_biases, basis, FAST).recipe.key == EncodingConfig().key
 
 
 def test_of_too_few_samples_none_are_found(
@@ -409,7 +414,7 @@ def test_of_too_few_samples_none_are_found(
 ) -> None:
     validator = folds_of(3, 3)
     found = with_bias_correction(
-        validator, plan_with_biases, AlgorithmResult(Recipe(), validator.evaluator.evidence), FULL
+        validator, plan_with_biases, AlgorithmResult(EncodingConfig(), validator.evaluator.evidence), FULL
     )
     assert not found.recipe.biases
     assert found.left == "it does not apply: fewer than 3 samples do not tell a mean from chance"
@@ -422,7 +427,7 @@ def test_large_models_get_no_corrected_biases(
     monkeypatch.setitem(vars(validator.evaluator.bench), "is_large", True)
     assert (
         with_bias_correction(
-            validator, plan_with_biases, AlgorithmResult(Recipe(), validator.evaluator.evidence), FULL
+            validator, plan_with_biases, AlgorithmResult(EncodingConfig(), validator.evaluator.evidence), FULL
         ).left
         == f"it does not apply: {LARGE}"
     )
@@ -433,9 +438,12 @@ def test_what_is_stored_alone_gets_none(
 ) -> None:
     validator = folds_of(4, 8)
     floats = replace(model_with_biases.plan({}), decisions=())
-    basis = AlgorithmResult(Recipe(), validator.evaluator.evidence)
+    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
     found = with_bias_correction(validator, floats, basis, FAST)
-    assert (found.recipe.key, found.left) == (Recipe().key, "it does not apply: most layers do not round their data")
+    assert (found.recipe.key, found.left) == (
+        EncodingConfig().key,
+        "it does not apply: most layers do not round their data",
+    )
 
 
 # A plan carried out again from the same samples is the same file, byte for byte.

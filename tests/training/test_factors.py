@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from onnxq.algorithms.equalization import Around, Factors
+from onnxq.algorithms.equalization import ChannelScales, WeightRescaling
 from onnxq.ir import Node, Variable, constant
 from onnxq.training.quantizers import SharedChannelScales, TensorChannelScales, WeightChannelScales
 
@@ -33,7 +33,7 @@ def test_along_a_weight_they_are_those_of_migration(
 ) -> None:
     node = Node(op, "n", attributes, [Variable("x"), constant("w", np.ones(shape, np.float32))], [Variable("y")])
     behind = np.linspace(0.3, 1, made)
-    expected = Around(Factors(1, VALUES), Factors(1, behind)).weight(node, 1, np.ones(shape))
+    expected = WeightRescaling(ChannelScales(1, VALUES), ChannelScales(1, behind)).weight(node, 1, np.ones(shape))
     times = WeightChannelScales(own().in_weight(node, 1, read=True), own(behind).in_weight(node, 1, read=False))()
     np.testing.assert_allclose(np.broadcast_to(times.detach().numpy(), shape), expected, rtol=1e-6)
     assert times.numel() <= np.prod(shape[:2])

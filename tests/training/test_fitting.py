@@ -9,7 +9,7 @@ import onnx
 import pytest
 from conftest import Build
 
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encodings import Encodings
 from onnxq.errors import ModelError, SchemeError
 from onnxq.system.resources import silent
 from onnxq.training.fitting import TrainedEncodings, train_encodings
@@ -19,7 +19,7 @@ from training.modules import NETWORK, WEIGHTS, images, module_of
 
 
 def fit(
-    module: FakeQuantizedModel, codes: Codes, folder: Path, training: Training, state: Path | None = None
+    module: FakeQuantizedModel, codes: Encodings, folder: Path, training: Training, state: Path | None = None
 ) -> TrainedEncodings:
     reference = folder / "m.onnx"
     return train_encodings(module.graph, module.plan, codes, reference, images(16), training, state, silent)

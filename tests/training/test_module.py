@@ -69,10 +69,10 @@ def test_so_it_is_of_models_that_people_have(name: str, tmp_path: Path) -> None:
 
 def test_codes_of_a_module_that_learned_nothing_are_those_of_post_training_quantization(build: Build) -> None:
     from onnxq.algorithms.encode import encode
-    from onnxq.algorithms.encoding_config import recipe_of
+    from onnxq.algorithms.encoding_config import config_from_plan
 
     module = module_of(build(NETWORK, **WEIGHTS), images(4))
-    before, after = encode(module.plan, module.graph, recipe=recipe_of(module.plan, 1)), module.codes()
+    before, after = encode(module.plan, module.graph, recipe=config_from_plan(module.plan, 1)), module.codes()
     assert before.weights
     for key, codes in before.weights.items():
         assert np.array_equal(codes.codes, after.weights[key].codes)
@@ -132,10 +132,10 @@ def test_ranges_that_operators_give_do_not_learn_and_clamps_stay_in_their_range(
 
 
 def test_half_floats_are_refused(build: Build) -> None:
-    from onnxq.algorithms.encodings import Codes
+    from onnxq.algorithms.encodings import Encodings
     from onnxq.ir import as_graph
     from onnxq.planning.plan import Plan
 
     graph = as_graph(build("(float16[2] x) => (float16[2] y) { y = Add(x, w) }", w=np.ones(2, np.float16)))
     with pytest.raises(ModelError, match="tensor 'w' is float16, expected float32 to train in"):
-        FakeQuantizedModel(graph, Plan((), (), "s", "onnxruntime-cpu"), Codes())
+        FakeQuantizedModel(graph, Plan((), (), "s", "onnxruntime-cpu"), Encodings())

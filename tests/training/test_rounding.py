@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from onnxq.numerics.affine import Parameters, dequantize, quantize
-from onnxq.numerics.formats import FORMATS, Format
+from onnxq.numerics.affine import QuantParams, dequantize, quantize
+from onnxq.numerics.formats import FORMATS, QuantDType
 from onnxq.training.quantizers import dynamic_fake_quantize, fake_quantize, spread, straight_through
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))
@@ -27,14 +27,14 @@ def test_values_are_those_of_the_codes_that_are_written(name: str) -> None:
     values = np.concatenate([generator.standard_normal((4, 300)).astype(np.float32), ties], 1)
     middle = (format.minimum + format.maximum) // 2 + 1
     zero = None if format.is_float else np.full(scale.shape, middle, format.dtype)
-    parameters = Parameters(scale, zero)
+    parameters = QuantParams(scale, zero)
     expected = dequantize(quantize(values, parameters, format).codes, parameters, format)
     shift = torch.zeros(4, 1) if zero is None else torch.from_numpy(zero.astype(np.float32))
     found = fake_quantize(torch.from_numpy(values), torch.from_numpy(scale), shift, format)
     assert np.array_equal(found.numpy(), expected)
 
 
-def gradients(values: list[float], scale: float, zero: float, format: Format) -> list[list[float]]:
+def gradients(values: list[float], scale: float, zero: float, format: QuantDType) -> list[list[float]]:
     """Return those of values, of the scale and of the zero point for each value."""
     found = []
     x, s, z = (

@@ -42,7 +42,7 @@ def equal_weights(b: Builder) -> Any:
     return b.op(b.pick(["Add", "Mul"]), b.op("Relu", first), second)
 
 
-@idiom("StoreOnce", "ShareInitializers", dtypes=(F32, F32, F16))
+@idiom("DeduplicateTransposedWeights", "ShareInitializers", dtypes=(F32, F32, F16))
 def tied_weights(b: Builder) -> Any:
     matrix = b.normal(4, 3)
     rows = b.op("Gather", b.constant(matrix, plain=1.0), b.input(2, dtype=I64, values=np.array([0, 3], I64)), axis=0)

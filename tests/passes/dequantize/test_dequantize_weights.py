@@ -17,7 +17,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import Constant, Graph, Node, Variable, as_graph, constant, constants, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import DequantizeWeights, RemoveUnused, UnpackBlockWeights
-from onnxq.passes.dequantize.weights import ConstantCones, Decoded, Rows
+from onnxq.passes.dequantize.weights import DequantizedResult, DequantSubgraphs, GatheredRows
 from onnxq.rewrite import Changes
 
 BYTES = np.arange(12, dtype=np.int8).reshape(4, 3)
@@ -37,12 +37,12 @@ def graph_of(text: str, opset: int = 18) -> Graph:
     return graph
 
 
-def found(body: str) -> dict[str, Decoded]:
+def found(body: str) -> dict[str, DequantizedResult]:
     graph = graph_of(f"(float[4, 3] x, int64[2] i, int64[5] j) => (float y) {{ {body} }}")
-    return {one.tensor.name: one for one in ConstantCones.of(graph).results(graph.opset)}
+    return {one.tensor.name: one for one in DequantSubgraphs.of(graph).results(graph.opset)}
 
 
-def loaded(one: Decoded) -> NDArray[np.generic]:
+def loaded(one: DequantizedResult) -> NDArray[np.generic]:
     assert one.tensor_data is not None
     return one.tensor_data.load()
 
@@ -78,7 +78,7 @@ def test_rows_that_an_index_chooses_have_the_whole_table_as_values() -> None:
     np.testing.assert_array_equal(loaded(one), BYTES * np.float32(0.5))
     assert one.rows is not None
     assert (one.rows.indices.name, one.rows.count) == ("i", 4)
-    assert one.rows == Rows(one.rows.indices, 4)
+    assert one.rows == GatheredRows(one.rows.indices, 4)
 
 
 def test_equal_recipes_are_equal_whatever_the_names() -> None:
@@ -101,7 +101,7 @@ def test_rows_of_one_table_have_equal_recipes_whatever_chooses_them() -> None:
 
 def test_the_scales_of_kernels_on_blocks_count_though_they_are_no_codes() -> None:
     graph = graph_of("(float[4, 3] x) => (float y) { a = Mul(w, s)  y = com.microsoft.MatMulNBits(x, c, a) }")
-    assert [one.tensor.name for one in ConstantCones.of(graph).results(18)] == ["a"]
+    assert [one.tensor.name for one in DequantSubgraphs.of(graph).results(18)] == ["a"]
 
 
 def test_nodes_that_nothing_reads_are_told_from_those_that_something_does() -> None:
@@ -110,7 +110,7 @@ def test_nodes_that_nothing_reads_are_told_from_those_that_something_does() -> N
             [dead] a = Cast <to = 1> (c)  [deader] b = Mul(a, s)  [live] d = Cast <to = 1> (c)  y = Add(d, x)
         }"""
     )
-    assert {node.name for node in ConstantCones.of(graph).unread()} == {"dead", "deader"}
+    assert {node.name for node in DequantSubgraphs.of(graph).unread()} == {"dead", "deader"}
 
 
 def test_a_chain_of_thousands_is_found_in_no_time_and_without_recursion() -> None:

@@ -27,7 +27,7 @@ from onnxq.ir import (
     to_model,
 )
 from onnxq.passes.dequantize.quantized_values import (
-    Coded,
+    QuantizedValue,
     code_range,
     decode_codes,
     dequantized,
@@ -46,8 +46,8 @@ def decoder(*parameters: object, **attributes: int) -> Node:
     return Node("DequantizeLinear", "d", attributes, [Variable("codes"), *tensors], [Variable("values")])
 
 
-def coded(*parameters: object, **attributes: int) -> Coded:
-    return Coded.by(decoder(*parameters, **attributes), VALUE)
+def coded(*parameters: object, **attributes: int) -> QuantizedValue:
+    return QuantizedValue.by(decoder(*parameters, **attributes), VALUE)
 
 
 SCALE, ZERO = np.float32(0.5), np.uint8(3)
@@ -92,7 +92,7 @@ def test_the_scale_of_a_dynamic_quantizer_is_one_number() -> None:
         (coded(Variable("s")), coded(Variable("s")), False),
     ],
 )
-def test_codes_agree_only_where_they_mean_the_same(one: Coded, other: Coded, same: bool) -> None:
+def test_codes_agree_only_where_they_mean_the_same(one: QuantizedValue, other: QuantizedValue, same: bool) -> None:
     assert one.agrees(other) == other.agrees(one) == same
     assert one.agrees(one)
 
@@ -107,20 +107,20 @@ def test_codes_agree_only_where_they_mean_the_same(one: Coded, other: Coded, sam
         (coded(SCALE, ZERO), coded(np.float32([1, 2]), ZERO), None),
     ],
 )
-def test_a_factor_may_lie_in_the_scale(one: Coded, other: Coded, factor: float | None) -> None:
+def test_a_factor_may_lie_in_the_scale(one: QuantizedValue, other: QuantizedValue, factor: float | None) -> None:
     assert one.factor(other) == factor
 
 
 @pytest.mark.parametrize("axis", [1, -2])
 def test_each_channel_may_have_a_factor_of_its_own(axis: int) -> None:
     value = Variable("x", np.dtype(np.float32), [None, 2, 5])
-    one = Coded(value, constant("s", SCALE), constant("z", ZERO))
+    one = QuantizedValue(value, constant("s", SCALE), constant("z", ZERO))
     scales, zeros = constant("t", np.float32([0.25, 1.5])), constant("y", np.array([3, 3], np.uint8))
-    found = one.factor(Coded(value, scales, zeros, (axis, 0)))
+    found = one.factor(QuantizedValue(value, scales, zeros, (axis, 0)))
     assert found is not None
     assert found.tolist() == [[[0.5], [3.0]]]
-    assert one.factor(Coded(value, scales, constant("y", np.array([3, 4], np.uint8)), (axis, 0))) is None
-    assert one.factor(Coded(value, scales, zeros, (axis, 2))) is None
+    assert one.factor(QuantizedValue(value, scales, constant("y", np.array([3, 4], np.uint8)), (axis, 0))) is None
+    assert one.factor(QuantizedValue(value, scales, zeros, (axis, 2))) is None
 
 
 def test_a_scale_that_is_computed_agrees_with_itself() -> None:

@@ -9,18 +9,18 @@ import onnx
 from model_texts import difference, node_named, nodes, outputs, sample
 from onnx import ModelProto
 
-from onnxq.algorithms.encodings import Codes
-from onnxq.config.scheme import Mode, Spec
+from onnxq.algorithms.encodings import Encodings
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import Graph, as_graph, to_model
-from onnxq.numerics.affine import Parameters
+from onnxq.numerics.affine import QuantParams
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import InsertQuantizeDequantize
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.rewrite import Changes
 
-AFFINE = Spec("uint8", symmetric=False)
-SYMMETRIC = Spec("int8")
-FINE = Parameters(np.asarray(np.float32(0.02)), np.asarray(np.uint8(128)))
+AFFINE = QuantSpec("uint8", symmetric=False)
+SYMMETRIC = QuantSpec("int8")
+FINE = QuantParams(np.asarray(np.float32(0.02)), np.asarray(np.uint8(128)))
 
 
 def plan(activations: Sequence[Activation], static: Sequence[str] = ()) -> Plan:
@@ -28,7 +28,7 @@ def plan(activations: Sequence[Activation], static: Sequence[str] = ()) -> Plan:
     return Plan(decisions, tuple(activations), "scheme", "target")
 
 
-def activation(tensor: str, *, every_consumer: bool = False, spec: Spec = AFFINE) -> Activation:
+def activation(tensor: str, *, every_consumer: bool = False, spec: QuantSpec = AFFINE) -> Activation:
     return Activation(tensor, spec, tensor, every_consumer=every_consumer)
 
 
@@ -36,7 +36,7 @@ def insert(made: ModelProto, activations: Sequence[Activation], static: Sequence
     """Apply the pass twice: the pairs are exactly those of the plan, and the model still does what it did."""
     graph = as_graph(made)
     infer_shapes(graph)
-    step = InsertQuantizeDequantize(plan(activations, static), Codes({item.tensor: FINE for item in activations}))
+    step = InsertQuantizeDequantize(plan(activations, static), Encodings({item.tensor: FINE for item in activations}))
     changes = step.apply(graph)
     assert not step.apply(graph)
     assert len(nodes(graph, "QuantizeLinear")) == len(nodes(graph, "DequantizeLinear")) == len(changes.changed)

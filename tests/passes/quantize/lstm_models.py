@@ -13,7 +13,7 @@ from model_texts import (
 from onnx import ModelProto
 
 from onnxq.algorithms.encode import encode
-from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.ir import Graph
 from onnxq.lowering import AllowedOps
 from onnxq.passes import QuantizeDynamically, QuantizeRecurrentCells, RemoveUnused
@@ -22,8 +22,8 @@ from onnxq.rewrite import Changes
 from onnxq.runtime.targets import target_named
 
 STEPS, BATCH, SIZE, HIDDEN = 6, 3, 24, 16
-PER_CHANNEL = Spec("int8-narrow", Granularity.CHANNEL)
-PER_TENSOR = Spec("int8-narrow", Granularity.TENSOR)
+PER_CHANNEL = QuantSpec("int8-narrow", Granularity.CHANNEL)
+PER_TENSOR = QuantSpec("int8-narrow", Granularity.TENSOR)
 STORED = ("codes", "scale", "zero_point")
 
 
@@ -52,7 +52,9 @@ def cell(
     return made
 
 
-def quantized(made: ModelProto, weight: Spec | None = None, target: str = "onnxruntime-cpu") -> tuple[Graph, Changes]:
+def quantized(
+    made: ModelProto, weight: QuantSpec | None = None, target: str = "onnxruntime-cpu"
+) -> tuple[Graph, Changes]:
     """Replace every cell that a plan makes dynamic; a second time there is nothing left to do."""
     graph = named_graph(made)
     scheme = Scheme((Rule(Mode.DYNAMIC, weight=weight),))

@@ -10,23 +10,23 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.algorithms.encode import encode
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Granularity, Mode, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.ir import Graph, constants, to_model
-from onnxq.passes import RemoveUnused, StoreWeights
+from onnxq.passes import CompressWeights, RemoveUnused
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes
 from onnxq.runtime.targets import target_named
 
-PER_CHANNEL = Spec("int8-narrow", per=Granularity.CHANNEL)
-PER_TENSOR = Spec("int8-narrow")
+PER_CHANNEL = QuantSpec("int8-narrow", per=Granularity.CHANNEL)
+PER_TENSOR = QuantSpec("int8-narrow")
 
 
 def store(made: ModelProto | Graph) -> tuple[Graph, Changes]:
     """Store all weights that the preset for storage picks."""
     graph = named_graph(made)
     plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
-    changes = apply_once(StoreWeights(plan, encode(plan, graph)), graph)
+    changes = apply_once(CompressWeights(plan, encode(plan, graph)), graph)
     RemoveUnused().apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
     return graph, changes

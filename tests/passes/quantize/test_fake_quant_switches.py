@@ -1,4 +1,4 @@
-"""SwitchCodes lets one session answer for all codes of a plan."""
+"""InsertFakeQuantSwitches lets one session answer for all codes of a plan."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from model_texts import model, outputs, sample, values
 from onnx import ModelProto
 
 from onnxq.algorithms.encode import encode
-from onnxq.algorithms.encoding_config import USUAL
-from onnxq.algorithms.encodings import Codes
+from onnxq.algorithms.encoding_config import DEFAULT_CONFIG
+from onnxq.algorithms.encodings import Encodings
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, load, save, to_model
-from onnxq.passes import SwitchCodes
-from onnxq.passes.quantize.fake_quant_switches import Switches, switches_for
+from onnxq.passes import InsertFakeQuantSwitches
+from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches, switches_for
 from onnxq.planning.plan import Plan
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
@@ -59,7 +59,7 @@ HALF = model("g (float16[4,32] x) => (float16[4,64] y) { [m] y = MatMul(x, w) }"
 MODELS = {"convolutions": CONVOLUTIONS, "products": PRODUCTS, "table": TABLE, "body": IN_BODY}
 
 
-def workbench(made: ModelProto, scheme: str, folder: Path) -> tuple[PreparedModel, Plan, Codes]:
+def workbench(made: ModelProto, scheme: str, folder: Path) -> tuple[PreparedModel, Plan, Encodings]:
     save(prepare(load_model(made, folder), opset=13), folder / "prepared.onnx")
     bench = PreparedModel(folder / "prepared.onnx", preset_named(scheme), target_named("onnxruntime-cpu"))
     plan = bench.plan({})
@@ -72,10 +72,10 @@ def load_model(made: ModelProto, folder: Path) -> Graph:
     return load(folder / "given.onnx")
 
 
-def switched(bench: PreparedModel, plan: Plan, codes: Codes) -> tuple[ModelProto, Switches]:
+def switched(bench: PreparedModel, plan: Plan, codes: Encodings) -> tuple[ModelProto, FakeQuantSwitches]:
     graph = bench.graph.copy()
     switches = switches_for(graph, plan)
-    step = SwitchCodes(plan, codes, switches)
+    step = InsertFakeQuantSwitches(plan, codes, switches)
     assert step.apply(graph).changed == (*switches.tensors, *switches.nodes)
     assert not step.apply(graph)
     found = to_model(graph)
@@ -83,7 +83,7 @@ def switched(bench: PreparedModel, plan: Plan, codes: Codes) -> tuple[ModelProto
     return found, switches
 
 
-def asked(made: ModelProto, given: dict, switches: Switches, on: set[str]) -> dict:
+def asked(made: ModelProto, given: dict, switches: FakeQuantSwitches, on: set[str]) -> dict:
     places = {**switches.tensors, **switches.nodes}
     assert list(places.values()) == list(range(len(switches)))
     fed = {switches.name: np.array([source in on for source in places])}
@@ -101,7 +101,7 @@ def test_without_codes_nothing_changes_and_with_all_it_is_the_quantized_model(na
     bench.build(
         plan,
         bench.calibrate(plan, [sample(made, seed) for seed in (0, 1)], silent),
-        USUAL,
+        DEFAULT_CONFIG,
         quantized,
         external_data=False,
     )
@@ -151,7 +151,7 @@ def test_tensors_that_only_get_codes_passed_on_have_no_switch(tmp_path: Path) ->
     bench, plan, _ = workbench(made, "int8", tmp_path)
     assert set(plan.by_tensor) == {"x", "t", "p", "y"}
     assert set(switches_for(bench.graph, plan).tensors) == {"x", "t", "y"}
-    assert switches_for(bench.graph, plan, {"b"}) == Switches("switches", {}, {"b": 0})
+    assert switches_for(bench.graph, plan, {"b"}) == FakeQuantSwitches("switches", {}, {"b": 0})
 
 
 def test_nodes_keep_the_type_that_they_compute_in(tmp_path: Path) -> None:

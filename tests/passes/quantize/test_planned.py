@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from model_texts import model, ops, values
 
-from onnxq.config.scheme import Mode, Spec
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import Constant, Graph, Node, all_graphs, as_graph
-from onnxq.passes.quantize.planned import Rewrite, planned_nodes, rewrite_planned
+from onnxq.passes.quantize.planned import NodeReplacement, planned_nodes, rewrite_planned
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.rewrite import Changes
 
@@ -25,7 +25,7 @@ def storing_both_products() -> tuple[Graph, Plan]:
     )
     decisions = [
         Decision("neg", "Neg", Mode.FLOAT, "float"),
-        *(Decision(n, "MatMul", Mode.STORAGE, "", (Weight(1, "", Spec("int8"), 1),)) for n in ("outer", "inner")),
+        *(Decision(n, "MatMul", Mode.STORAGE, "", (Weight(1, "", QuantSpec("int8"), 1),)) for n in ("outer", "inner")),
     ]
     return as_graph(made), Plan(tuple(decisions), (), "int8", "onnxruntime-cpu")
 
@@ -41,11 +41,11 @@ def test_planned_nodes_are_found_in_bodies_too() -> None:
 def test_new_nodes_stand_first_or_in_the_place_of_their_node_in_its_graph() -> None:
     graph, plan = storing_both_products()
 
-    def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> Rewrite:
+    def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement:
         half = Node("Identity", f"{node.name}.weight", {}, [source], [source.copy().to_variable()])
         product = Node("MatMul", f"{node.name}.new", {}, [node.inputs[0], half.outputs[0]], list(node.outputs))
         node.outputs.clear()
-        return Rewrite(instead=[product], first=[half])
+        return NodeReplacement(instead=[product], first=[half])
 
     assert rewrite_planned(graph, plan, Mode.STORAGE, rewrite) == Changes(("outer", "inner"))
     assert [node.name for scope in all_graphs(graph) for node in scope.nodes] == [

@@ -17,14 +17,14 @@ from model_zoo import batch_norm_chain, branches_that_share_a_scale
 from onnx import ModelProto
 
 from onnxq.algorithms.encode import encode
-from onnxq.algorithms.encodings import Codes
-from onnxq.algorithms.equalization import Factors
+from onnxq.algorithms.encodings import Encodings
+from onnxq.algorithms.equalization import ChannelScales
 from onnxq.commands.dequantization import dequantize
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import Graph, all_graphs, as_graph, load, save, to_model
-from onnxq.numerics.affine import Parameters
+from onnxq.numerics.affine import QuantParams
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import AddToCodes, InsertQuantizeDequantize, LiftConstants, QuantizeWeights
 from onnxq.planning.plan import Activation, Decision, Plan
@@ -63,8 +63,8 @@ def test_new_tensors_and_nodes_are_named_after_the_activation() -> None:
 
 def test_a_symmetric_tensor_writes_a_zero_of_the_codes_type() -> None:
     graph = as_graph(model(TWO_READERS))
-    parameters = {"t": Parameters(np.asarray(np.float32(0.02)), None)}
-    InsertQuantizeDequantize(plan([activation("t", spec=SYMMETRIC)], ["a"]), Codes(parameters)).apply(graph)
+    parameters = {"t": QuantParams(np.asarray(np.float32(0.02)), None)}
+    InsertQuantizeDequantize(plan([activation("t", spec=SYMMETRIC)], ["a"]), Encodings(parameters)).apply(graph)
     zero = nodes(graph, "QuantizeLinear")[0].inputs[2].values
     np.testing.assert_array_equal(zero, np.zeros((), np.int8), strict=True)
 
@@ -114,12 +114,12 @@ def test_a_tensor_that_is_dequantized_already_is_left() -> None:
         s=np.array(0.02, np.float32), z=np.array(128, np.uint8),
     )  # fmt: skip
     graph = as_graph(made)
-    step = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), Codes({"t": FINE}))
+    step = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), Encodings({"t": FINE}))
     assert step.apply(graph) == Changes((), (("t", "is not in the graph or is dequantized already"),))
 
 
 def test_a_tensor_that_is_not_in_the_graph_is_left() -> None:
-    step = InsertQuantizeDequantize(plan([activation("gone")]), Codes({"gone": FINE}))
+    step = InsertQuantizeDequantize(plan([activation("gone")]), Encodings({"gone": FINE}))
     assert step.apply(as_graph(model(TWO_READERS))).skipped == (
         ("gone", "is not in the graph or is dequantized already"),
     )
@@ -190,7 +190,7 @@ def test_onnxruntime_makes_integer_kernels_of_it(build: Callable[[], ModelProto]
 def test_values_are_those_of_the_dequantized_codes() -> None:
     made = model("g (float[64] x) => (float[64] y) { [a] y = Identity(x) }")
     graph = as_graph(made)
-    InsertQuantizeDequantize(plan([activation("x")], ["a"]), Codes({"x": FINE})).apply(graph)
+    InsertQuantizeDequantize(plan([activation("x")], ["a"]), Encodings({"x": FINE})).apply(graph)
     data = values(64, scale=2)
     codes = np.clip(np.rint(data / np.float32(0.02)) + 128, 0, 255)
     assert difference(outputs(graph, {"x": data}), {"y": ((codes - 128) * np.float32(0.02)).astype(np.float32)}) <= 1e-7
@@ -206,7 +206,9 @@ def test_a_constant_of_another_body_of_the_same_name_is_not_meant() -> None:
     )
     graph = as_graph(made)
     LiftConstants().apply(graph)
-    changes = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), Codes({"t": FINE})).apply(graph)
+    changes = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), Encodings({"t": FINE})).apply(
+        graph
+    )
     assert changes.changed == ("t",)
     (quantizer,) = nodes(graph, "QuantizeLinear")
     assert quantizer.inputs[0].inputs[0].op == "Neg"
@@ -264,8 +266,8 @@ def test_channels_are_multiplied_where_their_place_among_the_axes_is_known(is_kn
     graph = as_graph(model("g (float[3, 3, 3] x) => (float[3, 3, 3] y) { a = Abs(x) [read] y = Neg(a) }"))
     infer_shapes(graph)
     plain = outputs(graph, data := {"x": values(3, 3, 3) / 4})
-    factors = Factors(1, np.array([1.0, 0.5, 0.25]))
-    codes = Codes({"a": FINE}, factors={"a": factors})
+    factors = ChannelScales(1, np.array([1.0, 0.5, 0.25]))
+    codes = Encodings({"a": FINE}, factors={"a": factors})
     if not is_known:
         graph.nodes[0].outputs[0].shape = None
     InsertQuantizeDequantize(plan([activation("a")], ["read"]), codes).apply(graph)
@@ -341,7 +343,7 @@ def insert_anywhere(
     """Apply the pass twice, and see that the model is valid and does what it did."""
     graph = as_graph(made)
     infer_shapes(graph)
-    step = InsertQuantizeDequantize(plan(activations, static), Codes({item.tensor: FINE for item in activations}))
+    step = InsertQuantizeDequantize(plan(activations, static), Encodings({item.tensor: FINE for item in activations}))
     changes = step.apply(graph)
     assert not step.apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxq.ir import Graph, as_graph, constants, onnx_dtype, to_model
 from onnxq.onnx_api import infer_shapes
-from onnxq.passes import DropDefaults, ExpandConstants, NarrowConstants, RemoveUnused, StoreOnce
+from onnxq.passes import DeduplicateTransposedWeights, DropDefaults, ExpandConstants, NarrowConstants, RemoveUnused
 from onnxq.rewrite import Changes
 
 TABLE = values(64, 48)
@@ -24,8 +24,8 @@ def store(made: ModelProto) -> tuple[Graph, Changes]:
     """Apply the pass, check that the outputs stay and that a second time there is nothing to do."""
     graph = as_graph(made)
     infer_shapes(graph)
-    changes = StoreOnce().apply(graph)
-    assert not StoreOnce().apply(graph)
+    changes = DeduplicateTransposedWeights().apply(graph)
+    assert not DeduplicateTransposedWeights().apply(graph)
     RemoveUnused().apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
     for seed in (0, 1):
@@ -87,7 +87,7 @@ def test_codes_are_taken_out_of_words(name: str, bits: int, turned: bool) -> Non
     )  # fmt: skip
     made.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(read), "c"))
     graph = as_graph(made)
-    assert StoreOnce().apply(graph).changed == ("c",)
+    assert DeduplicateTransposedWeights().apply(graph).changed == ("c",)
     RemoveUnused().apply(graph)
     assert large(graph) == ["w"]
     found = outputs(graph, {"x": np.array([1, 2])})
@@ -109,7 +109,7 @@ def test_what_is_small_fixed_by_the_model_or_fed_by_a_caller_is_left() -> None:
     fed.graph.input.append(helper.make_tensor_value_info("v", 1, [48, 64]))
     assert not store(fed)[1]
     returned = model("g (float[3, 64] x) => (float[3, 48] y, float[48, 64] v) { y = MatMul(x, w) }", w=TABLE, v=turned)
-    assert not StoreOnce().apply(as_graph(returned))
+    assert not DeduplicateTransposedWeights().apply(as_graph(returned))
     small = "g (float[3, 8] x) => (float[3, 8] y, float[8, 8] z) { y = MatMul(x, w) z = Neg(v) }"
     assert not store(model(small, w=values(8, 8), v=np.ascontiguousarray(values(8, 8).T)))[1]
 
@@ -124,7 +124,7 @@ IF = """g (float[3, 48] x, bool c) => (float[a, b, d] y) {
 def test_a_body_reads_what_the_graph_around_it_holds() -> None:
     made = model(IF, w=np.ascontiguousarray(TABLE.T)[None], v=np.ascontiguousarray(TABLE.T)[None, None])
     graph = as_graph(made)
-    assert StoreOnce().apply(graph).changed == ("v",)
+    assert DeduplicateTransposedWeights().apply(graph).changed == ("v",)
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) == 0
 
@@ -137,7 +137,7 @@ def test_bodies_do_not_read_what_another_body_holds() -> None:
         weight = body.nodes[0].inputs[1]
         graph.initializers.remove(weight)
         body.initializers.append(weight)
-    assert not StoreOnce().apply(graph)
+    assert not DeduplicateTransposedWeights().apply(graph)
 
 
 def test_the_shapes_that_it_makes_are_not_stored_by_nodes_themselves() -> None:
@@ -148,8 +148,8 @@ def test_the_shapes_that_it_makes_are_not_stored_by_nodes_themselves() -> None:
     )  # fmt: skip
     graph = as_graph(made)
     infer_shapes(graph)
-    assert StoreOnce(1).apply(graph)
-    assert not StoreOnce(1).apply(graph)
+    assert DeduplicateTransposedWeights(1).apply(graph)
+    assert not DeduplicateTransposedWeights(1).apply(graph)
     for seed in (0, 1):
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) == 0
 

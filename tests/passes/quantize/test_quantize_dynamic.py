@@ -27,7 +27,7 @@ from model_texts import (
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from onnxq.algorithms.encode import encode
-from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.ir import Graph, as_graph, constants, to_model
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import infer_shapes
@@ -43,7 +43,7 @@ from onnxq.rewrite import Changes
 from onnxq.runtime.targets import target_named
 
 
-def dynamic(made: ModelProto, weight: Spec | None = None) -> ModelProto:
+def dynamic(made: ModelProto, weight: QuantSpec | None = None) -> ModelProto:
     """Make every node dynamic that can be; a second time there is nothing left to do."""
     graph = as_graph(made)
     NameNodes().apply(graph)
@@ -82,7 +82,7 @@ IN_BODY = model(
 @pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL])
 def test_results_stay_close(made: ModelProto, per: Granularity) -> None:
     inputs = sample(made, 0)
-    found = dynamic(made, Spec("int8-narrow", per))
+    found = dynamic(made, QuantSpec("int8-narrow", per))
     assert difference(outputs(made, inputs), outputs(found, inputs)) < 0.05
 
 
@@ -90,7 +90,7 @@ def test_the_codes_are_those_that_the_standard_defines() -> None:
     # Neighbours of different signs, so that no two products are too much for 16 bits.
     weight = np.abs(values(32, 16)) * np.float32([[1], [-1]] * 16)
     made = model("g (float[4,32] x) => (float[4,16] y) { [n] y = MatMul(x, w) }", w=weight)
-    found = dynamic(made, Spec("int8-narrow", Granularity.CHANNEL))
+    found = dynamic(made, QuantSpec("int8-narrow", Granularity.CHANNEL))
     x = sample(made, 1)["x"]
     scale = np.abs(weight).max(axis=0) / np.float32(127)
     codes = np.rint(weight / scale)
@@ -188,7 +188,9 @@ def lstm_of_integers(x: Array, codes: dict[str, Array], scales: dict[str, Array]
 
 
 @pytest.mark.parametrize("weight", [PER_CHANNEL, PER_TENSOR], ids=["channel", "tensor"])
-def test_products_are_those_of_integers_with_a_scale_for_all_data_and_one_for_each_hidden_state(weight: Spec) -> None:
+def test_products_are_those_of_integers_with_a_scale_for_all_data_and_one_for_each_hidden_state(
+    weight: QuantSpec,
+) -> None:
     made = cell()
     graph, changes = quantized(made, weight)
     assert (ops(graph), changes.changed) == (["DynamicQuantizeLSTM"], ("cell",))
@@ -250,7 +252,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("weight", [PER_CHANNEL, PER_TENSOR], ids=["channel", "tensor"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_cell_computes_nearly_what_its_decoded_weights_do(case: str, weight: Spec) -> None:
+def test_a_cell_computes_nearly_what_its_decoded_weights_do(case: str, weight: QuantSpec) -> None:
     made = cell(**CASES[case])
     graph, changes = quantized(made, weight)
     assert (ops(graph), changes.changed) == (["DynamicQuantizeLSTM"], ("cell",))

@@ -11,7 +11,7 @@ from model_texts import apply_once, difference, model, nodes, ops, outputs, samp
 from onnx import ModelProto, defs
 
 from onnxq.algorithms.encode import encode
-from onnxq.config.scheme import Mode, Rule, Scheme, Spec
+from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
 from onnxq.ir import Graph, as_graph, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import DecodeWeights, FuseBiases, IsolateFloats, IsolateProducts
@@ -171,7 +171,7 @@ def test_one_kernel_multiplies_and_adds_whatever_follows(
 
 # The oldest supported onnxruntime multiplies no codes in a Gemm.
 NEW_RUNTIME = defs.onnx_opset_version() > 24
-SCHEME = Scheme((Rule(Mode.WEIGHT_ONLY, weight=Spec("int4", (16,))),))
+SCHEME = Scheme((Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (16,))),))
 
 
 def graph_with_products(body: str, dtype: type = np.float32) -> tuple[Graph, Plan]:
@@ -311,7 +311,7 @@ def test_products_of_codes_in_different_modes_keep_their_kernels(
         w0=(64, 64), w1=(64, 64), w2=(64, 64), b0=(64,), b1=(64,),
     )  # fmt: skip
     kinds = {"s": Mode.STATIC, "d": Mode.DYNAMIC, "w": Mode.WEIGHT_ONLY}
-    codes = Spec("int8-narrow", (128,))
+    codes = QuantSpec("int8-narrow", (128,))
     rules = [
         Rule(kinds[kind], nodes=(node,), weight=codes if kind == "w" else None)
         for node, kind in zip("abc", modes, strict=True)

@@ -33,14 +33,15 @@ from stored_weights import PER_CHANNEL, PER_TENSOR, decisions, decoded_by, large
 
 from onnxq.algorithms.encode import encode, encode_with
 from onnxq.algorithms.encoders import encode_array
-from onnxq.algorithms.encodings import Codes
-from onnxq.config.scheme import Granularity, Mode, Rule, Scheme, Spec, Storage
+from onnxq.algorithms.encodings import Encodings
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme, Storage
 from onnxq.errors import ModelError
 from onnxq.ir import Constant, Graph, all_graphs, as_graph, constant, constants, to_model
 from onnxq.lowering import AllowedOps, minimum_opset
-from onnxq.numerics.affine import Parameters
+from onnxq.numerics.affine import QuantParams
 from onnxq.onnx_api import infer_shapes, upgrade_opset
 from onnxq.passes import (
+    CompressWeights,
     DecodeWeights,
     DivideChannels,
     InsertQuantizeDequantize,
@@ -48,7 +49,6 @@ from onnxq.passes import (
     RemoveUnused,
     ReplaceWithContrib,
     ShareInitializers,
-    StoreWeights,
 )
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.planning.planner import make_plan
@@ -58,8 +58,8 @@ from onnxq.runtime.targets import target_named
 
 SCALE = np.float32(0.03)
 ZERO = np.uint8(117)
-PARAMETERS = {"x": Parameters(np.asarray(SCALE), np.asarray(ZERO))}
-AFFINE = Spec("uint8", symmetric=False)
+PARAMETERS = {"x": QuantParams(np.asarray(SCALE), np.asarray(ZERO))}
+AFFINE = QuantSpec("uint8", symmetric=False)
 
 
 def plan(*decisions: Decision, activations: tuple[str, ...] = ("x",)) -> Plan:
@@ -69,7 +69,7 @@ def plan(*decisions: Decision, activations: tuple[str, ...] = ("x",)) -> Plan:
 
 def static(node: str, op: str, axis: int, *, per_channel: bool = True, bias: int | None = None) -> Decision:
     per = Granularity.CHANNEL if per_channel else Granularity.TENSOR
-    weight = Weight(1, "w", Spec("int8-narrow", per=per), axis)
+    weight = Weight(1, "w", QuantSpec("int8-narrow", per=per), axis)
     return Decision(node, op, Mode.STATIC, "integer kernel", (weight,), bias=bias, data="x")
 
 
@@ -129,7 +129,7 @@ def test_codes_and_scales_equal_the_reference_bit_for_bit(product: str, per_chan
 def test_codes_of_four_bits_are_stored_in_their_own_type() -> None:
     weight = values(16, 5)
     made = model("g (float[3, 16] x) => (float[3, 5] y) { [dot] y = MatMul(x, w) }", opset=21, w=weight)
-    few = Weight(1, "w", Spec("int4-narrow", Granularity.CHANNEL), -1)
+    few = Weight(1, "w", QuantSpec("int4-narrow", Granularity.CHANNEL), -1)
     graph, _ = quantize(made, Decision("dot", "MatMul", Mode.STATIC, "", (few,), data="x"))
     scale = np.abs(weight).max(axis=0) / np.float32(7)
     found = decoder(graph, "dot")
@@ -235,7 +235,7 @@ def test_names_of_the_model_are_not_taken() -> None:
 
 def test_only_static_nodes_of_the_plan_are_touched() -> None:
     made = model("g (float[3, 16] x) => (float[3, 5] y) { [dot] y = MatMul(x, w) }", w=values(16, 5))
-    weight = Weight(1, "w", Spec("int8-narrow"), -1)
+    weight = Weight(1, "w", QuantSpec("int8-narrow"), -1)
     for decision in (
         Decision("dot", "MatMul", Mode.FLOAT, "asked for"),
         Decision("dot", "MatMul", Mode.STORAGE, "asked for", (weight,)),
@@ -249,7 +249,7 @@ def test_only_static_nodes_of_the_plan_are_touched() -> None:
 
 def test_storage_does_not_touch_what_is_static() -> None:
     made = model("g (float[3, 16] x) => (float[3, 5] y) { [dot] y = MatMul(x, w) }", w=values(16, 5))
-    assert not StoreWeights(plan(static("dot", "MatMul", -1)), Codes()).apply(as_graph(made))
+    assert not CompressWeights(plan(static("dot", "MatMul", -1)), Encodings()).apply(as_graph(made))
 
 
 # --- against integer arithmetic in numpy --------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_products_equal_integer_arithmetic(product: str, bias: bool, per_channel
     made = model(f"g (float[3, 16] x) => (float[3, 5] y) {{ [dot] y = {call} }}", **weights)
     decision = static("dot", product.split()[0], axis, per_channel=per_channel, bias=2 if bias else None)
     graph, _ = quantize(made, decision)
-    InsertQuantizeDequantize(plan(decision), Codes(PARAMETERS)).apply(graph)
+    InsertQuantizeDequantize(plan(decision), Encodings(PARAMETERS)).apply(graph)
     data = sample(made)["x"]
     stored = decoder(graph, "dot")["codes"].astype(np.int64)
     sums = codes_of(data) @ (stored.T if "transposed" in product else stored)
@@ -295,7 +295,7 @@ def test_a_convolution_equals_integer_arithmetic(per_channel: bool) -> None:
     )
     decision = static("c", "Conv", 0, per_channel=per_channel, bias=2)
     graph, _ = quantize(made, decision)
-    InsertQuantizeDequantize(plan(decision), Codes(PARAMETERS)).apply(graph)
+    InsertQuantizeDequantize(plan(decision), Encodings(PARAMETERS)).apply(graph)
     data = sample(made)["x"]
     windows = sliding_window_view(codes_of(data), (3, 3), axis=(2, 3))
     sums = np.einsum("nchwij,ocij->nohw", windows, decoder(graph, "c")["codes"].astype(np.int64))
@@ -332,19 +332,21 @@ def test_nodes_of_bodies_read_decoders_beside_them() -> None:
 
 # DecodeWeights keeps codes in front of products, where onnxruntime multiplies them, and looks up rows as codes.
 
-BLOCKS = Spec("int4", (16,))
+BLOCKS = QuantSpec("int4", (16,))
 # The oldest supported onnxruntime has fewer types, and multiplies codes of 4 bits in a MatMul only.
 NEW_RUNTIME = defs.onnx_opset_version() > 24
 MATMUL = "g (float[3, 40] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }"
 LOOKUP = "g (int64[3, 2] i) => (float[3, 2, 32] y) { [look] y = Gather(w, i) }"
 
 
-def plan_for(graph: Graph, spec: Spec) -> Plan:
+def plan_for(graph: Graph, spec: QuantSpec) -> Plan:
     scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),))
     return make_plan(graph, scheme, target_named("onnxruntime-cpu"))
 
 
-def decode(made: ModelProto | Graph, spec: Spec = BLOCKS, emit: AllowedOps = AllowedOps.QDQ) -> tuple[Graph, Changes]:
+def decode(
+    made: ModelProto | Graph, spec: QuantSpec = BLOCKS, emit: AllowedOps = AllowedOps.QDQ
+) -> tuple[Graph, Changes]:
     """Decode the weights of all nodes that use codes."""
     graph = named_graph(made)
     plan = plan_for(graph, spec)
@@ -359,7 +361,7 @@ def running_ops(graph: Graph, folder: Path) -> list[str]:
     return [node.op_type for node in onnx.load(folder / "runs.onnx").graph.node]
 
 
-def decoded(weight: Array, spec: Spec, channel_axis: int = 1, reduction_axis: int = 0) -> Array:
+def decoded(weight: Array, spec: QuantSpec, channel_axis: int = 1, reduction_axis: int = 0) -> Array:
     return encode_array(weight, spec, channel_axis=channel_axis, reduction_axis=reduction_axis).dequantize()
 
 
@@ -369,18 +371,18 @@ def decoded(weight: Array, spec: Spec, channel_axis: int = 1, reduction_axis: in
 @pytest.mark.parametrize(
     "spec",
     [
-        Spec("int4", (16,)),
-        Spec("int4", (32,), scale="bfloat16"),
-        Spec("int4", (16,), scale="ue4m3", two_level=True),
-        Spec("int4", (16,), storage=Storage.WORDS),
-        Spec("int4", Granularity.CHANNEL),
-        Spec("uint4", (32,), symmetric=False),
-        Spec("uint4", (16,), symmetric=False, storage=Storage.WORDS),
-        Spec("int8-narrow", (32,)),
-        Spec("int8-narrow"),
-        Spec("uint8", (128,), symmetric=False),
-        Spec("int2", (16,)),
-        Spec("uint2", (16,), symmetric=False),
+        QuantSpec("int4", (16,)),
+        QuantSpec("int4", (32,), scale="bfloat16"),
+        QuantSpec("int4", (16,), scale="ue4m3", two_level=True),
+        QuantSpec("int4", (16,), storage=Storage.WORDS),
+        QuantSpec("int4", Granularity.CHANNEL),
+        QuantSpec("uint4", (32,), symmetric=False),
+        QuantSpec("uint4", (16,), symmetric=False, storage=Storage.WORDS),
+        QuantSpec("int8-narrow", (32,)),
+        QuantSpec("int8-narrow"),
+        QuantSpec("uint8", (128,), symmetric=False),
+        QuantSpec("int2", (16,)),
+        QuantSpec("uint2", (16,), symmetric=False),
     ],
     ids=lambda spec: f"{spec.format}-{spec.per}-{spec.scale}-{spec.storage}",
 )
@@ -394,7 +396,7 @@ def decoded(weight: Array, spec: Spec, channel_axis: int = 1, reduction_axis: in
     ],
     ids=["MatMul", "Gemm", "Gemm transB", "Gemm transB without bias"],
 )
-def test_onnxruntime_multiplies_the_codes(text: str, transposed: bool, spec: Spec, tmp_path: Path) -> None:
+def test_onnxruntime_multiplies_the_codes(text: str, transposed: bool, spec: QuantSpec, tmp_path: Path) -> None:
     weight, bias = values(40, 24), values(24)
     opset = minimum_opset(spec, "MatMul", AllowedOps.QDQ, folded=False)
     if opset > 23 and not NEW_RUNTIME:
@@ -456,8 +458,10 @@ def test_products_in_bodies_are_left_to_storage() -> None:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [BLOCKS, Spec("int8", Granularity.CHANNEL), Spec("float4e2m1", (16,), scale="ue4m3")])
-def test_only_the_rows_asked_for_are_decoded(spec: Spec) -> None:
+@pytest.mark.parametrize(
+    "spec", [BLOCKS, QuantSpec("int8", Granularity.CHANNEL), QuantSpec("float4e2m1", (16,), scale="ue4m3")]
+)
+def test_only_the_rows_asked_for_are_decoded(spec: QuantSpec) -> None:
     table = values(50, 32)
     graph, changes = decode(
         model(LOOKUP, opset=minimum_opset(spec, "Gather", AllowedOps.QDQ, folded=False), w=table), spec
@@ -499,7 +503,7 @@ def test_strict_decodes_a_whole_table_by_dequantizelinear() -> None:
 
 
 def test_strict_types_are_valid_onnx_that_onnxruntime_cannot_load() -> None:
-    spec = Spec("float4e2m1", (16,), scale="e8m0")
+    spec = QuantSpec("float4e2m1", (16,), scale="e8m0")
     graph, _ = decode(model(LOOKUP, opset=24, ir_version=12, w=values(50, 32)), spec, AllowedOps.STRICT)
     proto = to_model(graph)
     onnx.checker.check_model(proto, full_check=True)
@@ -520,14 +524,14 @@ def test_a_node_whose_weight_is_computed_is_left() -> None:
 
 GEMM = MATMUL.replace("MatMul(x, w)", "Gemm <transB = 1> (x, w, b)")
 TWO_BITS = pytest.param(
-    Spec("int2", (16,)),
+    QuantSpec("int2", (16,)),
     marks=pytest.mark.skipif(defs.onnx_opset_version() < 25, reason="an old onnxruntime"),
     id="int2",
 )
 PACKED_LOOKUP = "g (int64[2, 3] i) => (float[2, 3, 64] y) { [look] y = Gather(w, i) }"
 
 
-def replace(made: ModelProto, spec: Spec, emit: AllowedOps = AllowedOps.ORT) -> tuple[Graph, Changes]:
+def replace(made: ModelProto, spec: QuantSpec, emit: AllowedOps = AllowedOps.ORT) -> tuple[Graph, Changes]:
     """Replace what fits; a second time there is nothing left to do."""
     graph = as_graph(made)
     infer_shapes(graph)
@@ -543,11 +547,11 @@ def replace(made: ModelProto, spec: Spec, emit: AllowedOps = AllowedOps.ORT) -> 
 
 @pytest.mark.parametrize(
     "spec",
-    [Spec("int4", (16,)), Spec("uint4", (32,), symmetric=False), Spec("int8", (32,)), TWO_BITS],
+    [QuantSpec("int4", (16,)), QuantSpec("uint4", (32,), symmetric=False), QuantSpec("int8", (32,)), TWO_BITS],
     ids=lambda spec: spec.format,
 )
 @pytest.mark.parametrize("text", [MATMUL, GEMM], ids=["MatMul", "Gemm"])
-def test_a_product_becomes_matmulnbits(text: str, spec: Spec) -> None:
+def test_a_product_becomes_matmulnbits(text: str, spec: QuantSpec) -> None:
     weight, bias = values(40, 24), values(24)
     made = model(text, w=weight.T.copy() if text is GEMM else weight, b=bias)
     graph, changes = replace(made, spec)
@@ -559,8 +563,8 @@ def test_a_product_becomes_matmulnbits(text: str, spec: Spec) -> None:
     assert difference(outputs(graph, inputs), {"y": expected}) <= 1e-6
 
 
-@pytest.mark.parametrize("spec", [Spec("int4", (16,)), Spec("uint4", (32,), symmetric=False), TWO_BITS])
-def test_a_lookup_becomes_gatherblockquantized(spec: Spec) -> None:
+@pytest.mark.parametrize("spec", [QuantSpec("int4", (16,)), QuantSpec("uint4", (32,), symmetric=False), TWO_BITS])
+def test_a_lookup_becomes_gatherblockquantized(spec: QuantSpec) -> None:
     made = model(PACKED_LOOKUP, w=values(30, 64))
     graph, changes = replace(made, spec)
     assert (ops(graph), changes.changed) == (["GatherBlockQuantized"], ("look",))
@@ -571,7 +575,7 @@ def test_a_lookup_becomes_gatherblockquantized(spec: Spec) -> None:
 
 def test_float16_stays_float16() -> None:
     made = model(MATMUL.replace("float[", "float16["), w=values(40, 24, dtype=np.float16))
-    graph, _ = replace(made, Spec("int8", (16,)))
+    graph, _ = replace(made, QuantSpec("int8", (16,)))
     assert node_named(graph, "w.product.matmulnbits").inputs[2].dtype == np.float16
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.02
 
@@ -579,12 +583,12 @@ def test_float16_stays_float16() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        Spec("int4", Granularity.CHANNEL),
-        Spec("int4", (16,), storage=Storage.WORDS),
+        QuantSpec("int4", Granularity.CHANNEL),
+        QuantSpec("int4", (16,), storage=Storage.WORDS),
     ],
     ids=["per channel", "words"],
 )
-def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
+def test_what_does_not_fit_is_left_to_standard_onnx(spec: QuantSpec) -> None:
     graph, changes = replace(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)), spec)
     assert changes.skipped == (("dot", "no operator of onnxruntime reads int4 codes so"),)
     assert "DequantizeLinear" in ops(graph)
@@ -593,13 +597,13 @@ def test_what_does_not_fit_is_left_to_standard_onnx(spec: Spec) -> None:
 @pytest.mark.parametrize(
     ("text", "spec", "left"),
     [
-        (PACKED_LOOKUP, Spec("int4", (16,)), False),
-        (PACKED_LOOKUP, Spec("int8", (16,)), True),
-        (MATMUL, Spec("int4", (16,)), True),
+        (PACKED_LOOKUP, QuantSpec("int4", (16,)), False),
+        (PACKED_LOOKUP, QuantSpec("int8", (16,)), True),
+        (MATMUL, QuantSpec("int4", (16,)), True),
     ],
     ids=["4-bit rows", "8-bit rows", "a product"],
 )
-def test_the_fastest_form_is_standard_onnx_where_that_is_as_fast(text: str, spec: Spec, left: bool) -> None:
+def test_the_fastest_form_is_standard_onnx_where_that_is_as_fast(text: str, spec: QuantSpec, left: bool) -> None:
     weight = values(40, 24) if text is MATMUL else values(40, 64)
     _, changes = replace(model(text, opset=21, ir_version=10, w=weight), spec, AllowedOps.FASTEST)
     assert (changes.skipped == ((ANY, "standard ONNX is as fast"),)) is left
@@ -615,7 +619,7 @@ LOOP = """g (int64 n, float[3, 40] x) => (float[3, 40] y) {
 
 
 def test_the_fastest_form_of_a_product_in_a_body_is_an_operator_of_the_runtimes_own() -> None:
-    weight, spec = values(40, 40), Spec("int8", (32,))
+    weight, spec = values(40, 40), QuantSpec("int8", (32,))
     graph, changes = replace(model(LOOP, opset=21, ir_version=10, w=weight), spec, AllowedOps.FASTEST)
     assert changes.changed == ("dot",)
     decoded = encode_array(weight, spec, channel_axis=1, reduction_axis=0).dequantize()
@@ -623,16 +627,16 @@ def test_the_fastest_form_of_a_product_in_a_body_is_an_operator_of_the_runtimes_
     assert difference(outputs(graph, inputs), {"y": inputs["x"] @ decoded @ decoded}) <= 0.02
 
 
-# StoreWeights keeps codes in the file, and onnxruntime decodes them once, when it loads the model.
+# CompressWeights keeps codes in the file, and onnxruntime decodes them once, when it loads the model.
 
 
 @pytest.mark.parametrize("spec", [PER_CHANNEL, PER_TENSOR])
-def test_stored_codes_and_scales_equal_the_reference_bit_for_bit(spec: Spec) -> None:
+def test_stored_codes_and_scales_equal_the_reference_bit_for_bit(spec: QuantSpec) -> None:
     weight = values(16, 24)
     made = model("g (float[3, 16] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }", w=weight)
     graph = as_graph(made)
     plan = decisions(("dot", Weight(1, "w", spec, -1)))
-    StoreWeights(plan, encode(plan, graph)).apply(graph)
+    CompressWeights(plan, encode(plan, graph)).apply(graph)
     cast, decode = decoded_by(graph, "dot")
     largest = np.abs(weight).max(axis=0 if spec is PER_CHANNEL else None, keepdims=True)
     scale = (largest.astype(np.float64) / 127).astype(np.float32)
@@ -663,7 +667,7 @@ def test_nodes_that_want_other_scales_of_one_weight_get_codes_of_their_own() -> 
     )
     graph = as_graph(made)
     plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)), ("b", Weight(1, "w", PER_CHANNEL, 0)))
-    assert StoreWeights(plan, encode(plan, graph)).apply(graph).changed == ("w", "w")
+    assert CompressWeights(plan, encode(plan, graph)).apply(graph).changed == ("w", "w")
     assert decoded_by(graph, "a")[1].inputs[1].shape == (1, 16)
     assert decoded_by(graph, "b")[1].inputs[1].shape == (16, 1)
     assert decoded_by(graph, "b")[0].inputs[0].name == "w.codes.1"
@@ -676,7 +680,7 @@ def test_axes_that_mean_the_same_share_their_codes() -> None:
     )
     graph = as_graph(made)
     plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)), ("b", Weight(1, "w", PER_CHANNEL, 1)))
-    assert StoreWeights(plan, encode(plan, graph)).apply(graph).changed == ("w",)
+    assert CompressWeights(plan, encode(plan, graph)).apply(graph).changed == ("w",)
     assert node_named(graph, "a").inputs[1] is node_named(graph, "b").inputs[1]
 
 
@@ -687,7 +691,7 @@ def test_a_node_that_is_not_in_the_plan_keeps_the_float_weight() -> None:
     )
     graph = as_graph(made)
     plan = decisions(("a", Weight(1, "w", PER_CHANNEL, -1)))
-    StoreWeights(plan, encode(plan, graph)).apply(graph)
+    CompressWeights(plan, encode(plan, graph)).apply(graph)
     assert node_named(graph, "b").inputs[1].name == "w"
     assert node_named(graph, "a").inputs[1].name == "w.decoded"
 
@@ -742,14 +746,14 @@ def test_recurrent_weights_have_one_scale_for_each_row_of_the_gates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "wider"), [(PER_CHANNEL, TensorProto.INT32), (Spec("float8e4m3fn"), TensorProto.FLOAT16)]
+    ("spec", "wider"), [(PER_CHANNEL, TensorProto.INT32), (QuantSpec("float8e4m3fn"), TensorProto.FLOAT16)]
 )
-def test_codes_that_a_runtime_does_not_fold_by_itself_pass_through_a_wider_type(spec: Spec, wider: int) -> None:
+def test_codes_that_a_runtime_does_not_fold_by_itself_pass_through_a_wider_type(spec: QuantSpec, wider: int) -> None:
     made = recurrent_layers()
     graph = upgrade_opset(named_graph(made), 19)
     infer_shapes(graph)
     plan = make_plan(graph, Scheme((Rule(Mode.STORAGE, weight=spec),)), target_named("openvino"))
-    apply_once(StoreWeights(plan, encode(plan, graph), constants=frozenset({"LSTM"})), graph)
+    apply_once(CompressWeights(plan, encode(plan, graph), constants=frozenset({"LSTM"})), graph)
     assert [one.attrs["to"] for one in decoded_by(graph, "lstm")[:2]] == [wider, TensorProto.FLOAT]
     assert [one.op for one in decoded_by(graph, "gru")] == ["Cast", "Mul"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 0.15
@@ -802,14 +806,14 @@ def test_the_file_is_about_a_quarter_of_the_size() -> None:
 
 # --- other formats --------------------------------------------------------------------------------------------------
 
-NVFP4 = Spec("float4e2m1", (16,), scale="ue4m3", two_level=True)
-WORDS = Spec("uint4", (8,), symmetric=False, storage=Storage.WORDS)
+NVFP4 = QuantSpec("float4e2m1", (16,), scale="ue4m3", two_level=True)
+WORDS = QuantSpec("uint4", (8,), symmetric=False, storage=Storage.WORDS)
 
 
 @pytest.mark.parametrize("spec", [BLOCKS, NVFP4, WORDS], ids=["blocks", "two levels", "words"])
 @pytest.mark.parametrize("build", [recurrent_layers, if_bodies_that_share_a_captured_weight])
 def test_any_format_is_decoded_where_the_weight_is_declared(
-    build: Callable[[], ModelProto], spec: Spec, tmp_path: Path
+    build: Callable[[], ModelProto], spec: QuantSpec, tmp_path: Path
 ) -> None:
     graph, plain = (upgrade_opset(as_graph(build()), 21) for _ in range(2))
     infer_shapes(graph)
@@ -821,7 +825,7 @@ def test_any_format_is_decoded_where_the_weight_is_declared(
             node.inputs[weight.index].values = encode_array(
                 float_weights[weight.tensor], weight.spec, **axes
             ).dequantize()
-    assert StoreWeights(plan, encode(plan, graph)).apply(graph)
+    assert CompressWeights(plan, encode(plan, graph)).apply(graph)
     onnx.checker.check_model(to_model(graph), full_check=True)
     inputs = sample(build())
     assert difference(outputs(graph, inputs), outputs(plain, inputs)) <= 1e-6
@@ -836,23 +840,23 @@ def test_any_format_is_decoded_where_the_weight_is_declared(
         (PER_CHANNEL, ["DequantizeLinear"]),
         (BLOCKS, ["DequantizeLinear"]),
         (NVFP4, ["DequantizeLinear", "DequantizeLinear"]),
-        (Spec("int4", (4, 2, 4)), ["Cast", "Reshape", "Mul", "Reshape"]),
+        (QuantSpec("int4", (4, 2, 4)), ["Cast", "Reshape", "Mul", "Reshape"]),
     ],
     ids=["channels", "blocks", "two levels", "rectangles"],
 )
-def test_strict_decodes_by_dequantizelinear_where_one_axis_has_blocks(spec: Spec, found: list[str]) -> None:
+def test_strict_decodes_by_dequantizelinear_where_one_axis_has_blocks(spec: QuantSpec, found: list[str]) -> None:
     made = model(
         "g (float[1, 32, 4, 8] x) => (float[1, 8, 1, 1] y) { [conv] y = Conv(x, w) }",
         opset=23, ir_version=11, w=values(8, 32, 4, 8),
     )  # fmt: skip
     graph = as_graph(made)
     plan = decisions(("conv", Weight(1, "w", spec, 0, reduction_axis=1)))
-    StoreWeights(plan, encode(plan, graph), AllowedOps.STRICT).apply(graph)
+    CompressWeights(plan, encode(plan, graph), AllowedOps.STRICT).apply(graph)
     assert ops(graph) == [*found, "Conv"]
     onnx.checker.check_model(to_model(graph))
 
 
-# StoreWeights where bodies read or declare the weight.
+# CompressWeights where bodies read or declare the weight.
 
 # --- bodies of control flow ---------------------------------------------------------------------------------------
 
@@ -921,7 +925,7 @@ TEXT = "(float[2,4] x) => (float[2,4] y, float[2,4] z) {[one] y = Mul(x, s) [oth
 
 def test_constants_are_replaced_where_they_differ(build: Build) -> None:
     graph = as_graph(build(TEXT, s=np.arange(4, dtype=np.float32)))
-    codes = Codes(floats={("one", 1): np.ones(4, np.float32), ("other", 1): np.arange(4, dtype=np.float32)})
+    codes = Encodings(floats={("one", 1): np.ones(4, np.float32), ("other", 1): np.arange(4, dtype=np.float32)})
     assert apply_once(DivideChannels(codes), graph).changed == ("one",)
     one, other = (node.inputs[1] for node in graph.nodes)
     assert (one.name, other.name) == ("s.divided", "s")
@@ -930,4 +934,4 @@ def test_constants_are_replaced_where_they_differ(build: Build) -> None:
 
 
 def test_nothing_is_done_without_factors(build: Build) -> None:
-    assert not apply_once(DivideChannels(Codes()), as_graph(build(TEXT, s=(4,))))
+    assert not apply_once(DivideChannels(Encodings()), as_graph(build(TEXT, s=(4,))))
