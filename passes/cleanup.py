@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import ChainMap, Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -250,11 +249,8 @@ def _content(value: Any) -> Hashable:
         parts = tuple(_content(part) for part in value)
         return None if None in parts else parts
     if isinstance(value, Constant):
-        digest = hashlib.blake2b(digest_size=20)
-        for chunk in value.tensor_data.chunks():
-            digest.update(chunk)
         text = value.dtype.kind in "OSU"
-        return None if text else (value.tensor_data.onnx_dtype, tuple(value.shape), digest.digest())
+        return None if text else (value.tensor_data.onnx_dtype, tuple(value.shape), value.tensor_data.digest())
     return value.proto.SerializeToString(deterministic=True) if isinstance(value, OpaqueAttribute) else None
 
 
@@ -286,7 +282,7 @@ class ShareInitializers(Pass):
             if alike[kinds[tensor]] == 1:
                 continue
             among = scope if self.scalars_apart and not tensor.shape else None
-            kept, home = first.setdefault((kinds[tensor], _digest(tensor), among), (tensor, scope))
+            kept, home = first.setdefault((kinds[tensor], tensor.tensor_data.digest(), among), (tensor, scope))
             if kept is tensor:
                 continue
             if home is not scope and kept not in moved:
@@ -318,14 +314,6 @@ def _is_read_number(tensor: Constant) -> bool:
 
 def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str]:
     return onnx_dtype(tensor), tuple(tensor.shape), tensor.tensor_data.fingerprint
-
-
-def _digest(tensor: Constant) -> bytes:
-    """Return what stands for the bytes of a constant."""
-    digest = hashlib.blake2b(digest_size=20)
-    for chunk in tensor.tensor_data.chunks():
-        digest.update(chunk)
-    return digest.digest()
 
 
 # Names, metadata, opset -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxq.ir import Constant, Graph, Node, Tensor, is_constant
+from onnxq.ir import Constant, Graph, Node, Tensor, constant_values, is_constant, optional_input
 from onnxq.rewrite import (
     Changes,
     Match,
@@ -125,11 +125,10 @@ def _value_of(pad: Node) -> float | None:
 
 def _numbers(node: Node, index: int, default: Any) -> list[Any] | None:
     """Return what a constant input holds, the default where it is left out, or None where it is computed."""
-    tensor = node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
+    tensor = optional_input(node, index)
     if tensor is None:
         return None if default is None else list(default)
-    fixed = isinstance(tensor, Constant) and tensor.overridable_input is None
-    return list(tensor.values.reshape(-1).tolist()) if fixed else None
+    return constant_values(tensor)
 
 
 def _own_pads(window: Node, axes: int) -> Pads:

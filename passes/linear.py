@@ -123,7 +123,7 @@ def _letters(match: Match) -> _Letters | None:
         return None
     letters = _Letters(match.a, match.b, first, second, result)
     backwards = letters.batch + letters.columns + letters.rows == result
-    if _is_fixed(match.a) if _is_fixed(match.a) != _is_fixed(match.b) else backwards:
+    if is_constant(match.a) if is_constant(match.a) != is_constant(match.b) else backwards:
         return _Letters(match.b, match.a, second, first, result)
     return letters
 
@@ -132,13 +132,9 @@ def _is_float(tensor: Any) -> bool:
     return tensor.dtype is not None and np.dtype(tensor.dtype).kind == "f"
 
 
-def _is_fixed(tensor: Any) -> bool:
-    return isinstance(tensor, Constant) and tensor.overridable_input is None
-
-
 def _is_weight(letters: _Letters) -> bool:
     """Whether the second tensor is a constant that lies along no axis of a batch."""
-    return _is_fixed(letters.b) and not letters.batch
+    return is_constant(letters.b) and not letters.batch
 
 
 def _against_weight(new: RewriteContext, einsum: Node, letters: _Letters) -> Any:

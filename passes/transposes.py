@@ -22,6 +22,9 @@ from onnxq.ir import (
     Variable,
     all_graphs,
     constant,
+    constant_values,
+    is_constant,
+    optional_input,
     remove_nodes,
     replace_uses,
     toposort,
@@ -117,14 +120,14 @@ def rank_in_any_layout(node: Node) -> int:
 def laid_out(node: Node) -> list[Tensor]:
     """Return the variables that a node reads in the layout of its result."""
     read = node.inputs if node.op in _ELEMENTWISE or node.op == "Concat" else node.inputs[:1]
-    return [tensor for tensor in read if tensor.name and not _is_fixed(tensor) and _rank(tensor) != 0]
+    return [tensor for tensor in read if tensor.name and not is_constant(tensor) and _rank(tensor) != 0]
 
 
 def turn(node: Node, permutation: Permutation, names: Names) -> None:
     """Let a node that works in any layout work in the new one: its constants and axes, not its inputs."""
     if node.op in _ELEMENTWISE or node.op == "Concat":
         for index, tensor in enumerate(node.inputs):
-            if _is_fixed(tensor) and any(size != 1 for size in tensor.shape):
+            if is_constant(tensor) and any(size != 1 for size in tensor.shape):
                 node.inputs[index] = _turned(tensor, permutation, names)
     if node.op in ("Concat", "Split"):
         node.attrs["axis"] = permutation[node.attrs.get("axis", 0)]
@@ -141,7 +144,7 @@ def loses_order(node: Node, permutation: Permutation) -> bool:
     if node.op == "Flatten":
         return node.attrs.get("axis", 1) == 1 and permutation[0] == 0 and long == sorted(long)
     if node.op == "Reshape":
-        target = _numbers(node, 1)
+        target = constant_values(optional_input(node, 1))
         if target is None or 0 in target[1:] or long != sorted(long):
             return False
         return target[:1] != [0] or (permutation[0] == 0 and not node.attrs.get("allowzero", 0))
@@ -162,26 +165,22 @@ def _rank(tensor: Tensor) -> int | None:
     return None if tensor.shape is None else len(tensor.shape)
 
 
-def _is_fixed(tensor: Tensor) -> bool:
-    return isinstance(tensor, Constant) and tensor.overridable_input is None
-
-
 def _elementwise_in(node: Node, rank: int) -> bool:
     # Before opset 7 an attribute says along which axis an operand lies.
-    constants = [tensor for tensor in node.inputs if _is_fixed(tensor)]
+    constants = [tensor for tensor in node.inputs if is_constant(tensor)]
     fits = all(len(tensor.shape) <= rank for tensor in constants)
     return fits and not {"axis", "broadcast"} & set(node.attrs)
 
 
 def _on_known_axes(node: Node, rank: int) -> bool:
     if node.op == "Concat":
-        return "axis" in node.attrs and all(len(tensor.shape) == rank for tensor in node.inputs if _is_fixed(tensor))
+        return "axis" in node.attrs and all(len(tensor.shape) == rank for tensor in node.inputs if is_constant(tensor))
     if node.op == "Split":
         return node.attrs.get("axis", 0) in range(-rank, rank)
     if node.op in _REDUCTIONS and not node.attrs.get("keepdims", 1):
         return False
     if node.op == "Pad":
-        flat = node.attrs.get("pads", _numbers(node, 1))
+        flat = node.attrs.get("pads", constant_values(optional_input(node, 1)))
         return flat is not None and (_axes(node, rank) is not None) and len(flat) == 2 * len(_axes(node, rank) or ())
     return _axes(node, rank) is not None
 
@@ -191,7 +190,7 @@ def _axes(node: Node, rank: int) -> list[int] | None:
     index = 1 if node.op == "Squeeze" else _ON_AXES[node.op]
     given = node.attrs.get("axes")
     if given is None and index < len(node.inputs) and node.inputs[index].name:
-        given = _numbers(node, index)
+        given = constant_values(optional_input(node, index))
         if given is None:
             return None
     elif given is None:
@@ -202,16 +201,11 @@ def _axes(node: Node, rank: int) -> list[int] | None:
 
 def _default_axes(node: Node, rank: int) -> Sequence[int] | None:
     if node.op == "Slice":
-        starts = node.attrs.get("starts", _numbers(node, 1))
+        starts = node.attrs.get("starts", constant_values(optional_input(node, 1)))
         return None if starts is None else range(len(starts))
     if node.op == "Squeeze" or node.attrs.get("noop_with_empty_axes", 0):
         return None
     return range(rank)
-
-
-def _numbers(node: Node, index: int) -> list[int] | None:
-    tensor = node.inputs[index] if index < len(node.inputs) else None
-    return [int(number) for number in tensor.values.reshape(-1)] if tensor is not None and _is_fixed(tensor) else None
 
 
 def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
@@ -235,7 +229,7 @@ def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
 
 def _reorder_pads(node: Node, permutation: Permutation, names: Names) -> None:
     rank = len(permutation)
-    old: Any = node.attrs.get("pads", _numbers(node, 1))
+    old: Any = node.attrs.get("pads", constant_values(optional_input(node, 1)))
     pads = [old[axis + side] for side in (0, rank) for axis in inverse(permutation)]
     if "pads" in node.attrs:
         node.attrs["pads"] = pads

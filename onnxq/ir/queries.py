@@ -175,6 +175,17 @@ def is_constant(tensor: Any) -> TypeGuard[Constant]:
     return isinstance(tensor, Constant) and tensor.overridable_input is None
 
 
+def constant_values(tensor: Tensor | None) -> list[Any] | None:
+    """Return the values of a constant as a flat list of Python values; None if they are computed or omitted.
+
+    >>> import numpy as np
+    >>> from onnxq.ir import Variable, constant
+    >>> constant_values(constant("axes", np.array([0, 2]))), constant_values(Variable("x"))
+    ([0, 2], None)
+    """
+    return list(tensor.values.reshape(-1).tolist()) if is_constant(tensor) else None
+
+
 # Origins: the nodes of the given model that a rewritten node stands for
 
 # A chain of any length may become one node.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -90,6 +91,13 @@ class TensorData(LazyValues):
             return ""
         values = self.load()
         return f"{values[(0,) * values.ndim].item()!r} {values[(-1,) * values.ndim].item()!r}"
+
+    def digest(self) -> bytes:
+        """Return a hash of the stored bytes, which are read in chunks."""
+        digest = hashlib.blake2b(digest_size=20)
+        for chunk in self.chunks():
+            digest.update(chunk)
+        return digest.digest()
 
     def load(self) -> npt.NDArray[np.generic]:
         """Return the values; the array is read-only unless it is an `ArrayData`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -65,11 +64,11 @@ class DeduplicateTransposedWeights(Pass):
         nodes: dict[Graph, list[NodeBuilder]] = defaultdict(list)
         stored: dict[tuple[int, bytes], tuple[Constant, Graph]] = {}
         for tensor, home in self._candidates(graph):
-            own = _digest(tensor.tensor_data)
+            own = tensor.tensor_data.digest()
             found = _find(stored, onnx_dtype(tensor), own, home)
             turned = found is None and len(_squeezed(tensor)) == 2
             if turned:
-                found = _find(stored, onnx_dtype(tensor), _digest(_transposed(tensor)), home)
+                found = _find(stored, onnx_dtype(tensor), _transposed(tensor).digest(), home)
             if found is None:
                 stored.setdefault((onnx_dtype(tensor), own), (tensor, home))
                 continue
@@ -158,13 +157,6 @@ def _squeezed(tensor: Constant) -> tuple[int, ...]:
 
 def _transposed(tensor: Constant) -> TensorData:
     return ArrayData(tensor.values.reshape(_squeezed(tensor)).T)
-
-
-def _digest(tensor_data: TensorData) -> bytes:
-    digest = hashlib.blake2b(digest_size=20)
-    for chunk in tensor_data.chunks():
-        digest.update(chunk)
-    return digest.digest()
 
 
 def _bits_set(tensor_data: TensorData) -> int:
