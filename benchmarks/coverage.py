@@ -277,7 +277,7 @@ def judge(case: Case, scheme: str) -> Result:
                 [dict(sample) for sample in case.samples],
                 output,
                 scheme=scheme,
-                budget=onnxq.Budget(latency=TIMED),
+                budget=onnxq.Budget(latency_seconds=TIMED),
             )
         except OnnxqError as error:
             sentence = str(error).replace(folder, "")

@@ -53,7 +53,7 @@ SLOWEST = 0.97
 COMPARED, TIMED = 24, 4
 FEWEST_RUNS, LONGEST = 90, 30.0
 MOST_ROUNDS = 30
-PLAIN = Budget(search="off", accuracy="off", latency=0.0)
+PLAIN = Budget(search="off", accuracy="off", latency_seconds=0.0)
 Row = dict[str, Any]
 _ONNXQ = (sys.executable, "-m", "onnxq", "quantize")
 

@@ -93,7 +93,12 @@ def quantized(model: Path, output: Path, preset: str, *, search: str) -> Report:
     """Write the quantized model, below the default fidelity as well, and return its report."""
     calibration = MODELS / "data" / "calib.npz"
     return quantize(
-        model, calibration, output, scheme=preset, goal=Goal(force=True), budget=Budget(search=search, latency=SECONDS)
+        model,
+        calibration,
+        output,
+        scheme=preset,
+        goal=Goal(force=True),
+        budget=Budget(search=search, latency_seconds=SECONDS),
     ).report
 
 

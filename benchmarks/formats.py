@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace, preset: str) -> Row:
             output,
             scheme=preset,
             goal=Goal(force=True),
-            budget=Budget(search="off", latency=0),
+            budget=Budget(search="off", latency_seconds=0),
         )
         seconds = time.perf_counter() - start
         samples = open_samples(options.calib, model_inputs(weightless_model(load(options.model))))

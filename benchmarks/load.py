@@ -59,7 +59,7 @@ def main(model: Path, data: Path, runs: int, seconds: float) -> None:
     samples = list(evenly(open_samples(data, model_inputs(weightless_model(load(model)))), 8))
     with TemporaryDirectory() as folder:
         quantized = Path(folder) / "int8.onnx"
-        budget = onnxq.Budget(search="off", accuracy="off", latency=0)
+        budget = onnxq.Budget(search="off", accuracy="off", latency_seconds=0)
         onnxq.quantize(model, samples, quantized, goal=onnxq.Goal(force=True), budget=budget)
 
         def is_accepted(candidate: Path, reference: Path) -> bool:

@@ -126,7 +126,10 @@ def quantize_each(samples: Path, paths: list[Path]) -> None:
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
             quantize(
-                path, Data(samples, limit=1), path.with_suffix(".int8.onnx"), budget=Budget(search="off", latency=0)
+                path,
+                Data(samples, limit=1),
+                path.with_suffix(".int8.onnx"),
+                budget=Budget(search="off", latency_seconds=0),
             )
         except FidelityError as error:
             code, text = UNFAITHFUL, str(error)

@@ -66,7 +66,7 @@ def main() -> None:
 def row(model: Path, data: Path, made: Path) -> list[tuple[float, float]]:
     """Return the decibels of each way on this processor's kernels, and of floats."""
     found = []
-    budget, goal = Budget(search="off", accuracy="off", latency=0.0), Goal(force=True)
+    budget, goal = Budget(search="off", accuracy="off", latency_seconds=0.0), Goal(force=True)
     samples = list(open_samples(data / "eval", model_inputs(weightless_model(load(model)))))
     known = open_session(model)
     names = [one.name for one in known.get_outputs()]

@@ -175,7 +175,7 @@ def trained(place: Place) -> Iterator[Row]:
     for learned, training in STEPS.items():
         with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
             output, start = Path(folder) / "trained.onnx", time.perf_counter()
-            goal, budget = Goal(force=True), Budget("off", latency=0)
+            goal, budget = Goal(force=True), Budget("off", latency_seconds=0)
             train(
                 place.model,
                 place.calibration,
@@ -194,7 +194,7 @@ def searched(place: Place, minutes: float, goal: float) -> Iterator[Row]:
     """Yield a row for what a search finds, and one for what it finds with training, both from the same node times."""
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         without, output, start = Path(folder) / "searched.onnx", Path(folder) / "trained.onnx", time.perf_counter()
-        budget, training = Budget(costs=Path(folder) / "costs.json"), Training(minutes=minutes)
+        budget, training = Budget(profile_cache=Path(folder) / "costs.json"), Training(minutes=minutes)
         given = place.model, place.calibration
         done = quantize(*given, without, scheme=place.preset, goal=goal, budget=budget)
         first = place.row(f"search, {speed_of(done)}", None, without, start)
@@ -226,7 +226,7 @@ def speed_of(done: Quantized) -> str:
 def step_cost(place: Place) -> float:
     """Return how many times as long a step takes as one of the same module without fake quantization."""
     samples = inputs_of(place, 32)
-    budget = Budget("off", "off", latency=0)
+    budget = Budget("off", "off", latency_seconds=0)
     done = quantize(place.model, samples, scheme=place.preset, goal=Goal(force=True), budget=budget)
     module = prepare(place.model, done.report.plan)
     weights = [one for one in module.modules() if isinstance(one, FakeQuantizedWeight)]

@@ -146,7 +146,7 @@ def by_onnxq(network: Network, calibration: Array, judged: Array, learn: Learn |
             network, (batch,), path, input_names=["image"], dynamic_axes={"image": {0: "N"}}, dynamo=False
         )
         samples = [{"image": one[None]} for one in calibration[:128]]
-        budget = Budget("off", "off", latency=0)
+        budget = Budget("off", "off", latency_seconds=0)
         done = quantize(path, samples, scheme="torch-qnnpack", goal=Goal(force=True), budget=budget)
         module = prepare(path, done.report.plan)
         if learn is not None:

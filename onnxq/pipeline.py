@@ -146,7 +146,7 @@ def run_steps(
         trainer: a step of training before the report; None leaves it out.
     """
     budget.check(goal)
-    watch, deadline = Stopwatch(), Deadline.within(budget.seconds)
+    watch, deadline = Stopwatch(), Deadline.within(budget.time_limit)
     engine, unmeasured = start_engine_for(target_named(request.target), budget.engine, budget.threads)
     # A plan, and a scheme without a search, are wanted whatever they gain.
     searched = budget.effort is not None and request.replay is None
@@ -277,7 +277,7 @@ def sensitivity(
     wanted, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     if budget.effort is None:
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
-    deadline = Deadline.within(budget.seconds)
+    deadline = Deadline.within(budget.time_limit)
     engine, unmeasured = start_engine_for(target_named(wanted.target), budget.engine, budget.threads)
     if unmeasured:
         _LOG.warning("no node is timed: %s", unmeasured)

@@ -115,7 +115,7 @@ def quantize_to() -> QuantizeTo:
         if not isinstance(scheme, Plan):
             scheme = PRESETS[scheme or "int8"] if isinstance(scheme, str | None) else scheme
             scheme = replace(scheme, ranges=ranges or scheme.ranges or MinMax(), emit=emit or scheme.emit)
-        given = {"goal": Goal(force=True), "budget": Budget(search="off", accuracy="off", latency=0), **options}
+        given = {"goal": Goal(force=True), "budget": Budget(search="off", accuracy="off", latency_seconds=0), **options}
         return quantize(model, given.pop("samples", None) or _samples_for(model), path, scheme=scheme, **given)
 
     return quantize_to

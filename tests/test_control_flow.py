@@ -57,7 +57,7 @@ def test_a_branch_that_never_ran_stays_float(branches: onnx.ModelProto, quantize
 
 def test_the_search_leaves_a_branch_that_never_ran_float(branches: onnx.ModelProto, quantize_to, tmp_path) -> None:
     samples = varied(IMAGE, {"c": [False] * 4})
-    report = quantize_to(branches, tmp_path / "m", samples=samples, goal=34, budget=Budget(latency=0)).report
+    report = quantize_to(branches, tmp_path / "m", samples=samples, goal=34, budget=Budget(latency_seconds=0)).report
     assert {report.plan.by_node[name].reason for name in ("t1", "t2")} == {IDLE}
     assert report.agreement.worst_sqnr >= 34
 
@@ -220,7 +220,7 @@ def test_statistics_of_bodies_are_kept_in_files(branches: onnx.ModelProto, tmp_p
     assert load_statistics(tmp_path / "s.npz") == seen
     counts = {name: seen.of(name).need(Range).count for name in "qra"}
     assert counts["q"] == counts["r"] == counts["a"] // 2
-    quantized = quantize(branches, Data(samples, statistics=seen), budget=Budget(search="off", latency=0))
+    quantized = quantize(branches, Data(samples, statistics=seen), budget=Budget(search="off", latency_seconds=0))
     assert quantized.report.performance.kernels.heavy_float == 0
 
 

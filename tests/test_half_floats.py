@@ -89,7 +89,7 @@ def test_a_transformer_runs_on_integers(transformer: ModelProto, quantize_to, tm
 
 
 def test_the_search_is_judged_by_the_model_of_the_user(cnn: ModelProto, quantize_to, tmp_path: Path) -> None:
-    report = quantize_to(cnn, tmp_path / "m", goal=20, budget=Budget(latency=0)).report
+    report = quantize_to(cnn, tmp_path / "m", goal=20, budget=Budget(latency_seconds=0)).report
     assert report.performance.kernels.integer > 0
     assert report.agreement.worst_sqnr >= 20
 

@@ -46,7 +46,11 @@ class Ruin(Pass):
 
 def _quantized(model: Any) -> object:
     return onnxq.quantize(
-        model, SAMPLES, prepare=[Ruin()], goal=onnxq.Goal(force=True), budget=onnxq.Budget(search="off", latency=0)
+        model,
+        SAMPLES,
+        prepare=[Ruin()],
+        goal=onnxq.Goal(force=True),
+        budget=onnxq.Budget(search="off", latency_seconds=0),
     )
 
 

@@ -64,7 +64,7 @@ def quantized(made: ModelProto, folder: Path, scheme: str = "int8", search: str 
     source, output = folder / "float.onnx", folder / "quantized.onnx"
     source.write_bytes(made.SerializeToString())
     samples = samples_of(made)
-    done = quantize(source, samples, output, scheme=scheme, budget=Budget(search, latency=0))
+    done = quantize(source, samples, output, scheme=scheme, budget=Budget(search, latency_seconds=0))
     views = ComparisonSpec.of(source, output)
     agreement = compare(ReferenceModel(source, views), views.open(output), samples)
     assert agreement.sound
@@ -117,7 +117,7 @@ def test_the_weights_of_an_unrolled_recurrent_cell_are_quantized_once(scheme: st
     )  # fmt: skip
     source, output = tmp_path / "float.onnx", tmp_path / "quantized.onnx"
     onnx.save(made, source)
-    done = quantize(source, samples_of(made), output, scheme=scheme, budget=Budget(search="off", latency=0))
+    done = quantize(source, samples_of(made), output, scheme=scheme, budget=Budget(search="off", latency_seconds=0))
     # What each step makes of the same input is the same, and computed once.
     mode = {"int8": Mode.STATIC, "int8-dynamic": Mode.DYNAMIC, "int8-storage": Mode.STORAGE}[scheme]
     assert sum(one.mode is mode for one in done.report.plan.decisions if one.op_type == "Gemm") == 5
@@ -286,7 +286,7 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(name: str, tmp_path: 
     source.write_bytes(build().SerializeToString())
     samples = [{"x": np.eye(4, 32, dtype=np.float32)}]
     with pytest.raises(OnnxqError) as caught:
-        quantize(source, samples, output, budget=Budget(latency=0))
+        quantize(source, samples, output, budget=Budget(latency_seconds=0))
     assert re.search(sentence, str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
     assert not output.exists()

@@ -28,7 +28,7 @@ from onnxq.steps.search import SearchedModel, search_for_plan
 
 MODELS = Path(__file__).parent.parent / "models"
 CALIB = MODELS / "data" / "calib.npz"
-UNSEARCHED = Budget(search="off", latency=0)
+UNSEARCHED = Budget(search="off", latency_seconds=0)
 NAMES = ("gru", "mobilenet", "resnet", "vit")
 
 
@@ -45,7 +45,7 @@ def accuracy(path: Path) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(name: str, tmp_path: Path) -> None:
     output = tmp_path / f"{name}.int8.onnx"
-    report = quantize(MODELS / f"{name}.onnx", Data(CALIB, limit=64), output, budget=Budget(latency=0)).report
+    report = quantize(MODELS / f"{name}.onnx", Data(CALIB, limit=64), output, budget=Budget(latency_seconds=0)).report
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
     assert report.agreement.sound
     assert report.agreement.worst_sqnr >= MINIMUM_SQNR
@@ -55,7 +55,7 @@ def test_default_quantization_of_a_trained_model_is_small_faithful_and_accurate(
 
 def test_what_happens_is_logged_for_whoever_asks(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", "onnxq"):
-        done = quantize(MODELS / "gru.onnx", Data(CALIB, limit=3), budget=Budget(latency=0, accuracy="ranges"))
+        done = quantize(MODELS / "gru.onnx", Data(CALIB, limit=3), budget=Budget(latency_seconds=0, accuracy="ranges"))
     by_level: dict[str, list[str]] = {}
     for record in caplog.records:
         by_level.setdefault(record.levelname, []).append(record.getMessage())
@@ -69,7 +69,9 @@ def test_what_happens_is_logged_for_whoever_asks(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("name", ["mobilenet", "resnet"])
 def test_convolutional_networks_run_on_integer_kernels(name: str, tmp_path: Path) -> None:
-    report = quantize(MODELS / f"{name}.onnx", Data(CALIB, limit=32), budget=Budget(latency=0, search="off")).report
+    report = quantize(
+        MODELS / f"{name}.onnx", Data(CALIB, limit=32), budget=Budget(latency_seconds=0, search="off")
+    ).report
     convolutions = [one for one in report.plan.decisions if one.op_type in ("Conv", "Gemm")]
     assert all(one.mode is Mode.STATIC for one in convolutions)
     assert report.performance.kernels.integer >= len(convolutions)
@@ -84,7 +86,7 @@ def test_every_node_has_a_decision_with_a_reason() -> None:
 
 def test_quantizing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.onnx", "b.onnx"):
-        quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), tmp_path / name, budget=Budget(latency=0))
+        quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), tmp_path / name, budget=Budget(latency_seconds=0))
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
@@ -93,7 +95,7 @@ def test_a_path_a_message_and_a_graphsurgeon_graph_give_the_same_model(tmp_path:
     models = {"path": path, "message": onnx.load(path), "surgeon": gs.import_onnx(onnx.load(path))}  # noqa: TID251
     sqnr = {
         kind: quantize(
-            model, Data(CALIB, limit=8), goal=Goal(force=True), budget=Budget(latency=0, search="off")
+            model, Data(CALIB, limit=8), goal=Goal(force=True), budget=Budget(latency_seconds=0, search="off")
         ).report.agreement.worst_sqnr
         for kind, model in models.items()
     }
@@ -103,9 +105,11 @@ def test_a_path_a_message_and_a_graphsurgeon_graph_give_the_same_model(tmp_path:
 def test_samples_may_come_from_any_iterable_of_dictionaries() -> None:
     images = np.load(CALIB)["image"][:8]
     from_generator = quantize(
-        MODELS / "gru.onnx", ({"image": image[None]} for image in images), budget=Budget(latency=0)
+        MODELS / "gru.onnx", ({"image": image[None]} for image in images), budget=Budget(latency_seconds=0)
     )
-    from_list = quantize(MODELS / "gru.onnx", [{"image": image[None]} for image in images], budget=Budget(latency=0))
+    from_list = quantize(
+        MODELS / "gru.onnx", [{"image": image[None]} for image in images], budget=Budget(latency_seconds=0)
+    )
     assert from_generator.report.agreement == from_list.report.agreement
     # Every fourth judges.
     assert (from_generator.report.samples.calibrated, from_generator.report.agreement.samples) == (6, 2)
@@ -120,7 +124,7 @@ def test_a_stream_that_is_new_in_each_pass_is_read_once_for_all_steps(tmp_path: 
             return ({"image": image[None] + np.float32(generator.normal(0, 0.1))} for image in images)
 
     stream = Augmented()
-    report = quantize(MODELS / "resnet.onnx", stream, tmp_path / "q.onnx", budget=Budget(latency=0)).report
+    report = quantize(MODELS / "resnet.onnx", stream, tmp_path / "q.onnx", budget=Budget(latency_seconds=0)).report
     assert passes == [0]
     assert report.samples.split is not None
     # None of those that judge is one that set ranges, though each pass would have made others.
@@ -130,14 +134,16 @@ def test_a_stream_that_is_new_in_each_pass_is_read_once_for_all_steps(tmp_path: 
 
 def test_the_range_method_is_the_users_when_given() -> None:
     scheme = replace(PRESETS["int8"], ranges=MinMax())
-    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), scheme=scheme, budget=Budget(latency=0)).report
+    report = quantize(
+        MODELS / "resnet.onnx", Data(CALIB, limit=8), scheme=scheme, budget=Budget(latency_seconds=0)
+    ).report
     assert report.encoding.ranges == "MinMax()"
 
 
 def test_the_measured_range_method_is_better_than_min_max() -> None:
     with np.load(CALIB) as stack:
         data = [{name: array[place][None] for name, array in stack.items()} for place in range(200)]
-    budgets = (Budget("off", accuracy, latency=0) for accuracy in ("ranges", "off"))
+    budgets = (Budget("off", accuracy, latency_seconds=0) for accuracy in ("ranges", "off"))
     reports = (quantize(MODELS / "resnet.onnx", data, budget=budget).report for budget in budgets)
     measured, fixed = (report.agreement.worst_sqnr for report in reports)
     assert measured > fixed + 0.5
@@ -145,10 +151,15 @@ def test_the_measured_range_method_is_better_than_min_max() -> None:
 
 def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
     plain = quantize(
-        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=Goal(force=True), budget=Budget(latency=0, search="off")
+        MODELS / "mobilenet.onnx",
+        Data(CALIB, limit=16),
+        goal=Goal(force=True),
+        budget=Budget(latency_seconds=0, search="off"),
     ).report
     goal = plain.agreement.worst_sqnr + 2
-    searched = quantize(MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=goal, budget=Budget(latency=0)).report
+    searched = quantize(
+        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=goal, budget=Budget(latency_seconds=0)
+    ).report
     assert searched.agreement.worst_sqnr >= goal
     assert 0 < searched.plan.count(Mode.STATIC) < plain.plan.count(Mode.STATIC)
     demoted = [one for one in searched.plan.decisions if "codes are among the noisiest" in one.reason]
@@ -160,17 +171,17 @@ def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
 
 def test_the_output_says_which_scheme_made_it_and_is_refused_as_input(tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
-    quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), output, scheme="int8-storage", budget=Budget(latency=0))
+    quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), output, scheme="int8-storage", budget=Budget(latency_seconds=0))
     properties = {entry.key: entry.value for entry in onnx.load(output).metadata_props}
     assert properties[METADATA_KEY] == "int8-storage"
     with pytest.raises(ModelError, match="quantized already, by onnxq as int8-storage"):
-        quantize(output, CALIB, budget=Budget(latency=0))
+        quantize(output, CALIB, budget=Budget(latency_seconds=0))
 
 
 def test_external_data_is_kept_when_the_source_had_it(tmp_path: Path) -> None:
     source = tmp_path / "in.onnx"
     onnx.save(onnx.load(MODELS / "resnet.onnx"), source, save_as_external_data=True, location="in.data")
-    quantize(source, Data(CALIB, limit=4), tmp_path / "out.onnx", budget=Budget(latency=0))
+    quantize(source, Data(CALIB, limit=4), tmp_path / "out.onnx", budget=Budget(latency_seconds=0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.data", "in.onnx", "out.onnx", "out.onnx.data"]
     assert accuracy(tmp_path / "out.onnx") > 0.9
 
@@ -181,8 +192,8 @@ def test_the_opset_is_left_alone_when_only_weights_are_stored(tmp_path: Path) ->
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
     samples = [{"x": np.random.default_rng(i).standard_normal((2, 32)).astype(np.float32)} for i in range(4)]
-    assert quantize(model, samples, scheme="int8-storage", budget=Budget(latency=0)).graph.opset == 11
-    assert quantize(model, samples, budget=Budget(latency=0)).graph.opset == 13
+    assert quantize(model, samples, scheme="int8-storage", budget=Budget(latency_seconds=0)).graph.opset == 11
+    assert quantize(model, samples, budget=Budget(latency_seconds=0)).graph.opset == 13
 
 
 def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +202,7 @@ def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatc
     let_integers_be_fast(monkeypatch)
     # Whatever was measured in the end counts as slower, also after the search has left some nodes out.
     monkeypatch.setattr(latency.Latency, "speed", 0.5)
-    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), budget=Budget(latency=0.05)).report
+    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), budget=Budget(latency_seconds=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) > 10
     assert report.performance.kernels.integer == 0
@@ -205,7 +216,7 @@ def test_a_stack_of_depthwise_convolutions_ends_in_storage(build: Callable[..., 
     model = build(f"(float[1,192,56,56] t0) => (float[1,192,56,56] t6) {{ {nodes} }}", **weights)
     generator = np.random.default_rng(0)
     samples = [{"t0": generator.standard_normal((1, 192, 56, 56)).astype(np.float32)} for _ in range(4)]
-    report = quantize(model, samples, tmp_path / "out.onnx", budget=Budget(latency=0.5)).report
+    report = quantize(model, samples, tmp_path / "out.onnx", budget=Budget(latency_seconds=0.5)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) == 6
     # Nine weights a channel weigh little more than a scale and the bias that makes up for their rounding.
@@ -239,7 +250,7 @@ def test_operators_keep_their_form_where_another_made_the_model_slower_than_floa
     monkeypatch.setattr("onnxq.steps.fallbacks.search_for_plan", settled_at_that_speed)
     # What is read but once is there for the second search as well.
     images = ({"image": image[None]} for image in np.load(CALIB)["image"][:12])
-    budget = Budget("off", "off", latency=0, engine="onnxruntime")
+    budget = Budget("off", "off", latency_seconds=0, engine="onnxruntime")
     report = quantize(MODELS / "resnet.onnx", images, target="openvino", budget=budget).report
     assert len(done) == searches
     assert report.plan.preparation is not None

@@ -19,7 +19,7 @@ from onnxq.report import FidelityError
 from onnxq.rewrite import Changes, Pass
 from onnxq.steps.request import Budget
 
-UNSEARCHED = Budget(search="off", latency=0)
+UNSEARCHED = Budget(search="off", latency_seconds=0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,13 @@ def test_what_passes_of_the_users_change_is_judged_beside_the_model_that_was_giv
 ) -> None:
     output = tmp_path / "out.onnx"
     with pytest.raises(FidelityError):
-        quantize(residual, samples_for(residual), output, prepare=[Scale(10.0)], budget=Budget(latency=0, search="off"))
+        quantize(
+            residual,
+            samples_for(residual),
+            output,
+            prepare=[Scale(10.0)],
+            budget=Budget(latency_seconds=0, search="off"),
+        )
     assert not output.exists()
 
 
@@ -68,6 +74,6 @@ def test_plan_and_statistics_are_those_of_the_rewritten_model(residual: ModelPro
         Data(samples, statistics=scaled),
         prepare=[Scale(10.0)],
         goal=Goal(force=True),
-        budget=Budget(latency=0, search="off"),
+        budget=Budget(latency_seconds=0, search="off"),
     )
     assert done.report.run.passes[0].options == {"factor": "10.0"}

@@ -28,14 +28,16 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
     output = tmp_path / "out.onnx"
     output.write_bytes(b"old")
     with pytest.raises(FidelityError, match=r"output logits has .* dB, expected 200 dB or more; nothing was written"):
-        quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), output, goal=200, budget=Budget(latency=0, search="off"))
+        quantize(
+            MODELS / "gru.onnx", Data(CALIB, limit=4), output, goal=200, budget=Budget(latency_seconds=0, search="off")
+        )
     assert output.read_bytes() == b"old"
     quantize(
         MODELS / "gru.onnx",
         Data(CALIB, limit=4),
         output,
         goal=Goal(min_sqnr=200, force=True),
-        budget=Budget(latency=0, search="off"),
+        budget=Budget(latency_seconds=0, search="off"),
     )
     assert len(output.read_bytes()) > 1000
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
@@ -43,7 +45,9 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
 
 def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
     with pytest.raises(FidelityError, match="the nodes that hurt most are ") as caught:
-        quantize(MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency=0))
+        quantize(
+            MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency_seconds=0)
+        )
     assert caught.value.report.search.sensitivities
 
 
@@ -58,7 +62,7 @@ def test_silent_samples_are_refused_before_anything_is_calibrated_also_where_it_
     real = [{entry.name: np.random.default_rng(0).standard_normal(shape).astype(np.float32)} for _ in range(3)]
     data = Data(real, silent) if apart else Data(silent)
     with pytest.raises(DataError, match="hold a single value in each input, as zeros do"):
-        quantize(residual, data, goal=Goal(force=True), budget=Budget(latency=0, search="off"))
+        quantize(residual, data, goal=Goal(force=True), budget=Budget(latency_seconds=0, search="off"))
 
 
 def conv_only() -> Scheme:
@@ -109,14 +113,14 @@ def test_arguments_that_say_nothing_are_refused_in_a_sentence(given: dict[str, o
 @pytest.mark.parametrize("name", ["q.onnx", "q.onnx.data"])
 def test_node_times_are_not_kept_in_the_output(name: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"node times cannot be kept in the output .*q\.onnx; give another name"):
-        quantize(MODELS / "gru.onnx", CALIB, tmp_path / "q.onnx", budget=Budget(costs=tmp_path / name))
+        quantize(MODELS / "gru.onnx", CALIB, tmp_path / "q.onnx", budget=Budget(profile_cache=tmp_path / name))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreparedModel, "is_large", True)
     with pytest.raises(FidelityError) as caught:
-        quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency=0))
+        quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency_seconds=0))
     assert {one.node for one in caught.value.report.search.sensitivities} == {"/gru/GRU", "/gru/GRU_1", "/head/Gemm"}
     assert str(caught.value).startswith(
         "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; the nodes that hurt most "
@@ -138,7 +142,7 @@ def test_a_search_that_gains_nothing_writes_nothing_unless_forced(build: Build, 
         {"x": generator.standard_normal((16, 8)).astype(np.float32), "i": generator.integers(0, 9000, 16)}
         for _ in range(16)
     ]
-    output, untimed = tmp_path / "out.onnx", Budget(latency=0)
+    output, untimed = tmp_path / "out.onnx", Budget(latency_seconds=0)
     with pytest.raises(
         FidelityError, match=r"nothing is gained: the quantized model is 1.00 of the size and of a speed"
     ):
@@ -148,5 +152,5 @@ def test_a_search_that_gains_nothing_writes_nothing_unless_forced(build: Build, 
     assert found.output
     assert found.size_ratio >= 1
     # As it is, or by a plan that is given, it is wanted whatever it gains.
-    assert quantize(model, samples, output, budget=Budget(latency=0, search="off")).report.output
+    assert quantize(model, samples, output, budget=Budget(latency_seconds=0, search="off")).report.output
     assert quantize(model, samples, output, scheme=found.plan, budget=untimed).report.output

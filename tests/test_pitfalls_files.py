@@ -52,7 +52,7 @@ def test_nothing_is_written_beside_the_model(perceptron: ModelProto, samples_for
     onnx.save(perceptron, models / "model.onnx")
     models.chmod(0o555)
     try:
-        quantize(models / "model.onnx", samples_for(perceptron), outputs / "q.onnx", budget=Budget(latency=0))
+        quantize(models / "model.onnx", samples_for(perceptron), outputs / "q.onnx", budget=Budget(latency_seconds=0))
         plan(models / "model.onnx")
     finally:
         models.chmod(0o755)
@@ -77,7 +77,9 @@ def test_external_data_stays_external_and_an_old_data_file_is_replaced(
     model.CopyFrom(perceptron)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     for _ in range(2):
-        quantize(tmp_path / "model.onnx", samples_for(perceptron), tmp_path / "q.onnx", budget=Budget(latency=0))
+        quantize(
+            tmp_path / "model.onnx", samples_for(perceptron), tmp_path / "q.onnx", budget=Budget(latency_seconds=0)
+        )
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             "model.onnx",
             "q.onnx",
@@ -93,14 +95,14 @@ def test_external_data_stays_external_and_an_old_data_file_is_replaced(
 def test_the_logging_of_an_application_is_left_alone(perceptron: ModelProto, samples_for, capfd) -> None:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
-    quantize(perceptron, samples_for(perceptron), budget=Budget(latency=0))
+    quantize(perceptron, samples_for(perceptron), budget=Budget(latency_seconds=0))
     assert (root.level, list(root.handlers)) == before
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_model_in_memory_is_not_changed(residual: ModelProto, samples_for) -> None:
     before = residual.SerializeToString(deterministic=True)
-    quantize(residual, samples_for(residual), budget=Budget(latency=0))
+    quantize(residual, samples_for(residual), budget=Budget(latency_seconds=0))
     assert residual.SerializeToString(deterministic=True) == before
 
 

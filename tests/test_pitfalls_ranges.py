@@ -75,7 +75,7 @@ def test_activations_that_are_not_finite_are_an_error_and_no_infinite_scale(
         k=np.full(32, value, np.float32),
     )
     with pytest.raises(DataError, match=r"NaN or infinite values"):
-        quantize(model, [{"x": np.eye(4, 32, dtype=np.float32)}], tmp_path / "q.onnx", budget=Budget(latency=0))
+        quantize(model, [{"x": np.eye(4, 32, dtype=np.float32)}], tmp_path / "q.onnx", budget=Budget(latency_seconds=0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,7 +84,7 @@ def test_samples_of_different_lengths_calibrate_together(build, tmp_path: Path) 
     generator = np.random.default_rng(0)
     samples = [{"x": generator.normal(size=shape).astype(np.float32)} for shape in ((1, 3, 32), (2, 7, 32), (1, 1, 32))]
     scheme = replace(PRESETS["int8"], ranges=Percentile(99.9))
-    done = quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency=0))
+    done = quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency_seconds=0))
     assert done.report.plan.by_node["n"].mode is Mode.STATIC
     assert done.report.agreement.samples == 3
 
@@ -95,7 +95,7 @@ def test_samples_are_never_reused_for_another_run(build, tmp_path: Path) -> None
     for factor in (1.0, 100.0):
         samples = [{"x": np.linspace(-factor, factor, 128, dtype=np.float32).reshape(4, 32)}]
         scheme = replace(PRESETS["int8"], ranges=MinMax())
-        quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency=0))
+        quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency_seconds=0))
         scales.append(activation_parameters(tmp_path / "q.onnx")["x"][0])
     assert scales[1] == pytest.approx(100 * scales[0])
 

@@ -18,7 +18,7 @@ CALIB = MODELS / "data" / "calib.npz"
 ALLOWED, AGREEING = 3.0, 50.0
 ENGINES = {"openvino": "openvino-f32", "onnxruntime-node": f"onnxruntime-node:{PLACE}"}
 REFUSED = {"openvino": {"int2-block16", "int2-block32", "int8-words", "int4-words"}}
-PLAIN = Budget(search="off", accuracy="off", latency=0)
+PLAIN = Budget(search="off", accuracy="off", latency_seconds=0)
 
 
 @pytest.fixture(scope="module", params=list(ENGINES))

@@ -51,7 +51,7 @@ def quick(perceptron: ModelProto, samples_for: Callable[..., list[Any]], tmp_pat
     """Return what quantizes a small model in a second, and returns the report."""
 
     def run(**budget: Any) -> Report:
-        given = {"latency": 0.02, **budget}
+        given = {"latency_seconds": 0.02, **budget}
         return quantize(perceptron, samples_for(perceptron, 16), tmp_path / "q.onnx", budget=Budget(**given)).report
 
     return run
@@ -227,7 +227,7 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
 
     monkeypatch.setattr(fallbacks, "search_for_plan", spoil_the_second)
     monkeypatch.setattr(fallbacks, "are_variants_slower", lambda *_: True)
-    report = quick(latency=0)
+    report = quick(latency_seconds=0)
     assert len(set(folders)) == 2
     assert report.run.failures == ("the search failed and was left out: RunError: verification fails",)
     onnx.checker.check_model(tmp_path / "q.onnx")

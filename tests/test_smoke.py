@@ -43,7 +43,7 @@ def test_each_preset_keeps_the_classes_of_a_trained_model_at_a_quarter_of_its_si
 ) -> None:
     output = tmp_path / "quantized.onnx"
 
-    done = onnxq.quantize(MODEL, calibration, output, scheme=preset, budget=onnxq.Budget(latency=0))
+    done = onnxq.quantize(MODEL, calibration, output, scheme=preset, budget=onnxq.Budget(latency_seconds=0))
 
     onnx.checker.check_model(output, full_check=True)
     assert done.report.size_ratio < LARGEST_SIZE
@@ -58,7 +58,7 @@ def test_the_command_line_writes_the_model_of_the_python_api(tmp_path, calibrati
     done = subprocess.run(
         [sys.executable, "-m", "onnxq", "quantize", str(MODEL), *options], capture_output=True, text=True, check=False
     )
-    onnxq.quantize(MODEL, calibration, called, budget=onnxq.Budget(latency=0))
+    onnxq.quantize(MODEL, calibration, called, budget=onnxq.Budget(latency_seconds=0))
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(written)

@@ -114,7 +114,7 @@ def test_quantize_takes_them_as_objects(strangers: Path, model: ModelProto, samp
     exec(STRANGERS, names)
     own = [names["WriteReluAsMax"](), names["UseLogSoftmax"]()]
     done = onnxq.quantize(
-        model, samples, tmp_path / "out.onnx", prepare=own, budget=onnxq.Budget(latency=0, search="off")
+        model, samples, tmp_path / "out.onnx", prepare=own, budget=onnxq.Budget(latency_seconds=0, search="off")
     )
 
     assert [(one.name, one.changed_names) for one in done.report.run.passes[:2]] == [

@@ -117,9 +117,10 @@ def speed_options(command: Command) -> Command:
 
         latency, limit = kwargs.pop("seconds"), kwargs.pop("limit_seconds") or math.inf
         measurements = kwargs.pop("measurements", None) or math.inf
-        given = {name: kwargs.pop(name) for name in ("search", "accuracy", "costs", "collection", "threads")}
+        given = {name: kwargs.pop(name) for name in ("search", "accuracy", "collection", "threads")}
         engine = kwargs.pop("engine") or ""
-        limits = {"latency": latency, "seconds": limit, "measurements": measurements}
+        limits = {"latency_seconds": latency, "time_limit": limit, "max_candidates": measurements}
+        given["profile_cache"] = kwargs.pop("costs")
         command(*args, budget=Budget(**given, **limits, engine=engine), **kwargs)
 
     return with_options(

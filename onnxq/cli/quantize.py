@@ -218,7 +218,7 @@ def trained(
 
     wanted = QuantizationRequest.of(asked.scheme, asked.target, asked.prepare)
     notes: dict[str, str] = {}
-    with progress_bars(budget.seconds, notes, quiet=quiet) as told:
+    with progress_bars(budget.time_limit, notes, quiet=quiet) as told:
         budget = replace(budget, progress=told)
         training = replace(training, on_progress=functools.partial(note, notes))
         try:
@@ -302,7 +302,7 @@ def quantize(
         raise click.UsageError(NO_SAMPLES)
     asked = asked.following(plan_file)
     budget = replace(budget, layers=output.kept.layers)
-    others = {"--plan-out": plan_out, "--costs": budget.costs}
+    others = {"--plan-out": plan_out, "--costs": budget.profile_cache}
     file = output.named(f"{model.stem}.{asked.name}.onnx", model, others, (*data.given, plan_file))
 
     def run() -> Quantized:
@@ -342,7 +342,7 @@ def plan(
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     budget = replace(budget, layers=output.kept.layers)
-    file = output.named(f"{model.stem}.plan.toml", model, {"--costs": budget.costs}, data.given)
+    file = output.named(f"{model.stem}.plan.toml", model, {"--costs": budget.profile_cache}, data.given)
     report = output.of(lambda: quantized(model, None, data, asked, goal(), budget, quiet=output.quiet))
     save_plan(report.plan, file)
     click.echo(report.to_json() if output.as_json else file)
@@ -370,7 +370,7 @@ def quantized(
     from onnxq import pipeline
     from onnxq.cli.progress_bars import progress_bars
 
-    with progress_bars(budget.seconds, quiet=quiet) as told:
+    with progress_bars(budget.time_limit, quiet=quiet) as told:
         return pipeline.quantize(
             model,
             data,

@@ -88,7 +88,7 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
     output = Path(output)
     check_output(output, Path(model) if isinstance(model, str | Path) else None, data.given)
     own = {output.resolve(), data_file(output).resolve()}
-    if budget.costs is not None and Path(budget.costs).resolve() in own:
+    if budget.profile_cache is not None and Path(budget.profile_cache).resolve() in own:
         raise OutputError(f"node times cannot be kept in the output {output}; give another name")
     return output
 
@@ -154,7 +154,7 @@ def prepare_model(
         engine: what runs and times models, where that is not onnxruntime in this process.
         costs: node times that were measured before; None reads them from the file of the budget.
     """
-    costs = costs or CostCache.opened(Path(budget.costs) if budget.costs is not None else None)
+    costs = costs or CostCache.opened(Path(budget.profile_cache) if budget.profile_cache is not None else None)
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
     if output is not None:

@@ -103,14 +103,15 @@ class Budget:
             faithful enough, full with more effort; ``off`` takes the scheme as it is.
         accuracy: what is tried to make codes more faithful, each method kept only where it lowers the noise of the
             whole model: ``fast``, ``full``, ``off``, or names of methods, see `accuracy_named`.
-        latency: seconds for comparing latency with the float model; 0 skips all timing.
-        costs: a file of node times; a search reads what it holds of this model and machine and adds what it measures.
+        latency_seconds: seconds for comparing latency with the float model; 0 skips all timing.
+        profile_cache: a file of node times. A search reads what it holds of this model and machine, and adds what it
+            measures.
         collection: where samples run, in how much memory, and which earlier statistics are used.
         progress: told of each stage.
-        seconds: for all of it. Calibration takes what it takes, and the time to judge the result is reserved; what is
-            left is shared by the phases between them, and where nothing is, the scheme is taken as it is.
-        measurements: models that a search builds and runs before it ends with the best so far, all its rounds together;
-            unlike seconds they end it where it ended before.
+        time_limit: seconds for all of it. Calibration takes what it takes, and time is reserved for judging the
+            result. The phases between them share the rest; where nothing is left, the scheme is taken as it is.
+        max_candidates: models that a search builds and runs, all its rounds together, before it ends with the best so
+            far; unlike a time limit it makes runs end alike.
         engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
         threads: threads inside an operator wherever time is measured: of nodes, of candidates and of the result; None
             takes as many as there are cores, or as the engine takes by itself.
@@ -125,25 +126,25 @@ class Budget:
 
     search: str = "fast"
     accuracy: str | Accuracy = "fast"
-    latency: float = 2.0
-    costs: str | Path | None = None
+    latency_seconds: float = 2.0
+    profile_cache: str | Path | None = None
     collection: Collection | None = None
     progress: Progress = silent
-    seconds: float = math.inf
-    measurements: float = math.inf
+    time_limit: float = math.inf
+    max_candidates: float = math.inf
     engine: str = ""
     layers: int = 0
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        convert_numpy_numbers(self, "latency", "seconds", "measurements", "layers", "threads")
+        convert_numpy_numbers(self, "latency_seconds", "time_limit", "max_candidates", "layers", "threads")
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
         check_type(self.accuracy, (str, Accuracy), "accuracy", "an effort such as 'fast', or methods")
-        check_type(self.latency, (int, float), "the time for latency in seconds", "a number")
-        check_type(self.costs, (str, Path, type(None)), "the file of node times", "a path")
+        check_type(self.latency_seconds, (int, float), "the time for latency in seconds", "a number")
+        check_type(self.profile_cache, (str, Path, type(None)), "the file of node times", "a path")
         check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
-        check_type(self.seconds, (int, float), "the budget in seconds", "a number")
-        check_type(self.measurements, (int, float), "the number of measurements", "a number")
+        check_type(self.time_limit, (int, float), "the time limit in seconds", "a number")
+        check_type(self.max_candidates, (int, float), "the number of candidates", "a number")
         if not callable(self.progress):
             raise SchemeError(f"the progress is {self.progress!r}, expected a function; leave it out to hear nothing")
         check_type(self.layers, int, "the number of samples for layers", "a whole number")
@@ -152,13 +153,12 @@ class Budget:
         effort_named(self.search)
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)
-        if not 0 <= self.latency < math.inf:
-            raise SchemeError(
-                f"the time for latency in seconds is {self.latency}, expected a finite number that is not negative"
-            )
+        if not 0 <= self.latency_seconds < math.inf:
+            found = f"the time for latency in seconds is {self.latency_seconds}"
+            raise SchemeError(f"{found}, expected a finite number that is not negative")
         if self.layers < 0:
             raise SchemeError(f"the number of samples for layers is {self.layers}, expected 0 or more")
-        limits = {"budget in seconds": self.seconds, "number of measurements": self.measurements}
+        limits = {"time limit in seconds": self.time_limit, "number of candidates": self.max_candidates}
         for name, number in {**limits, "number of threads": self.threads}.items():
             if number is not None and not number > 0:
                 raise SchemeError(f"the {name} is {number}, expected more than 0; leave it out to have no limit")
@@ -192,19 +192,19 @@ class Budget:
         effort = effort_named(self.search)
         if effort is None:
             return None
-        return replace(effort, seconds=min(effort.seconds, self.seconds), measurements=self.measurements)
+        return replace(effort, seconds=min(effort.seconds, self.time_limit), measurements=self.max_candidates)
 
     @property
     def limit(self) -> str:
         """What a search that had nothing left to search with was given, and the option that gives more."""
-        models = "model" if self.measurements == 1 else "models"
-        given = {"s with --budget": self.seconds, f"{models} with --measurements": self.measurements}
+        models = "model" if self.max_candidates == 1 else "models"
+        given = {"s with --budget": self.time_limit, f"{models} with --measurements": self.max_candidates}
         return " and ".join(f"{most:g} {unit}" for unit, most in given.items() if most < math.inf)
 
     @property
     def measures(self) -> bool:
         """Whether a search measures time, where something runs that tells of the target's."""
-        return self.effort is not None and self.latency > 0
+        return self.effort is not None and self.latency_seconds > 0
 
     @property
     def tried(self) -> Accuracy:

@@ -93,7 +93,7 @@ def judge_for(
 ) -> Verifier:
     """Return what judges the models that are built."""
     # The time of another runtime tells nothing of the target's.
-    timed = budget.latency if measures_target(seen.bench.target, model.engine) else 0.0
+    timed = budget.latency_seconds if measures_target(seen.bench.target, model.engine) else 0.0
     judge = Verifier.of(model.files.reference, seen.judged, timed, goal.judged_by)
     timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
     return replace(judge, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)

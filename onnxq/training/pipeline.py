@@ -67,7 +67,7 @@ def train(
     require_torch()
     from onnxq.training.losses import load_loss
 
-    data, budget = Data.of(data), replace(budget or Budget(), search="off", seconds=math.inf)
+    data, budget = Data.of(data), replace(budget or Budget(), search="off", time_limit=math.inf)
     goal, training = Goal.of(goal), training or Training()
     # Files are checked before anything takes time.
     if training.labels is not None:
@@ -154,7 +154,7 @@ def _check_search(wanted: QuantizationRequest, budget: Budget) -> None:
             "training looks for a faster plan, which needs a search and time for latency; leave out search off and 0 "
             "seconds, or train the scheme's plan with onnxq train"
         )
-    if budget.seconds < math.inf:
+    if budget.time_limit < math.inf:
         raise SchemeError("training has its own time limit in minutes beside that of the budget; leave out one of both")
 
 

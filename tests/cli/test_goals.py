@@ -52,10 +52,10 @@ def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
     ("arguments", "budget"),
     [
         (("--search", "full", "--accuracy", "bias"), Budget(search="full", accuracy="bias")),
-        (("--seconds", 0, "--budget", 60), Budget(latency=0.0, seconds=60.0)),
+        (("--seconds", 0, "--budget", 60), Budget(latency_seconds=0.0, time_limit=60.0)),
         (("--engine", "openvino"), Budget(engine="openvino")),
         (("--threads", 2), Budget(threads=2)),
-        (("--measurements", 9), Budget(measurements=9)),
+        (("--measurements", 9), Budget(max_candidates=9)),
     ],
 )
 def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:
@@ -63,7 +63,7 @@ def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:
 
 
 def test_the_time_is_not_bounded_by_default() -> None:
-    assert packed()[1].seconds == math.inf
+    assert packed()[1].time_limit == math.inf
 
 
 def test_accuracy_alone_can_be_taken_by_a_command() -> None:

@@ -27,7 +27,7 @@ UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
 
 def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     report = quantize(
-        MODELS / "vit.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency=0.1)
+        MODELS / "vit.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency_seconds=0.1)
     ).report
     capsys.readouterr()
     terminal.print_report(report)
@@ -65,7 +65,7 @@ def test_long_lists_of_reasons_are_cut_with_a_hint(
 ) -> None:
     monkeypatch.setattr(terminal, "_SHOWN_REASONS", 3)
     report = quantize(
-        MODELS / "vit.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(latency=0)
+        MODELS / "vit.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(latency_seconds=0)
     ).report
     assert len(report.plan.left_in_float()) > 3
     terminal.print_report(report)
@@ -142,7 +142,7 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
         Data(calib, limit=2),
         scheme=scheme,
         goal=Goal(force=True),
-        budget=Budget(latency=0, search="off"),
+        budget=Budget(latency_seconds=0, search="off"),
     ).report
     terminal.print_report(report)
     assert (report.encoding.corrected_biases > 5) == shown
@@ -176,7 +176,9 @@ def test_metadata_is_told_where_it_takes_a_hundredth_of_the_file(
     bytes_: int, shown: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = quantize(
-        MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=2), budget=Budget(search="off", latency=0)
+        MODELS / "gru.onnx",
+        Data(MODELS / "data" / "calib.npz", limit=2),
+        budget=Budget(search="off", latency_seconds=0),
     ).report
     capsys.readouterr()
     terminal.print_report(changed(report, files={"bytes": 1000, "metadata_bytes": bytes_}))
@@ -187,7 +189,9 @@ def test_the_float_model_stands_among_the_plans_and_what_is_missing_comes_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    found = quantize(MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency=0.02))
+    found = quantize(
+        MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=4), budget=Budget(latency_seconds=0.02)
+    )
     assert [point.speed for point in found.report.search.frontier if point.is_float] == [1.0]
     partly = changed(found.report, encoding={"delivered": (Delivery(2, 18, 3),)})
     terminal.print_report(partly, every=True)
@@ -201,7 +205,7 @@ def test_a_plan_for_a_runtime_that_is_not_here_says_that_nothing_was_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    budget = Budget(search="off", accuracy="off", latency=0.02)
+    budget = Budget(search="off", accuracy="off", latency_seconds=0.02)
     done = quantize(MODELS / "gru.onnx", Data(MODELS / "data" / "calib.npz", limit=4), target="tensorrt", budget=budget)
     assert done.report.latency is None
     terminal.print_report(done.report)

@@ -40,7 +40,7 @@ def test_what_is_left_out_has_its_usual_value() -> None:
     assert found["data"] is None
     assert found["goal"]() == Goal()
     assert (found["asked"].rules.name, found["asked"].target, found["asked"].prepare) == ("int8", "onnxruntime-cpu", ())
-    assert (found["budget"].search, found["budget"].accuracy, found["budget"].latency) == ("fast", "fast", 2.0)
+    assert (found["budget"].search, found["budget"].accuracy, found["budget"].latency_seconds) == ("fast", "fast", 2.0)
 
 
 def test_what_is_given_is_in_the_values() -> None:
@@ -56,7 +56,7 @@ def test_what_is_given_is_in_the_values() -> None:
     assert (scheme.name, scheme.ranges, scheme.emit) == ("int4-block32", "mse", "ort")
     assert found["asked"].prepare == ("NameNodes", "StripMetadata")
     assert found["goal"]() == Goal(12, force=True, exact=True)
-    assert (budget.search, budget.latency, budget.costs) == ("off", 0.0, Path("t.json"))
+    assert (budget.search, budget.latency_seconds, budget.profile_cache) == ("off", 0.0, Path("t.json"))
 
 
 @pytest.mark.parametrize(

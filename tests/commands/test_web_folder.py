@@ -97,7 +97,7 @@ def test_a_decoder_that_is_two_in_one_is_told_whether_there_is_a_past(build: Bui
     assert second.made[0].any()
 
 
-QUICK = Budget(search="off", accuracy="off", latency=0)
+QUICK = Budget(search="off", accuracy="off", latency_seconds=0)
 MODULES = Path(PLACE) / "node_modules"
 # Prints the first output of a model of one's own dtype, as transformers.js loads and runs it.
 SCRIPT = """

@@ -34,7 +34,7 @@ def divided(*zeros: Any) -> list[dict[str, np.ndarray]]:
 
 def verdict(build: Build, text: str, samples: list[dict[str, np.ndarray]], folder: Path, **constants: Any) -> str:
     model = build(text.replace("LAYERS", LAYERS), **{**WEIGHTS, **constants})
-    return quantize(model, samples, folder / "int8.onnx", budget=Budget(latency=0)).report.verdict
+    return quantize(model, samples, folder / "int8.onnx", budget=Budget(latency_seconds=0)).report.verdict
 
 
 DIVIDED = "(float[4,64] x, float[4,10] d) => (float[4,10] y) {{ LAYERS {} }}"

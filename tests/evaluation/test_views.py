@@ -28,7 +28,7 @@ from onnxq.steps.request import Budget
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = [{"image": GENERATOR.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(16)]
-CHOSEN = Budget(latency=0)
+CHOSEN = Budget(latency_seconds=0)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,9 @@ def test_labels_are_judged_by_the_scores_that_they_are_of(build: Build, tmp_path
     assert 20 < scores.decibels < 60
     # One sample of which the label happens to stay is not enough.
     with pytest.raises(FidelityError, match="tensor scores, compared in place of label, has"):
-        quantize(model, samples[:1], goal=60, scheme=PRESETS["int4-block32"], budget=Budget(search="off", latency=0))
+        quantize(
+            model, samples[:1], goal=60, scheme=PRESETS["int4-block32"], budget=Budget(search="off", latency_seconds=0)
+        )
 
 
 def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_what_lies_behind_a_choice_is_compared_with_the_choice_of_the_float_mode
     assert (found[scores].sqnr, found[scores].stands_for) == (math.inf, ("y",))
     coarse = PRESETS["int2-block32"]
     with pytest.raises(FidelityError, match=r"(output y|compared in place of y,) has"):
-        quantize(path, samples, scheme=coarse, budget=Budget(search="off", accuracy="off", latency=0))
+        quantize(path, samples, scheme=coarse, budget=Budget(search="off", accuracy="off", latency_seconds=0))
 
 
 def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: Build, tmp_path: Path) -> None:

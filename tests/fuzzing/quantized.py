@@ -310,7 +310,7 @@ def by_onnxq(model: ModelProto, feeds: list[Feed], preset: str) -> ModelProto:
     with tempfile.TemporaryDirectory(prefix="onnxq-fuzz-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         target = Path(folder, "quantized.onnx")
-        goal, budget = onnxq.Goal(force=True), onnxq.Budget(search="off", accuracy="off", latency=0)
+        goal, budget = onnxq.Goal(force=True), onnxq.Budget(search="off", accuracy="off", latency_seconds=0)
         onnxq.quantize(model, [dict(feed) for feed in feeds], target, scheme=PRESETS[preset], goal=goal, budget=budget)
         return onnx.load(target)
 

@@ -24,7 +24,7 @@ def outcome(path: Path) -> str:
 
     sample = {"x": np.random.default_rng(0).standard_normal((2, 16)).astype(np.float32)}
     try:
-        quantize(path, [sample], path.with_suffix(".int8.onnx"), budget=Budget(latency=0))
+        quantize(path, [sample], path.with_suffix(".int8.onnx"), budget=Budget(latency_seconds=0))
     except OnnxqError as error:
         return f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001 - finding them is what this is for

@@ -71,7 +71,9 @@ def divided_by_zero(model: ModelProto) -> None:
 
 
 def our_own(place: Place) -> None:
-    quantize(place.model, place.calib, place.root / "done.onnx", goal=Goal(force=True), budget=Budget(latency=0))
+    quantize(
+        place.model, place.calib, place.root / "done.onnx", goal=Goal(force=True), budget=Budget(latency_seconds=0)
+    )
     (place.root / "done.onnx").replace(place.model)
 
 

@@ -39,7 +39,7 @@ def differences(name: str, preset: str, folder: Path) -> dict[str, float]:
         quantized,
         scheme=preset,
         goal=Goal(force=True),
-        budget=Budget(search="off", latency=0),
+        budget=Budget(search="off", latency_seconds=0),
     )
     dequantize(quantized, back)
     found = {}

@@ -110,7 +110,7 @@ def test_a_node_that_another_took_in_is_told_so(build: Build, quantize_to: Quant
 def test_noise_and_time_are_those_of_the_search(
     perceptron: ModelProto, quantize_to: QuantizeTo, samples_for: Callable[..., Samples], tmp_path: Path
 ) -> None:
-    path, budget = tmp_path / "int8.onnx", Budget(accuracy="off", latency=0.05)
+    path, budget = tmp_path / "int8.onnx", Budget(accuracy="off", latency_seconds=0.05)
     made = Made(path, quantize_to(perceptron, path, budget=budget, goal=45, samples=samples_for(perceptron, 8)).report)
     found = made("first")
     assert found.sensitivities == tuple(one for one in made.report.search.sensitivities if one.node == "first")

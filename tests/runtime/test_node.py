@@ -62,7 +62,9 @@ def test_integer_kernels_in_both_branches_are_loaded(
     )
     drawn = np.random.default_rng(0).standard_normal((8, 1, 4, 8)).astype(np.float32)
     samples = [{"x": one, "c": np.array(index % 2 == 0)} for index, one in enumerate(drawn)]
-    made = quantize(model, samples, tmp_path / "model.onnx", budget=Budget(search="off", accuracy="off", latency=0))
+    made = quantize(
+        model, samples, tmp_path / "model.onnx", budget=Budget(search="off", accuracy="off", latency_seconds=0)
+    )
     assert made.report.plan.count(Mode.STATIC) >= 2
     with started(package) as engine:
         assert engine.load(tmp_path / "model.onnx").run(samples[0])[0].shape == (1, 4, 8)

@@ -58,7 +58,7 @@ def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
             MODELS / "mobilenet.onnx",
             Data(CALIB, limit=16),
             goal=Goal(metric=Metric("fidelity", fidelity), max_drop=allowed),
-            budget=Budget(latency=0, accuracy="off"),
+            budget=Budget(latency_seconds=0, accuracy="off"),
         ).report
         assert report.fidelity.scores is not None
         assert report.fidelity.scores.drop < report.fidelity.scores.most_lost <= allowed
@@ -103,7 +103,7 @@ def test_stored_weights_keep_a_metric_that_integers_lose(quantize_to: QuantizeTo
 
     samples = [{"x": row} for row in np.random.default_rng(3).normal(size=(64, 1, 32)).astype(np.float32)]
     goal = Goal(metric=Metric("loud", loud), max_drop=0.0)
-    done = quantize_to(model, tmp_path / "o.onnx", goal=goal, samples=samples, budget=Budget(latency=0))
+    done = quantize_to(model, tmp_path / "o.onnx", goal=goal, samples=samples, budget=Budget(latency_seconds=0))
     assert done.report.fidelity.scores is not None
     assert done.report.fidelity.scores.drop == 0
     assert {one.mode for one in done.report.plan.decisions} <= {Mode.STORAGE, Mode.FLOAT}
@@ -224,14 +224,14 @@ def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_on
 
 @pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])
 def test_biases_of_a_plan_that_is_faithful_without_are_worth_full_effort_alone(accuracy: str, tried: bool) -> None:
-    data, budget = Data(CALIB, limit=8), Budget(latency=0, accuracy=accuracy)
+    data, budget = Data(CALIB, limit=8), Budget(latency_seconds=0, accuracy=accuracy)
     report = quantize(MODELS / "gru.onnx", data, budget=budget).report
     assert ("bias" in [gain.method for gain in report.encoding.gains]) == tried
 
 
 @pytest.mark.parametrize(("measurements", "limit"), [(1, "1 model with --measurements"), (math.inf, "")])
 def test_a_search_that_its_budget_ended_says_so(measurements: float, limit: str) -> None:
-    budget = Budget(latency=0, accuracy="off", measurements=measurements)
+    budget = Budget(latency_seconds=0, accuracy="off", max_candidates=measurements)
     report = quantize(MODELS / "gru.onnx", Data(CALIB, limit=8), goal=Goal(20.0), budget=budget).report
     assert report.search.limit == limit
 
@@ -243,7 +243,7 @@ def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
         Data(TEST, limit=200),
         tmp_path / "out.onnx",
         goal=Goal(metric=metric, max_drop=0.01),
-        budget=Budget(latency=0),
+        budget=Budget(latency_seconds=0),
     ).report
     assert report.fidelity.scores is not None
     assert report.fidelity.scores.reference > 0.9
@@ -265,7 +265,7 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
             Data(CALIB, limit=4),
             tmp_path / "o.onnx",
             goal=Goal(metric=Metric("mine", metric), max_drop=0.1),
-            budget=Budget(latency=0),
+            budget=Budget(latency_seconds=0),
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -294,7 +294,7 @@ def samples() -> list[dict[str, np.ndarray]]:
 def quantized(
     model: object, samples: object, *, least: float, accuracy: str = "fast", scheme: str | Scheme = "int4-block32"
 ) -> Quantized:
-    goal, budget = Goal(least, force=True), Budget("off", accuracy, latency=0)
+    goal, budget = Goal(least, force=True), Budget("off", accuracy, latency_seconds=0)
     return quantize(model, samples, scheme=scheme, goal=goal, budget=budget)
 
 
@@ -359,7 +359,7 @@ def all_samples(perceptron, samples_for) -> list[dict[str, np.ndarray]]:
 
 
 def quantize_with_all(model: object, data: object, folder: Path, accuracy: str) -> Quantized:
-    budget = Budget("off", accuracy, latency=0)
+    budget = Budget("off", accuracy, latency_seconds=0)
     return quantize(model, data, folder / "model.onnx", goal=FORCED, budget=budget)
 
 
@@ -394,7 +394,7 @@ def test_a_plan_with_such_ranges_is_carried_out_to_the_same_bytes(perceptron, al
     first = (tmp_path / "model.onnx").read_bytes()
     save_plan(plan, tmp_path / "plan.toml")
     replay = load_plan(tmp_path / "plan.toml")
-    untimed = Budget("off", latency=0)
+    untimed = Budget("off", latency_seconds=0)
     again = quantize(
         perceptron, all_samples, tmp_path / "model.onnx", scheme=replay, goal=FORCED, budget=untimed
     ).report

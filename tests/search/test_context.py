@@ -54,7 +54,7 @@ def test_plans_for_an_engine_are_timed_by_it_alone(monkeypatch: pytest.MonkeyPat
         Data(CALIB, limit=8),
         target="openvino",
         goal=Goal(force=True),
-        budget=Budget(accuracy="off", latency=0.2, engine="elsewhere"),
+        budget=Budget(accuracy="off", latency_seconds=0.2, engine="elsewhere"),
     ).report
     assert set(timed) == {"elsewhere"}
     assert ("profile" in Elsewhere.asked) == profiles
@@ -69,7 +69,7 @@ def test_a_model_that_an_engine_does_not_load_is_refused_by_its_name(monkeypatch
 
     offer_elsewhere(monkeypatch)
     monkeypatch.setattr(Elsewhere, "load", load)
-    budget = Budget(accuracy="off", latency=0.2, engine="elsewhere")
+    budget = Budget(accuracy="off", latency_seconds=0.2, engine="elsewhere")
     with pytest.raises(EngineError, match=f"^engine elsewhere cannot load {MODELS / 'vit.onnx'}$"):
         quantize(MODELS / "vit.onnx", Data(CALIB, limit=8), target="openvino", budget=budget)
     assert "profile" not in Elsewhere.asked
@@ -84,7 +84,7 @@ def test_integers_that_are_no_faster_on_the_engine_step_back_to_stored_weights_h
         MODELS / "resnet.onnx",
         Data(CALIB, limit=8),
         target="openvino",
-        budget=Budget(accuracy="off", latency=0.2, engine="elsewhere"),
+        budget=Budget(accuracy="off", latency_seconds=0.2, engine="elsewhere"),
     ).report
     assert {one.mode for one in report.plan.decisions if one.weights} == {mode}
     assert report.performance.latency is not None
@@ -103,7 +103,7 @@ def test_nodes_candidates_and_the_result_are_timed_in_as_many_threads(monkeypatc
 
     for module in (kernels, local):
         monkeypatch.setattr(module, "open_session", cached_by_mtime(module.__name__))
-    budget = Budget(accuracy="off", latency=0.05, threads=1)
+    budget = Budget(accuracy="off", latency_seconds=0.05, threads=1)
     found = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=budget).report.latency
     assert opened == {kernels.__name__: {1}, local.__name__: {1}}
     assert found is not None
@@ -112,14 +112,18 @@ def test_nodes_candidates_and_the_result_are_timed_in_as_many_threads(monkeypatc
 
 def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
     first = quantize(
-        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), tmp_path / "a.onnx", goal=26, budget=Budget(latency=0)
+        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), tmp_path / "a.onnx", goal=26, budget=Budget(latency_seconds=0)
     ).report
     save_plan(first.plan, tmp_path / "plan.toml")
     plan = load_plan(tmp_path / "plan.toml")
     assert plan == first.plan
     assert repr(parse_calibration_method(plan.ranges)) == first.encoding.ranges
     again = quantize(
-        MODELS / "mobilenet.onnx", Data(CALIB, limit=16), tmp_path / "b.onnx", scheme=plan, budget=Budget(latency=0)
+        MODELS / "mobilenet.onnx",
+        Data(CALIB, limit=16),
+        tmp_path / "b.onnx",
+        scheme=plan,
+        budget=Budget(latency_seconds=0),
     ).report
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert again.plan == plan
@@ -128,15 +132,18 @@ def test_a_plan_from_a_file_makes_the_same_model(tmp_path: Path) -> None:
 
 def test_a_plan_of_another_model_is_refused() -> None:
     plan = quantize(
-        MODELS / "resnet.onnx", Data(CALIB, limit=2), goal=Goal(force=True), budget=Budget(latency=0, search="off")
+        MODELS / "resnet.onnx",
+        Data(CALIB, limit=2),
+        goal=Goal(force=True),
+        budget=Budget(latency_seconds=0, search="off"),
     ).report.plan
     with pytest.raises(SchemeError, match="the plan does not fit the model: "):
-        quantize(MODELS / "vit.onnx", Data(CALIB, limit=2), scheme=plan, budget=Budget(latency=0))
+        quantize(MODELS / "vit.onnx", Data(CALIB, limit=2), scheme=plan, budget=Budget(latency_seconds=0))
 
 
 def test_another_target_is_planned_without_timing_its_nodes() -> None:
     report = quantize(
-        MODELS / "resnet.onnx", Data(CALIB, limit=8), target="onnxruntime-cpu-arm", budget=Budget(latency=0.05)
+        MODELS / "resnet.onnx", Data(CALIB, limit=8), target="onnxruntime-cpu-arm", budget=Budget(latency_seconds=0.05)
     ).report
     assert report.search.frontier == ()
     assert report.plan.count(Mode.STATIC) > 20
@@ -146,7 +153,7 @@ def test_a_timed_search_keeps_its_frontier_and_regions(monkeypatch: pytest.Monke
     # Other work on the machine could make it step back.
     monkeypatch.setattr(latency.Latency, "speed", 2.0)
     report = quantize(
-        MODELS / "resnet.onnx", Data(CALIB, limit=8), tmp_path / "o.onnx", budget=Budget(latency=0.05)
+        MODELS / "resnet.onnx", Data(CALIB, limit=8), tmp_path / "o.onnx", budget=Budget(latency_seconds=0.05)
     ).report
     assert sum(point.chosen for point in report.search.frontier) == 1
     assert sum(region.nodes for region in report.performance.regions) <= report.plan.count(Mode.STATIC)
@@ -158,7 +165,7 @@ def test_a_timed_search_keeps_its_frontier_and_regions(monkeypatch: pytest.Monke
 def test_no_plan_counts_as_taken_after_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     let_integers_be_fast(monkeypatch)
     monkeypatch.setattr(latency.Latency, "speed", 0.5)
-    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=Budget(latency=0.05)).report
+    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=8), budget=Budget(latency_seconds=0.05)).report
     assert report.plan.count(Mode.STATIC) == 0
     assert len(report.search.frontier) > 0
     assert not any(point.chosen for point in report.search.frontier)
@@ -173,7 +180,7 @@ def test_outputs_that_are_never_finite_are_refused_in_a_sentence(build: Callable
     # Data of mean zero leaves nothing for a bias to make up for.
     samples = [{"x": sign * image} for image in images for sign in (np.float32(1), np.float32(-1))]
     with pytest.raises(FidelityError, match="nothing was written"):
-        quantize(build(text, w=weights), samples, budget=Budget(latency=0.01))
+        quantize(build(text, w=weights), samples, budget=Budget(latency_seconds=0.01))
 
 
 @pytest.mark.parametrize("goal", [float("inf"), 4_000.0, 150.0])
@@ -182,13 +189,13 @@ def test_a_fidelity_beyond_all_numbers_is_refused_in_a_sentence(build: Callable[
     model = build(text, w0=(8, 8, 2, 2), w1=(8, 8, 2, 2))
     samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
     with pytest.raises(FidelityError, match="nothing was written"):
-        quantize(model, samples, goal=goal, budget=Budget(latency=0.01))
+        quantize(model, samples, goal=goal, budget=Budget(latency_seconds=0.01))
 
 
 def test_whatever_is_finite_will_do_for_a_fidelity_below_all_numbers(build: Callable[..., ModelProto]) -> None:
     model = build("(float[1,8,8,8] x) => (float[1,8,6,6] y) { [a] y = Conv(x, w) }", w=(8, 8, 3, 3))
     samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
-    report = quantize(model, samples, goal=-math.inf, budget=Budget(latency=0.01)).report
+    report = quantize(model, samples, goal=-math.inf, budget=Budget(latency_seconds=0.01)).report
     assert report.agreement.sound
 
 
@@ -213,7 +220,7 @@ def clipped(build: Build) -> tuple[ModelProto, Data]:
 
 def test_a_plan_that_fails_on_other_samples_is_searched_again(clipped: tuple[ModelProto, Data]) -> None:
     model, data = clipped
-    report = quantize(model, data, goal=25.0, budget=Budget(latency=0, accuracy="off")).report
+    report = quantize(model, data, goal=25.0, budget=Budget(latency_seconds=0, accuracy="off")).report
     assert report.agreement.worst_sqnr >= 25
     assert report.samples.split is not None
     assert report.samples.split.samples == 10
@@ -226,13 +233,13 @@ def test_a_plan_that_fails_on_other_samples_is_searched_again(clipped: tuple[Mod
 def test_without_a_search_a_plan_that_fails_is_refused(clipped: tuple[ModelProto, Data]) -> None:
     model, data = clipped
     with pytest.raises(FidelityError, match=r"output y has .* dB, expected 25 dB or more") as refused:
-        quantize(model, data, goal=25.0, budget=Budget(search="off", latency=0, accuracy="off"))
+        quantize(model, data, goal=25.0, budget=Budget(search="off", latency_seconds=0, accuracy="off"))
     assert refused.value.report.samples.split == EvaluationSplit(samples=10, seen=2, places=((0, 9),), apart=True)
 
 
 def test_in_the_end_weights_are_only_stored(clipped: tuple[ModelProto, Data]) -> None:
     model, data = clipped
-    report = quantize(model, data, goal=38.0, budget=Budget(latency=0, accuracy="off")).report
+    report = quantize(model, data, goal=38.0, budget=Budget(latency_seconds=0, accuracy="off")).report
     assert report.agreement.worst_sqnr >= 38
     assert report.plan.count(Mode.STATIC) == 0
 
@@ -272,7 +279,7 @@ def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alo
 
 
 def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:
-    budget = Budget(latency=0.05, seconds=1e-3)
+    budget = Budget(latency_seconds=0.05, time_limit=1e-3)
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), goal=0.0, budget=budget).report
     assert (report.search.measured, report.encoding.gains) == (0, ())
     assert report.plan.count(Mode.STATIC) > 10
@@ -281,7 +288,7 @@ def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:
 
 def test_without_time_weights_are_stored_where_the_scheme_is_not_faithful(clipped: tuple[ModelProto, Data]) -> None:
     model, data = clipped
-    budget = Budget(latency=0, seconds=1e-3)
+    budget = Budget(latency_seconds=0, time_limit=1e-3)
     report = quantize(model, data, goal=38.0, budget=budget).report
     assert report.plan.count(Mode.STATIC) == 0
     with pytest.raises(FidelityError, match="expected 140 dB or more"):
@@ -289,7 +296,7 @@ def test_without_time_weights_are_stored_where_the_scheme_is_not_faithful(clippe
 
 
 def test_a_search_ends_with_so_many_measurements() -> None:
-    budget = Budget(latency=0, measurements=3, accuracy="off")
+    budget = Budget(latency_seconds=0, max_candidates=3, accuracy="off")
     with pytest.raises(FidelityError) as refused:
         quantize(MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=60.0, budget=budget)
     assert refused.value.report.search.measured <= 3

@@ -110,7 +110,11 @@ def test_a_search_writes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     written = []
     write = cost_cache._write
     monkeypatch.setattr(cost_cache, "_write", lambda known, *rest: (written.append(len(known)), write(known, *rest)))
-    quantize(MODELS / "gru.onnx", Data(CALIB, limit=4), budget=Budget(latency=0.01, costs=tmp_path / "costs.json"))
+    quantize(
+        MODELS / "gru.onnx",
+        Data(CALIB, limit=4),
+        budget=Budget(latency_seconds=0.01, profile_cache=tmp_path / "costs.json"),
+    )
     assert len(written) == 1
     assert written[0] > 1
 
@@ -176,7 +180,7 @@ def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(local, "profile_kernels", counted)
     path = tmp_path / "costs.json"
-    data, options = Data(CALIB, limit=4), {"goal": 0.0, "budget": Budget(latency=0.05, costs=path)}
+    data, options = Data(CALIB, limit=4), {"goal": 0.0, "budget": Budget(latency_seconds=0.05, profile_cache=path)}
     quantize(MODELS / "resnet.onnx", data, **options)
     first = len(profiled)
     known = len(json.loads(path.read_text())["times"])
@@ -188,7 +192,7 @@ def test_a_second_search_profiles_nothing_anew(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("goal", [0.0, 30.0])
 def test_with_known_costs_a_second_search_writes_the_same_bytes(goal: float, tmp_path: Path) -> None:
-    budget = Budget(latency=0.05, costs=tmp_path / "costs.json")
+    budget = Budget(latency_seconds=0.05, profile_cache=tmp_path / "costs.json")
     data, outputs = Data(CALIB, limit=16), [tmp_path / "first.onnx", tmp_path / "again.onnx"]
     plans = [quantize(MODELS / "mobilenet.onnx", data, path, goal=goal, budget=budget).report.plan for path in outputs]
     assert plans[0] == plans[1]
@@ -211,4 +215,4 @@ def test_a_speed_of_zero_that_an_earlier_version_kept_is_not_known(tmp_path: Pat
 def test_a_file_of_something_else_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text("mine")
     with pytest.raises(DataError, match="does not hold node times"):
-        quantize(tmp_path / "missing.onnx", tmp_path / "missing", budget=Budget(costs=tmp_path / "costs.json"))
+        quantize(tmp_path / "missing.onnx", tmp_path / "missing", budget=Budget(profile_cache=tmp_path / "costs.json"))

@@ -538,7 +538,7 @@ def test_no_more_models_are_built_than_asked_for(build: Callable[..., ModelProto
 
 
 def test_a_file_is_smaller_where_that_is_preferred_and_as_faithful_as_was_asked(tmp_path: Path) -> None:
-    data, budget = Data(MODELS / "data" / "calib.npz", limit=16), Budget(latency=0, accuracy="off")
+    data, budget = Data(MODELS / "data" / "calib.npz", limit=16), Budget(latency_seconds=0, accuracy="off")
     fast, small = (
         quantize(MODELS / "vit.onnx", data, tmp_path / wish, goal=Goal(prefer=wish), budget=budget).report
         for wish in ("speed", "size")

@@ -180,7 +180,7 @@ def test_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanProfiler, "times", timed)
     monkeypatch.setattr(PlanProfiler, "_latencies", timed)
     given = MODELS / "mobilenet.onnx", Data(CALIB, limit=16)
-    found = quantize(*given, goal=Goal(min_sqnr=38.0), budget=Budget(latency=0.0, accuracy="off")).report
+    found = quantize(*given, goal=Goal(min_sqnr=38.0), budget=Budget(latency_seconds=0.0, accuracy="off")).report
     assert found.plan.count(Mode.STATIC)
     assert found.search.sensitivities
     assert (found.search.frontier, found.performance.times) == ((), ())

@@ -45,7 +45,7 @@ SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.
 
 
 def report(accuracy: str, samples: int = 64, **further: Any) -> Report:
-    budget = Budget(search="off", latency=0, accuracy=accuracy)
+    budget = Budget(search="off", latency_seconds=0, accuracy=accuracy)
     return quantize(MODELS / "mobilenet.onnx", SAMPLES[:samples], budget=budget, **further).report
 
 
@@ -185,7 +185,9 @@ def test_ranges_and_factors_are_of_all_samples_and_means_of_those_before(build: 
 def test_all_effort_goes_with_statistics_that_are_collected_in_bounded_memory() -> None:
     data = Data(MODELS / "data" / "calib.npz", limit=64)
     found = [
-        quantize(MODELS / "gru.onnx", data, budget=Budget("off", "full", latency=0, collection=collection)).report
+        quantize(
+            MODELS / "gru.onnx", data, budget=Budget("off", "full", latency_seconds=0, collection=collection)
+        ).report
         for collection in (None, Collection(memory="4GB"))
     ]
     assert [one.samples.refitted for one in found] == [64, 64]

@@ -376,7 +376,7 @@ def test_of_a_model_above_a_gibibyte_the_layers_that_hurt_most_are_left(
     model = blocks(build)
 
     def quantized(goal: float, search: str) -> Report:
-        budget = Budget(search=search, accuracy="off", latency=0)
+        budget = Budget(search=search, accuracy="off", latency_seconds=0)
         return quantize(model, samples, tmp_path / "q.onnx", goal=goal, budget=budget).report
 
     plain = quantized(0, "off").agreement.worst_sqnr
@@ -395,7 +395,7 @@ def test_the_sensitivity_of_a_model_above_a_gibibyte_is_that_of_a_smaller_one(
 ) -> None:
     random = np.random.default_rng(0)
     samples = [{"x": random.standard_normal((4, 16)).astype(np.float32)} for _ in range(4)]
-    model, budget = blocks(build), Budget(accuracy="off", latency=0)
+    model, budget = blocks(build), Budget(accuracy="off", latency_seconds=0)
     small = sensitivity(model, samples, budget=budget)
     monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << 10)
     large = sensitivity(model, samples, budget=budget)

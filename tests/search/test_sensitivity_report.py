@@ -19,7 +19,7 @@ from onnxq.pipeline import sensitivity
 from onnxq.search.sensitivity_report import ORDERS, NodeCost, Sensitivity, TensorCost, WayCost
 from onnxq.steps.request import Budget
 
-PLAIN = Budget(accuracy="off", latency=0.05)
+PLAIN = Budget(accuracy="off", latency_seconds=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_the_noise_of_a_weight_alone_is_that_of_a_model_with_it_alone(
     residual: ModelProto, quantize_to: QuantizeTo, samples_for, tmp_path: Path
 ) -> None:
     residual = with_alternating_signs(residual)
-    samples, budget = samples_for(residual), replace(PLAIN, latency=0)
+    samples, budget = samples_for(residual), replace(PLAIN, latency_seconds=0)
     integers, plain = (replace(PRESETS[name], correct_biases=False) for name in ("int8", "int8-storage"))
     found = sensitivity(residual, samples, scheme=integers, budget=budget)
     stored = {one.node: way.sqnr for one in found.nodes for way in one.ways if way.mode is Mode.STORAGE}
@@ -78,7 +78,7 @@ def test_a_product_is_told_in_every_way_that_the_runtime_has(perceptron: ModelPr
     assert all(way.milliseconds is not None and way.sqnr is not None for way in ways["first"])
 
 
-@pytest.mark.parametrize("options", [{"target": "tensorrt"}, {"budget": replace(PLAIN, latency=0)}])
+@pytest.mark.parametrize("options", [{"target": "tensorrt"}, {"budget": replace(PLAIN, latency_seconds=0)}])
 def test_times_are_none_where_they_are_not_measured(perceptron: ModelProto, samples_for, options: dict) -> None:
     found = sensitivity(perceptron, samples_for(perceptron), **{"budget": PLAIN, **options})
     assert {way.milliseconds for one in found.nodes for way in one.ways} == {None}

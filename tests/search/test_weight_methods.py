@@ -155,7 +155,7 @@ def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
             tmp_path / f"{accuracy}.onnx",
             scheme="int4-block32",
             goal=Goal(force=True),
-            budget=Budget(search="off", accuracy=accuracy, latency=0),
+            budget=Budget(search="off", accuracy=accuracy, latency_seconds=0),
         ).report.agreement.worst_sqnr
         for accuracy in ("off", "compensation")
     ]
@@ -193,7 +193,7 @@ def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
 def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: int, tmp_path: Path) -> None:
     spec = QuantSpec("int4", (32,), method=Method.COMPENSATED)
     samples, judges = images("calib.npz", count), images("test.npz", 50)
-    budget, found = Budget(search="off", latency=0, accuracy="off"), {}
+    budget, found = Budget(search="off", latency_seconds=0, accuracy="off"), {}
     for wanted in (spec, replace(spec, method=Method.MINMAX)):
         scheme, output = Scheme((Rule(Mode.WEIGHT_ONLY, weight=wanted),)), tmp_path / f"{wanted.method}.onnx"
         data = Data(samples, judges)
@@ -202,7 +202,7 @@ def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: in
     plan = found[Method.COMPENSATED].plan
     assert plan.accuracy == ("compensation",)
     again = tmp_path / "again.onnx"
-    quantize(MODELS / "gru.onnx", data, again, scheme=plan, budget=Budget(latency=0))
+    quantize(MODELS / "gru.onnx", data, again, scheme=plan, budget=Budget(latency_seconds=0))
     assert again.read_bytes() == (tmp_path / "compensated.onnx").read_bytes()
 
 
@@ -450,7 +450,7 @@ def test_what_is_stored_alone_gets_none(
 
 CALIB = MODELS / "data" / "calib.npz"
 FORCED = Goal(force=True)
-UNTIMED = Budget(search="off", latency=0)
+UNTIMED = Budget(search="off", latency_seconds=0)
 
 
 def first_and_again(
@@ -480,7 +480,7 @@ def test_weights_whose_errors_cancel_are_found_again(perceptron, tmp_path: Path)
     generator = np.random.default_rng(0)
     few, wide = generator.standard_normal((12, 4, 6), np.float32), generator.standard_normal((6, 32), np.float32)
     samples = [{"x": one @ wide} for one in few]
-    budget = Budget("off", "compensation", latency=0)
+    budget = Budget("off", "compensation", latency_seconds=0)
     first, again = first_and_again(perceptron, samples, tmp_path, "int4-block32", budget)
     assert first == again
     assert load_plan(tmp_path / "plan.toml").damping is not None
@@ -490,7 +490,7 @@ def test_factors_of_float_data_are_found_again(build: Build, tmp_path: Path) -> 
     norm = np.where(np.arange(32) == 3, 30.0, 1.0).astype(np.float32)
     text = "(float[8,32] x) => (float[8,16] y) {n = LayerNormalization(x, s) y = MatMul(n, w)}"
     samples = [{"x": one} for one in np.random.default_rng(0).standard_normal((16, 8, 32), np.float32)]
-    budget = Budget("off", "scaling,compensation", latency=0)
+    budget = Budget("off", "scaling,compensation", latency_seconds=0)
     first, again = first_and_again(build(text, s=norm, w=(32, 16)), samples, tmp_path, "int2-block16", budget)
     assert first == again
     assert [one.tensor for one in load_plan(tmp_path / "plan.toml").scaling] == ["n"]
@@ -498,7 +498,7 @@ def test_factors_of_float_data_are_found_again(build: Build, tmp_path: Path) -> 
 
 def test_a_plan_that_was_searched_for_is_found_again(tmp_path: Path) -> None:
     data = Data(CALIB, limit=12)
-    first, again = first_and_again(MODELS / "gru.onnx", data, tmp_path, "int8", Budget(latency=0.05))
+    first, again = first_and_again(MODELS / "gru.onnx", data, tmp_path, "int8", Budget(latency_seconds=0.05))
     assert first == again
 
 
@@ -517,7 +517,7 @@ def test_ranges_of_a_method_without_a_name_are_in_the_plan(perceptron, samples_f
 
 def test_ranges_do_not_depend_on_the_samples_of_the_replay(perceptron, samples_for, tmp_path: Path) -> None:
     scheme = replace(PRESETS["int8"], correct_biases=False)
-    budget = Budget("off", "ranges", latency=0)
+    budget = Budget("off", "ranges", latency_seconds=0)
     samples = samples_for(perceptron, 8)
     plan = quantize(perceptron, samples, tmp_path / "a.onnx", scheme=scheme, goal=FORCED, budget=budget).report.plan
     louder = [{"x": 9 * samples[0]["x"]}]
@@ -526,7 +526,7 @@ def test_ranges_do_not_depend_on_the_samples_of_the_replay(perceptron, samples_f
 
 
 def test_a_first_plan_can_be_carried_out(perceptron, samples_for, tmp_path: Path) -> None:
-    samples, budget = samples_for(perceptron), Budget("off", "off", latency=0)
+    samples, budget = samples_for(perceptron), Budget("off", "off", latency_seconds=0)
     scheme = replace(PRESETS["int8"], ranges="minmax")
     quantize(perceptron, samples, tmp_path / "a.onnx", scheme=scheme, goal=FORCED, budget=budget)
     quantize(perceptron, samples, tmp_path / "b.onnx", scheme=plan(perceptron), goal=FORCED, budget=budget)

@@ -112,13 +112,13 @@ def test_more_of_many_samples_judge_with_all_effort(
 
 MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
-UNSEARCHED = Budget(search="off", latency=0)
+UNSEARCHED = Budget(search="off", latency_seconds=0)
 
 
 def test_statistics_collected_once_serve_several_calls() -> None:
     statistics = calibrate(MODELS / "resnet.onnx", Data(CALIB, limit=16))
     assert len(statistics.samples) == 16
-    data, budget = Data(CALIB, limit=16, statistics=statistics), Budget(latency=0, search="off")
+    data, budget = Data(CALIB, limit=16, statistics=statistics), Budget(latency_seconds=0, search="off")
     reused, again = (quantize(MODELS / "resnet.onnx", data, budget=budget).report for _ in range(2))
     assert reused.agreement == again.agreement
     # The statistics are of all samples, those included that judge.
@@ -148,6 +148,6 @@ def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) ->
         Data(samples, statistics=seen),
         scheme="int4-block32",
         goal=Goal(force=True),
-        budget=Budget(search="off", latency=0),
+        budget=Budget(search="off", latency_seconds=0),
     )
     assert quantized.graph.opset >= 21

@@ -70,7 +70,9 @@ def test_an_output_is_neither_the_model_nor_the_file_of_node_times(tmp_path: Pat
     with pytest.raises(OutputError, match="is the model itself"):
         check_output_path(tmp_path / "m.onnx", tmp_path / "m.onnx", Budget(), Data([]))
     with pytest.raises(OutputError, match="node times cannot be kept in the output"):
-        check_output_path(tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(costs=tmp_path / "q.onnx.data"), Data([]))
+        check_output_path(
+            tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(profile_cache=tmp_path / "q.onnx.data"), Data([])
+        )
     (tmp_path / "c.npz").write_bytes(b"")
     with pytest.raises(OutputError, match="is read as well"):
         check_output_path(tmp_path / "c.npz", tmp_path / "m.onnx", Budget(), Data(tmp_path / "c.npz"))

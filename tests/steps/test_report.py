@@ -23,7 +23,9 @@ MODELS = Path(__file__).parents[2] / "models"
 def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
     data = Data(MODELS / "data" / "calib.npz", limit=8)
-    report = quantize(MODELS / "gru.onnx", data, output, budget=Budget(search="off", accuracy="off", latency=0)).report
+    report = quantize(
+        MODELS / "gru.onnx", data, output, budget=Budget(search="off", accuracy="off", latency_seconds=0)
+    ).report
     assert report.files.output_digest == hashlib.sha256(output.read_bytes()).hexdigest()
     assert report.files.model_digest == hashlib.sha256((MODELS / "gru.onnx").read_bytes()).hexdigest()
     assert [stage.name for stage in report.run.stages] == ["prepare", "calibrate", "choose and verify", "report"]
@@ -38,7 +40,10 @@ def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: 
 def test_codes_that_are_faithful_enough_for_no_method_are_told(
     accuracy: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    budget, data = Budget(search="off", accuracy=accuracy, latency=0), Data(MODELS / "data" / "calib.npz", limit=8)
+    budget, data = (
+        Budget(search="off", accuracy=accuracy, latency_seconds=0),
+        Data(MODELS / "data" / "calib.npz", limit=8),
+    )
     report = quantize(MODELS / "resnet.onnx", data, tmp_path / "q.onnx", goal=5, budget=budget).report
     assert (report.encoding.skipped_at_sqnr is not None) == told
     terminal.print_report(report)
@@ -47,7 +52,7 @@ def test_codes_that_are_faithful_enough_for_no_method_are_told(
 
 @pytest.mark.parametrize("wanted", [0, 2])
 def test_layers_and_kernels_are_looked_at_where_they_are_wanted(wanted: int, tmp_path: Path) -> None:
-    budget = Budget(search="off", accuracy="off", latency=0, layers=wanted)
+    budget = Budget(search="off", accuracy="off", latency_seconds=0, layers=wanted)
     data = Data(MODELS / "data" / "calib.npz", limit=4)
     report = quantize(MODELS / "resnet.onnx", data, tmp_path / "q.onnx", budget=budget).report
     report.save(tmp_path / "report.json")
@@ -78,7 +83,7 @@ def test_the_samples_that_judge_and_are_worst_are_told_by_their_numbers(
         calibration = tmp_path / "quiet.npz"
     data = Data(calibration, validation=tmp_path / "all.npz" if apart else None)
     model = build("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=(64, 64))
-    budget = Budget(search="off", accuracy="off", latency=0, layers=2)
+    budget = Budget(search="off", accuracy="off", latency_seconds=0, layers=2)
     report = quantize(model, data, goal=Goal(force=True), budget=budget).report
     assert report.samples.split.apart == apart
     judging = [*range(40)] if apart else evenly_spaced_indices(40, 10)
@@ -100,7 +105,7 @@ def test_of_how_many_files_the_samples_are_is_told(tmp_path: Path, build: Callab
     for file in range(32):
         np.savez(tmp_path / "stacks" / f"{file}.npz", x=random.uniform(-1, 1, (3, 64)).astype(np.float32))
     model = build("(float[N,64] x) => (float[N,64] y) { y = MatMul(x, w) }", w=(64, 64))
-    budget = Budget(search="off", accuracy="off", latency=0)
+    budget = Budget(search="off", accuracy="off", latency_seconds=0)
     data = Data(tmp_path / "stacks", batch=1)
     report = quantize(model, data, goal=Goal(force=True), budget=budget).report
     assert (report.samples.split.samples, report.samples.split.files, report.agreement.files) == (24, 8, 8)
@@ -124,7 +129,7 @@ def test_a_metric_is_of_samples_that_chose_nothing_where_it_knows_them_and_else_
     top1 = Metric("top1", Top1(np.zeros(40, np.int64)))
     metric = top1 if by_labels else Metric("same", lambda outputs, samples: float(len(outputs) > 0))
     data, goal = Data(samples, statistics=known), Goal(metric=metric, max_drop=0.1)
-    report = quantize(model, data, goal=goal, budget=Budget(accuracy="off", latency=0)).report
+    report = quantize(model, data, goal=goal, budget=Budget(accuracy="off", latency_seconds=0)).report
     judged = report.samples.split
     assert (judged.samples, judged.seen) == ((10, 0) if by_labels else (40, 40))
     assert (judged.places == ranges_of(evenly_spaced_indices(40, 10))) == by_labels

@@ -71,9 +71,9 @@ def test_a_name_stands_for_that_effort_in_search_and_accuracy(name: str) -> None
 @pytest.mark.parametrize(
     ("budget", "limit"),
     [
-        (Budget(seconds=1.5), "1.5 s with --budget"),
-        (Budget(measurements=3), "3 models with --measurements"),
-        (Budget(seconds=60, measurements=3), "60 s with --budget and 3 models with --measurements"),
+        (Budget(time_limit=1.5), "1.5 s with --budget"),
+        (Budget(max_candidates=3), "3 models with --measurements"),
+        (Budget(time_limit=60, max_candidates=3), "60 s with --budget and 3 models with --measurements"),
     ],
 )
 def test_what_ends_a_search_is_told_with_the_option_that_gives_more(budget: Budget, limit: str) -> None:
@@ -89,20 +89,20 @@ def test_methods_may_be_given_instead_of_an_effort() -> None:
     ("given", "sentence"),
     [
         (
-            {"latency": math.nan},
+            {"latency_seconds": math.nan},
             "the time for latency in seconds is nan, expected a finite number that is not negative",
         ),
-        ({"latency": -1}, "the time for latency in seconds is -1, expected"),
-        ({"latency": "2"}, "the time for latency in seconds is '2' of type str, expected a number"),
+        ({"latency_seconds": -1}, "the time for latency in seconds is -1, expected"),
+        ({"latency_seconds": "2"}, "the time for latency in seconds is '2' of type str, expected a number"),
         ({"search": "ful"}, "search 'ful' is not one of off, fast, full; did you mean 'full'"),
         ({"accuracy": "biases"}, "accuracy 'biases' is not one of"),
-        ({"seconds": 0}, "the budget in seconds is 0, expected more than 0; leave it out to have no limit"),
-        ({"seconds": math.nan}, "the budget in seconds is nan, expected more than 0"),
-        ({"measurements": -1}, "the number of measurements is -1, expected more than 0"),
+        ({"time_limit": 0}, "the time limit in seconds is 0, expected more than 0; leave it out to have no limit"),
+        ({"time_limit": math.nan}, "the time limit in seconds is nan, expected more than 0"),
+        ({"max_candidates": -1}, "the number of candidates is -1, expected more than 0"),
         ({"layers": -1}, "the number of samples for layers is -1, expected 0 or more"),
         ({"threads": 0}, "the number of threads is 0, expected more than 0"),
         ({"threads": 1.5}, "the number of threads is 1.5 of type float, expected a whole number"),
-        ({"costs": 3}, "the file of node times is 3 of type int, expected a path"),
+        ({"profile_cache": 3}, "the file of node times is 3 of type int, expected a path"),
     ],
 )
 def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -> None:
@@ -118,10 +118,10 @@ def test_what_is_smallest_is_found_by_a_search_alone() -> None:
 
 
 def test_a_search_ends_with_the_time_there_is_for_all_or_with_so_many_measurements() -> None:
-    effort = Budget(seconds=5.0, measurements=3).effort
+    effort = Budget(time_limit=5.0, max_candidates=3).effort
     assert effort is not None
     assert (effort.seconds, effort.measurements) == (5.0, 3)
-    assert Budget("off", seconds=5.0).effort is None
+    assert Budget("off", time_limit=5.0).effort is None
 
 
 def test_statistics_of_a_file_can_be_left_out(tmp_path: Path) -> None:

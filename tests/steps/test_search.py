@@ -23,7 +23,7 @@ from onnxq.steps.request import Budget, QuantizationRequest
 from onnxq.steps.search import are_variants_hopeless, are_variants_slower, search_for_plan
 
 DATA = Data([sample(rows, LARGE) for rows in (1, 2)])
-UNTIMED = Budget("off", "off", latency=0)
+UNTIMED = Budget("off", "off", latency_seconds=0)
 
 
 @pytest.fixture

@@ -97,7 +97,9 @@ def test_every_stage_is_seen_and_counts_to_its_end() -> None:
     quantize(
         MODELS / "resnet.onnx",
         Data(MODELS / "data" / "calib.npz", limit=4),
-        budget=Budget(latency=0, progress=lambda stage, done, total: seen.setdefault(stage, []).append((done, total))),
+        budget=Budget(
+            latency_seconds=0, progress=lambda stage, done, total: seen.setdefault(stage, []).append((done, total))
+        ),
     )
     assert seen["calibrate"] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert {"calibrate", "search", "verify"} <= seen.keys()

@@ -44,7 +44,7 @@ def images(count: int, shape: tuple[int, ...] = (1, 3, 8, 8), seed: int = 0) -> 
 
 def module_of(model: ModelProto | Path, samples: Iterable[Mapping[str, Any]], scheme: str = "int8") -> QATModule:
     """Return the module of a model that is quantized as a scheme says, without a search."""
-    budget = Budget("off", "off", latency=0)
+    budget = Budget("off", "off", latency_seconds=0)
     done = quantize(model, list(samples), scheme=scheme, goal=Goal(force=True), budget=budget)
     return prepare(model, done.report.plan)
 

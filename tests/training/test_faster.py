@@ -27,7 +27,7 @@ from training.modules import MODELS, images
 LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v) }"
 WEIGHTS = {"w": (32, 32), "v": (32, 16)}
 SAMPLES = images(32, (1, 32))
-QUICK = Budget("off", "off", latency=0)
+QUICK = Budget("off", "off", latency_seconds=0)
 SHORT = Training(blocks="no", epochs=2)
 
 
@@ -157,7 +157,7 @@ def attempts(
 
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
     model, samples, output = MODELS / "mobilenet.onnx", MODELS / "data" / "calib.npz", tmp_path / "q.onnx"
-    data, budget = Data(samples, limit=24), Budget("fast", "off", latency=0.1, measurements=3)
+    data, budget = Data(samples, limit=24), Budget("fast", "off", latency_seconds=0.1, max_candidates=3)
     training = Training(blocks="no", minutes=0.02)
     done = quantize_and_train(model, data, output, goal=20.0, budget=budget, training=training)
     assert done.report.agreement.worst_sqnr >= 20
@@ -171,8 +171,8 @@ def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
     ("budget", "told"),
     [
         (Budget("off"), "needs a search and time for latency"),
-        (Budget(latency=0), "needs a search and time for latency"),
-        (Budget(seconds=60), "training has its own time limit in minutes beside that of the budget"),
+        (Budget(latency_seconds=0), "needs a search and time for latency"),
+        (Budget(time_limit=60), "training has its own time limit in minutes beside that of the budget"),
     ],
 )
 def test_what_leaves_no_faster_plan_to_be_found_is_told(budget: Budget, told: str, build: Build) -> None:

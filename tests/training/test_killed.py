@@ -38,7 +38,7 @@ def progress(stage, done, total):
                 os.getpid(), signal.SIGKILL
             )
 
-budget = Budget("off", "off", latency=0, progress=progress)
+budget = Budget("off", "off", latency_seconds=0, progress=progress)
 training = Training(epochs=6, batch=4, rate=5e-3)
 train(model, samples, output, scheme="int2-block16", goal=Goal(force=True), budget=budget, training=training)
 """

@@ -34,7 +34,7 @@ def steep(outputs, expected, inputs):
 def wrong(outputs, expected, inputs):
     return (outputs["y"].argmax(-1) != expected["y"].argmax(-1)).float().mean()
 """
-QUICK = Budget("off", "off", latency=0)
+QUICK = Budget("off", "off", latency_seconds=0)
 
 
 def test_the_written_model_is_better_than_without_training(build: Build, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y 
 WEIGHTS = {"w": (32, 32), "v": (32, 16)}
 SAMPLES = images(48, (1, 32))
 
-QUICK = Budget("off", "off", latency=0)
+QUICK = Budget("off", "off", latency_seconds=0)
 
 
 def trained(build: Build, output: Path | None, training: Training, **more: Any) -> Quantized:
@@ -83,7 +83,7 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
     verify = Verifier.verified
     monkeypatch.setattr(Verifier, "verified", verified)
     plan = QuantizationRequest.of("int4-block32", "openvino", ())
-    budget = replace(QUICK, latency=0.05, engine="elsewhere")
+    budget = replace(QUICK, latency_seconds=0.05, engine="elsewhere")
     train(
         build(LAYERS, **WEIGHTS),
         SAMPLES,
@@ -97,7 +97,7 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
 
 def test_a_model_for_what_does_not_run_here_is_not_timed(build: Build) -> None:
     wanted = QuantizationRequest.of("int2-block16", "onnxruntime-cpu-arm", ())
-    goal, budget = Goal(force=True), replace(QUICK, latency=0.05)
+    goal, budget = Goal(force=True), replace(QUICK, latency_seconds=0.05)
     done = train(
         build(LAYERS, **WEIGHTS), SAMPLES, scheme=wanted, goal=goal, budget=budget, training=Training(epochs=2)
     )
