@@ -27,7 +27,7 @@ from onnxq.calibration.statistics import CalibrationStatistics, discard, load_st
 from onnxq.calibration.workers import SHARD_BYTES, Processes, Threads, Workers
 from onnxq.data.inputs import Sample, SampleSource, sample_bytes
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, SchemeError
+from onnxq.errors import CandidateError, DataError, RunError, SchemeError
 from onnxq.runtime.sessions import open_session, run, runtime_version, serialized
 from onnxq.system.records import parse_size
 from onnxq.system.resources import available_cores
@@ -49,6 +49,7 @@ def measure_tensor_bytes(model: Path, sample: Sample, tensors: Sequence[str]) ->
     Raises:
         ModelError: The model does not load, or a name is no tensor of it that can be observed.
         DataError: The sample does not run.
+        CandidateError: The float model runs the sample, and the one that tells sizes does not.
     """
     proto, inner = expose_body_sizes(onnx.load(model, load_external_data=False), tensors)
     own = {value.name for value in proto.graph.output}
@@ -60,7 +61,14 @@ def measure_tensor_bytes(model: Path, sample: Sample, tensors: Sequence[str]) ->
     }
     counts = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in inner]
     session = open_session(append_outputs(serialized(proto), counts, computed), threads=1, external_folder=model.parent)
-    sizes = run(session, sample, [f"{name}/size" for name in widths])
+    try:
+        sizes = run(session, sample, [f"{name}/size" for name in widths])
+    except RunError as error:
+        run(open_session(model, threads=1), sample)
+        raise CandidateError(
+            f"the float model runs a sample, but not with the sizes of its tensors as further outputs "
+            f"({error.__cause__ or error}); leave out --memory, or report the model"
+        ) from error
     found = {name: int(size) * widths[name] for name, size in zip(widths, sizes, strict=True)}
     # Outputs of the model are made in any case.
     return dict.fromkeys(tensors, 0) | {name: 0 if name in own else size for name, size in found.items()}

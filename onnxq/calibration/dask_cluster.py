@@ -35,7 +35,7 @@ from onnxq.calibration.workers import (
 )
 from onnxq.data.dataset import SampleSlice
 from onnxq.data.inputs import Sample
-from onnxq.data.samples import Items, Kept
+from onnxq.data.samples import CachedDataset, Items
 from onnxq.errors import DataError, OnnxqError, SchemeError
 from onnxq.ir.protos import external_files
 
@@ -209,7 +209,7 @@ class Parcels:
         self._sent.clear()
 
     def _labelled(self, stretch: SampleSlice) -> SampleSlice:
-        if not isinstance(stretch.read, Kept):
+        if not isinstance(stretch.read, CachedDataset):
             return stretch
         items = stretch.read.items
         known = [one for one, _ in self._sent]
@@ -224,7 +224,7 @@ class Parcels:
         return self._client.scatter(PickledDataset(self._data[items] or b""), broadcast=True, hash=False)
 
     def _bytes(self, stretch: SampleSlice) -> bytes | None:
-        if not isinstance(stretch.read, Kept):
+        if not isinstance(stretch.read, CachedDataset):
             return None
         items = stretch.read.items
         if items not in self._data:

@@ -16,7 +16,7 @@ from onnxq.calibration.statistics import CalibrationStatistics, load_statistics
 from onnxq.data.dataset import Origin, RandomAccess, is_random_access, origin_of
 from onnxq.data.images import ImageOptions, find_image_preset
 from onnxq.data.inputs import Input, Sample, SampleSource, is_floating, model_inputs
-from onnxq.data.samples import Samples, leaves_out, open_samples
+from onnxq.data.samples import Samples, is_truncated, open_samples
 from onnxq.data.sources import Source, find_source, source_for
 from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
 from onnxq.ir import load
@@ -213,9 +213,9 @@ class ChainedSamples:
         self._start: _Start | None = None
 
     @property
-    def leaves_out(self) -> bool:
+    def truncated(self) -> bool:
         """Whether a limit has left out samples behind these."""
-        return leaves_out(self._samples)
+        return is_truncated(self._samples)
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -72,7 +72,7 @@ _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 
 @dataclass(frozen=True)
-class Part:
+class SampleFile:
     """A run of samples from one origin: a file, a folder that is one sample, or the caller's list.
 
     Attributes:
@@ -94,7 +94,7 @@ class Part:
     file: str = ""
 
 
-Opening: TypeAlias = Callable[[bool], Part]
+Opening: TypeAlias = Callable[[bool], SampleFile]
 """Opens a file or folder. True keeps the rows of an array file together, as the model is run with them."""
 
 LARGEST_BATCH = 256 * 10**6
@@ -140,24 +140,24 @@ def suffixes(folder: Location) -> str:
     return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
 
 
-def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> Part:
+def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> SampleFile:
     """Return the part that is one sample, which has been written to an ``.npz`` file as it came."""
     return _one(where, sequence, partial(_read_npz, path, inputs), file)
 
 
-def _as_it_is(part: Part, together: bool) -> Part:
+def _as_it_is(part: SampleFile, together: bool) -> SampleFile:
     return part
 
 
-def _one(where: str, sequence: str, alone: Callable[[], Sample], file: str) -> Part:
-    return Part(where, sequence, 1, partial(_alone, alone), stacked=False, file=file)
+def _one(where: str, sequence: str, alone: Callable[[], Sample], file: str) -> SampleFile:
+    return SampleFile(where, sequence, 1, partial(_alone, alone), stacked=False, file=file)
 
 
 def _alone(read: Callable[[], Sample], indices: Sequence[int]) -> Iterator[Sample]:
     return (read() for _ in indices)
 
 
-def _sample_of(path: Location, alone: Callable[[], Sample]) -> Part:
+def _sample_of(path: Location, alone: Callable[[], Sample]) -> SampleFile:
     return _one(str(path), str(Path(str(path)).parent), alone, str(path))
 
 
@@ -177,7 +177,7 @@ def _suffix(path: Location) -> str:
     return path.suffix.lower()
 
 
-def _file(path: Location, inputs: Sequence[Input], images: ImageOptions, together: bool) -> Part:
+def _file(path: Location, inputs: Sequence[Input], images: ImageOptions, together: bool) -> SampleFile:
     suffix = _suffix(path)
     if suffix == ".npz":
         return _arrays_part(path, npz_arrays(path), inputs, together)
@@ -199,7 +199,7 @@ def _file(path: Location, inputs: Sequence[Input], images: ImageOptions, togethe
 
 def _sample_folder(
     folder: Location, entries: Sequence[Location], inputs: Sequence[Input], images: ImageOptions
-) -> Part | None:
+) -> SampleFile | None:
     files = [entry for entry in entries if entry.is_file()]
     tensors = {int(found[1]): path for path in files if (found := _TEST_INPUT.fullmatch(path.name))}
     if tensors:
@@ -262,7 +262,9 @@ def _read_arrays(
     }
 
 
-def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input], together: bool) -> Part:
+def _arrays_part(
+    path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input], together: bool
+) -> SampleFile:
     typed = _with_extended_types(arrays, inputs)
     shapes = {name: array.shape for name, array in typed.items()}
     count, wanted = stack_size(shapes, inputs), {entry.name: entry for entry in inputs}
@@ -275,7 +277,7 @@ def _arrays_part(path: Location, arrays: Mapping[str, StoredArray], inputs: Sequ
     )
     if count is None:
         return _sample_of(path, partial(_read_stored, typed))
-    return Part(str(path), str(path), count, partial(_read_rows, typed, wanted), file=str(path))
+    return SampleFile(str(path), str(path), count, partial(_read_rows, typed, wanted), file=str(path))
 
 
 def _bytes(array: StoredArray) -> int:

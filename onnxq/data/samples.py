@@ -26,7 +26,16 @@ from onnxq.data.dataset import (
     is_random_access,
     picked,
 )
-from onnxq.data.files import Part, as_sample, files_below, is_read, spooled_part, stack_size, suffixes, walk
+from onnxq.data.files import (
+    SampleFile,
+    as_sample,
+    files_below,
+    is_read,
+    spooled_part,
+    stack_size,
+    suffixes,
+    walk,
+)
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample, SampleSource, check_sample, is_floating, model_inputs, required
 from onnxq.data.sources import Source, does_take, find_source, source_for
@@ -141,7 +150,7 @@ def single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
     return tuple(found)
 
 
-def in_batches(parts: Sequence[Part], inputs: Sequence[Input], batch: int) -> list[Part]:
+def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int) -> list[SampleFile]:
     """Return parts whose samples are rows of others, so many at a time, each with the part that its first row is of.
 
     The last sample holds the rows that are left. A model whose first dimensions are fixed is not run with fewer.
@@ -167,7 +176,7 @@ def in_batches(parts: Sequence[Part], inputs: Sequence[Input], batch: int) -> li
             spanned_rows += spanned[-1].count
         read = _Rows(tuple(spanned), first, batch)
         stored = all(one.stored for one in spanned)
-        found.append(Part(part.where, part.sequence, count, read, stored=stored, file=part.file))
+        found.append(SampleFile(part.where, part.sequence, count, read, stored=stored, file=part.file))
         begun += count * batch
     return found
 
@@ -182,7 +191,7 @@ class _Rows:
         batch: rows of a sample; the last may have fewer.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[SampleFile, ...]
     first: int
     batch: int
 
@@ -269,7 +278,7 @@ class Items:
         return [{name: plain(value) for name, value in sample.items()} for sample in found]
 
 
-class Kept:
+class CachedDataset:
     """Items, each of which this process reads when it is first asked for and keeps in a folder, for all later passes.
 
     Args:
@@ -355,7 +364,7 @@ Named = tuple[str, Mapping[str, Any]]
 
 def spool(
     samples: Iterable[Named], inputs: Sequence[Input], folder: Path, most: int, *, of_files: bool = False
-) -> list[Part]:
+) -> list[SampleFile]:
     """Write samples to a folder and return them as parts.
 
     Args:
@@ -411,7 +420,7 @@ def from_rows(
 
 def item_parts(
     rows: object, inputs: Sequence[Input], share: int | None, folder: Path, *, as_given: bool = False
-) -> list[Part]:
+) -> list[SampleFile]:
     """Return the rows of an object with random access as a part, each read when it is needed; see `from_rows`.
 
     None where rows hold several samples or differ each time they are read, as those of a data set that augments do.
@@ -430,10 +439,10 @@ def item_parts(
     if not isinstance(rows, RandomAccess) or not len(rows):
         return []
     places = range(len(rows)) if share is None else evenly_spaced_indices(len(rows), share)
-    kept = Kept(Items(rows, places, tuple(inputs), "samples", as_given), folder)
+    kept = CachedDataset(Items(rows, places, tuple(inputs), "samples", as_given), folder)
     if not kept.stays():
         return []
-    return [Part("samples", "samples", len(places), kept, stored=False)]
+    return [SampleFile("samples", "samples", len(places), kept, stored=False)]
 
 
 def rows_of(
@@ -492,14 +501,14 @@ class Samples:
     """A re-iterable stream of checked samples; each iteration reads the same ones again, in the same order.
 
     Attributes:
-        leaves_out: whether there are samples behind those that are used; known where they are used in order.
+        truncated: whether there are samples behind those that are used; known where they are used in order.
     """
 
     def __init__(
-        self, parts: Sequence[Part], inputs: Sequence[Input], places: Sequence[int], *, leaves_out: bool = False
+        self, parts: Sequence[SampleFile], inputs: Sequence[Input], places: Sequence[int], *, truncated: bool = False
     ) -> None:
         """Take the samples at these places, which rise, of those that the parts hold."""
-        self.leaves_out = leaves_out
+        self.truncated = truncated
         self._parts = tuple(parts)
         self._inputs = tuple(inputs)
         self._places = places
@@ -557,13 +566,13 @@ def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
     return picked(samples, evenly_spaced_indices(len(samples), most))
 
 
-def leaves_out(samples: SampleSource) -> bool:
+def is_truncated(samples: SampleSource) -> bool:
     """Return whether a limit has left out samples behind those that there are; a list has no limit.
 
-    >>> leaves_out([{"x": 0}])
+    >>> is_truncated([{"x": 0}])
     False
     """
-    return bool(getattr(samples, "leaves_out", False))
+    return bool(getattr(samples, "truncated", False))
 
 
 def open_samples(
@@ -632,13 +641,13 @@ def open_samples(
     named = find_source(source) if isinstance(source, str) else source
     with ExitStack() as held:
 
-        def spooled(samples: Iterable[Named], *, of_files: bool = False) -> list[Part]:
+        def spooled(samples: Iterable[Named], *, of_files: bool = False) -> list[SampleFile]:
             # One more than there may be is enough to say so, where there is no end, and that some are left out.
             most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
             most *= batch or 1
             return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
 
-        def asked(rows: object, *, as_given: bool = False) -> list[Part]:
+        def asked(rows: object, *, as_given: bool = False) -> list[SampleFile]:
             return item_parts(rows, inputs, share, held.enter_context(staging(None)), as_given=as_given)
 
         where = "The iterable of samples"
@@ -670,7 +679,7 @@ def open_samples(
         total = sum(part.count for part in parts)
         places = range(total if limit is None else min(limit, total))
         used = places if len(places) == total or in_order else evenly_spaced_indices(total, len(places))
-        samples = Samples(parts, wanted, used, leaves_out=len(used) < total)
+        samples = Samples(parts, wanted, used, truncated=len(used) < total)
         if not len(samples):
             raise DataError(f"{where} holds no samples, expected at least one; add samples")
         if len(samples) > MOST_SAMPLES:
@@ -682,8 +691,8 @@ def open_samples(
     return samples
 
 
-def _given(samples: Sequence[Sample]) -> Part:
-    return Part("samples", "samples", len(samples), partial(_read_list, samples, len(samples)), stored=False)
+def _given(samples: Sequence[Sample]) -> SampleFile:
+    return SampleFile("samples", "samples", len(samples), partial(_read_list, samples, len(samples)), stored=False)
 
 
 def _read_list(samples: Sequence[Sample], count: int, indices: Sequence[int]) -> Iterator[Sample]:
@@ -694,7 +703,7 @@ def _read_list(samples: Sequence[Sample], count: int, indices: Sequence[int]) ->
 
 def _file_parts(
     path: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None, *, together: bool
-) -> list[Part]:
+) -> list[SampleFile]:
     """Return the parts of a file or folder, of so many files at most; none where sources read what is there."""
     if path.is_file() and not is_read(path) and source_for(path) is not None:
         return []

@@ -15,7 +15,7 @@ import onnx
 
 from onnxq.data.dataset import Subset, evenly_spaced_indices
 from onnxq.data.inputs import Sample, SampleSource, is_floating
-from onnxq.data.samples import evenly, leaves_out
+from onnxq.data.samples import evenly, is_truncated
 from onnxq.errors import ModelError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare
 from onnxq.evaluation.bounds import RISK, alpha_spending
@@ -401,7 +401,7 @@ class Verifier:
         judging: tuple[int, ...] = ()
         if metric.knows_samples and isinstance(samples, Subset):
             whole, judging = samples.samples, tuple(samples.places)
-        metric = of_first_samples(metric) if leaves_out(whole) else metric
+        metric = of_first_samples(metric) if is_truncated(whole) else metric
         return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, judging))
 
     def verified(self, candidate: Path, look: int, known: Latency | None = None) -> Verification:

@@ -16,7 +16,14 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from onnxq.numerics.blocks import PIECE, grid_shape, pieces
-from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType, ScaleFormat, format_named, scale_format_named
+from onnxq.numerics.formats import (
+    FORMATS,
+    SCALE_FORMATS,
+    QuantDType,
+    ScaleFormat,
+    format_named,
+    scale_format_named,
+)
 from onnxq.numerics.spec import QuantSpec, Rounding
 
 Array = npt.NDArray[Any]

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from observations import wanted
 
+from onnxq.calibration import calibrate
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.calibrate import (
     evidence_bytes,
@@ -21,7 +22,9 @@ from onnxq.calibration.calibrate import (
 from onnxq.calibration.collect import collect
 from onnxq.calibration.kinds import default_request
 from onnxq.calibration.segments import Segment
-from onnxq.errors import DataError
+from onnxq.data.inputs import Sample
+from onnxq.errors import CandidateError, DataError, RunError
+from onnxq.runtime.sessions import Session, run
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 SAMPLE = {"image": np.load(MODEL.parent / "data" / "calib.npz")["image"][:3]}
@@ -34,6 +37,21 @@ def test_sizes_are_those_of_the_tensors() -> None:
     seen = collect(MODEL, [SAMPLE], wanted(names))
     assert {name: sizes[name] for name in names} == {name: 4 * seen.of(name).need(Range).count for name in names}
     assert sizes["image"] == sizes[graph.output[0].name] == 0
+
+
+def test_a_model_of_sizes_that_fails_is_not_told_of_as_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [onnx.load(MODEL).graph.node[0].output[0]]
+    with pytest.raises(RunError, match="the sample cannot be run"):
+        measure_tensor_bytes(MODEL, {"image": SAMPLE["image"][0]}, names)
+
+    def fail(session: Session, sample: Sample, outputs: list[str] | None = None) -> list[object]:
+        if outputs:
+            raise RunError("the sample cannot be run") from RuntimeError("no kernel")
+        return run(session, sample)
+
+    monkeypatch.setattr(calibrate, "run", fail)
+    with pytest.raises(CandidateError, match=r"the float model runs a sample, but not with the sizes .*\(no kernel\)"):
+        measure_tensor_bytes(MODEL, SAMPLE, names)
 
 
 @pytest.mark.parametrize(

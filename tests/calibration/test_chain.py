@@ -15,7 +15,7 @@ from onnxq.calibration.data import ChainedSamples, Data, parse_chain, samples_of
 from onnxq.calibration.histogram import Histogram
 from onnxq.data.dataset import Origin, Subset, origin_of
 from onnxq.data.inputs import Sample, model_inputs
-from onnxq.data.samples import leaves_out, open_samples
+from onnxq.data.samples import is_truncated, open_samples
 from onnxq.errors import SchemeError
 
 
@@ -77,7 +77,7 @@ def test_samples_of_a_file_are_chained_and_limited_where_that_is_said(tmp_path: 
     assert befores(samples_of(tmp_path / "model.onnx", Data(rows, chain=CHAIN))) == [[0, 0], [1, 10], [3, 30]]
     limited = samples_of(tmp_path / "model.onnx", Data(rows, limit=2, chain=CHAIN))
     assert befores(limited) == [[0, 0], [1, 10]]
-    assert leaves_out(limited)
+    assert is_truncated(limited)
     assert len(samples_of(tmp_path / "model.onnx", [{**row, "before": row["x"]} for row in ROWS])) == 3
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from data.single_inputs import PAIR, SINGLE, X, dicts, firsts, rows
 from onnxq.data.arrays import StoredArray
-from onnxq.data.samples import Input, Sample, evenly, leaves_out, open_samples
+from onnxq.data.samples import Input, Sample, evenly, is_truncated, open_samples
 from onnxq.errors import DataError
 
 
@@ -39,7 +39,7 @@ def test_a_limit_in_order_says_whether_it_leaves_samples_out(
     made: Callable[[list[Sample]], object], limit: int | None, left: bool
 ) -> None:
     found = open_samples(made(dicts(3)), SINGLE, limit=limit, in_order=True)
-    assert (len(found), leaves_out(found)) == (min(limit or 3, 3), left)
+    assert (len(found), is_truncated(found)) == (min(limit or 3, 3), left)
 
 
 def test_a_limit_spreads_over_files_and_what_they_hold(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_items_are_samples_in_their_order(kind: type[Numbers] | type[Torch]) -> 
 def test_a_limit_takes_items_from_all_over_or_in_order_the_first() -> None:
     assert firsts(open_samples(Numbers(), [X], limit=4)) == [0, 13, 26, 39]
     samples = open_samples(Numbers(), [X], limit=4, in_order=True)
-    assert (firsts(samples), samples.leaves_out) == ([0, 1, 2, 3], True)
+    assert (firsts(samples), samples.truncated) == ([0, 1, 2, 3], True)
 
 
 def test_items_come_from_memory() -> None:

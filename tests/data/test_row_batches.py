@@ -121,7 +121,7 @@ def test_a_chain_runs_one_row_after_the_other() -> None:
 def test_many_small_files_are_batched_in_one_pass() -> None:
     looks = 0
 
-    class Row(files.Part):
+    class Row(files.SampleFile):
         def __getattribute__(self, name: str) -> object:
             nonlocal looks
             looks += name == "count"

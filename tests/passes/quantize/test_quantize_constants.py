@@ -14,7 +14,13 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxq.ir import Graph, as_graph, constants, onnx_dtype, to_model
 from onnxq.onnx_api import infer_shapes
-from onnxq.passes import DeduplicateTransposedWeights, DropDefaults, ExpandConstants, NarrowConstants, RemoveUnused
+from onnxq.passes import (
+    DeduplicateTransposedWeights,
+    DropDefaults,
+    ExpandConstants,
+    NarrowConstants,
+    RemoveUnused,
+)
 from onnxq.rewrite import Changes
 
 TABLE = values(64, 48)
