@@ -226,6 +226,9 @@ class Builder:
         return self.op(op_type, data, self.numbers(*axes), **attributes)
 
     def reduce(self, op_type: str, data: str, axes: Sequence[int] | None, keepdims: int = 1) -> str:
+        if axes is not None and self.opset < 11:
+            # Axes count from the end since this opset; onnx infers wrong shapes before.
+            axes = [axis % self.rank(data) for axis in axes]
         return self.axes_op(op_type, data, axes, 13 if op_type == "ReduceSum" else 18, keepdims=keepdims)
 
     def squeeze(self, data: str, axes: Sequence[int] | None) -> str:

@@ -225,5 +225,5 @@ def test_json_holds_the_beginning_of_long_lists(branches: ModelProto) -> None:
             return Changes(tuple("abc" * 100), tuple(("node", "reason") for _ in range(500)))
 
     (plain,) = run_passes(branches, [Long()]).to_dict()["passes"]  # type: ignore[misc]
-    assert (plain["pass"], plain["changed"], plain["left"]) == ("Long", 300, 500)
-    assert (len(plain["changed_names"]), len(plain["left_names"])) == (100, 100)
+    assert (plain["pass"], plain["changed"], plain["skipped"]) == ("Long", 300, 500)
+    assert (len(plain["changed_names"]), len(plain["skipped_names"])) == (100, 100)
