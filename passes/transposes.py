@@ -215,6 +215,9 @@ def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
         _reorder_pads(node, permutation, names)
         return
     axes = [permutation[axis] for axis in _axes(node, len(permutation)) or ()]
+    if node.op == "Squeeze":
+        # onnx infers a wrong rank of axes in another order than theirs, up to opset 12.
+        axes.sort()
     if given or (node.op == "Slice" and "starts" not in node.attrs):
         base = node.inputs[index].name if given else f"{node.name or node.op}.axes"
         dtype = node.inputs[index].dtype if given else node.inputs[1].dtype

@@ -5,17 +5,13 @@ from __future__ import annotations
 from itertools import permutations
 
 import numpy as np
+import onnx
 import pytest
 from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample, values
 from onnx import ModelProto
 
-from onnxq.ir import Graph, Names, Node, Variable, toposort
-from onnxq.passes import (
-    FoldTransposeIntoWeight,
-    MergeTransposeBetweenReshapes,
-    MergeTransposes,
-    SinkTransposes,
-)
+from onnxq.ir import Graph, Names, Node, Variable, to_model, toposort
+from onnxq.passes import FoldTransposeIntoWeight, MergeTransposeBetweenReshapes, MergeTransposes, SinkTransposes
 from onnxq.passes.transposes import (
     channels_last,
     composed,
@@ -225,6 +221,16 @@ def test_a_network_with_a_residual_and_a_mean_keeps_only_the_first() -> None:
     graph, changes = sink(image(body, "N, 5", "N, 8, 8, 4"))
     assert ops(graph) == ["Transpose", "Conv", "Add", "Relu", "Pad", "Conv", "Add", "Relu", "ReduceMean", "MatMul"]
     assert len(changes.changed) == 5
+
+
+def test_an_old_squeeze_names_its_axes_in_order_behind_a_region() -> None:
+    body = f"t = Transpose<{LAST}>(x) r = ReduceMean<axes = [2, 3], keepdims = 1>(t) y = Squeeze<axes = [2, 3]>(r)"
+    made = model(f"g (float[N, Q, 1, M] x) => (float[A, B] y) {{ {body} }}", opset=8)
+    graph = named_graph(made)
+    SinkTransposes().apply(graph)
+    onnx.checker.check_model(to_model(graph), full_check=True)
+    (squeeze,) = (node for node in graph.nodes if node.op == "Squeeze")
+    assert squeeze.attrs["axes"] == sorted(squeeze.attrs["axes"])
 
 
 def test_padding_in_front_of_a_convolution_is_done_in_its_layout() -> None:
