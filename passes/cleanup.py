@@ -41,7 +41,7 @@ from onnxq.rewrite import (
     RewriteRule,
 )
 from onnxq.rewrite.patterns import COMMUTATIVE
-from onnxq.rewrite.shapes import broadcast
+from onnxq.rewrite.shapes import broadcast, named_shape
 
 # Before, a Dropout was in training mode unless it said otherwise.
 _INFERS = 7
@@ -114,10 +114,10 @@ class DropWheres(RewriteRule):
         values = match.condition.values
         if not values.size or (values.any() and not values.all()):
             return "its condition differs from entry to entry"
-        shapes = [_named(tensor) for tensor in (match.condition, match.x, match.y)]
+        shapes = [named_shape(tensor) for tensor in (match.condition, match.x, match.y)]
         if None in shapes:
             return "the shape of an operand is not known"
-        made, taken = broadcast(shapes), _named(_taken(match))
+        made, taken = broadcast(shapes), named_shape(_taken(match))
         return "" if made == taken and None not in made else "what it takes has another shape than what it makes"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
@@ -126,13 +126,6 @@ class DropWheres(RewriteRule):
 
 def _taken(match: Match) -> Any:
     return match.x if match.condition.values.all() else match.y
-
-
-def _named(tensor: Any) -> Any:
-    """Return the shape of a tensor; what is unknown of it has a name of its own."""
-    if tensor.shape is None:
-        return None
-    return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
 
 
 class RemoveUnused(Pass):

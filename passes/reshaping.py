@@ -9,7 +9,7 @@ import numpy as np
 from onnxq.ir import Constant, Node
 from onnxq.ir.symbolic_dims import product
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
-from onnxq.rewrite.shapes import broadcast, expanded, reshape_target, reshaped
+from onnxq.rewrite.shapes import broadcast, expanded, named_shape, reshape_target, reshaped
 
 _OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _TARGET_IS_INPUT = 5
@@ -191,12 +191,12 @@ class DropExpands(RewriteRule):
         if made is None or None in made:
             return "the shape that it makes is not known"
         if "last" not in match.values:
-            return "" if made == _named(match.x) else "it makes another shape"
+            return "" if made == named_shape(match.x) else "it makes another shape"
         operands = [tensor for tensor in _operands(match) if tensor is not None]
-        others = [shape for tensor in operands if (shape := _named(tensor)) is not None]
+        others = [shape for tensor in operands if (shape := named_shape(tensor)) is not None]
         if len(others) < len(operands):
             return "the shape of another operand is not known"
-        before, after = broadcast([made, *others]), broadcast([_named(match.x) or [], *others])
+        before, after = broadcast([made, *others]), broadcast([named_shape(match.x) or [], *others])
         return "" if before == after and None not in before else "the operator behind would make another shape"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
@@ -210,16 +210,9 @@ def _operands(match: Match) -> list[Any]:
     return [None if tensor.inputs and tensor.inputs[0] in match.nodes[1:] else tensor for tensor in match.last.inputs]
 
 
-def _named(tensor: Any) -> list[Any] | None:
-    """Return the shape of a tensor; what is unknown of it has a name of its own."""
-    if tensor.shape is None:
-        return None
-    return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
-
-
 def _expanded_shape(match: Match) -> list[Any] | None:
     """Return the shape that the Expand makes."""
-    data = _named(match.x)
+    data = named_shape(match.x)
     fixed = isinstance(match.target, Constant) and match.target.overridable_input is None
     if data is None or not fixed or len(match.target.shape) != 1:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.ir.elements import Constant, Node, Shape
+from onnxq.ir.elements import Constant, Node, Shape, Tensor
 from onnxq.ir.symbolic_dims import (
     SymbolicDim,
     choose,
@@ -120,6 +120,13 @@ def sliced(extent: SymbolicDim, start: SymbolicDim, end: SymbolicDim, step: Symb
     if start != 0 or step != 1:
         return None
     return extent if end in (extent, _LAST) else smaller(extent, end)
+
+
+def named_shape(tensor: Tensor) -> list[Any] | None:
+    """Return the shape of a tensor, in which what is unknown has a name of its own; None if its rank is unknown."""
+    if tensor.shape is None:
+        return None
+    return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
 
 
 def broadcast(shapes: Sequence[Shape]) -> list[Any]:
