@@ -25,7 +25,6 @@ from onnxq.algorithms.equalization import (
     range_shares,
 )
 from onnxq.algorithms.range_search import Noise, RangeChoice, SaturatingRange, choose_ranges, pooled, saturation_limits
-from onnxq.algorithms.range_search import Range as Ends
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
 from onnxq.calibration.collect import collect_apart, parts_of
 from onnxq.calibration.histogram import Histogram
@@ -119,7 +118,7 @@ def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before
 
 def ranges_by_tensor(
     plan: Plan, evidence: CalibrationStatistics, methods: Sequence[CalibrationMethod]
-) -> dict[str, dict[CalibrationMethod, Ends]]:
+) -> dict[str, dict[CalibrationMethod, tuple[float, float]]]:
     """Return the range that each method means for each tensor of a plan, tensors of much noise for their signal first.
 
     Args:
