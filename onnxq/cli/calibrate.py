@@ -73,11 +73,11 @@ def calibrate(
 
     Interrupted at any moment and started again, it goes on where it was. Prints the name of the written file on stdout.
     """
+    from onnxq import pipeline
     from onnxq.calibration.calibrate import Collection, discard_checkpoints
     from onnxq.calibration.data import Data
     from onnxq.calibration.statistics import save_statistics
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.steps import calibrating
     from onnxq.steps.request import Budget
     from onnxq.system.publish import check_output
 
@@ -86,7 +86,7 @@ def calibrate(
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     scheme = chosen_scheme(preset, scheme_file)
     with progress_bars() as progress:
-        statistics = calibrating.calibrate(
+        statistics = pipeline.calibrate(
             model,
             Data(calib, limit=limit, images=images, chain=chain, source=source, batch=rows),
             scheme=replace(scheme, ranges=format_method) if format_method is not None else scheme,

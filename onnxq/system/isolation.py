@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from onnxq.system.publish import on_staging, remove_abandoned
 
@@ -110,8 +111,8 @@ def _wait_for(child: int) -> tuple[int, bool]:
             os.kill(child, number)
 
     # The terminal sends Ctrl-C to both processes, and the child answers.
-    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
+    previous: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         _, status = os.waitpid(child, 0)
     finally:

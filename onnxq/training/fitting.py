@@ -207,8 +207,8 @@ def _open_task(
         loss = CrossEntropy.of(first, rest)
     elif training.loss:
         loss = load_loss(training.loss)
-    training_set, holdout = (TrainingSet(some, stacked, module.device) for some in (first, rest))
-    return Task(loss, training_set, holdout, distillation)
+    training_set, evaluated_on = (TrainingSet(some, stacked, module.device) for some in (first, rest))
+    return Task(loss, training_set, evaluated_on, distillation)
 
 
 # Wider ranges for channel scales. A Gelu's least value is -0.17 in every channel: with a range from there to 14, 3
