@@ -17,7 +17,7 @@ from onnxq.system.records import html_table
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
 """Modes in which codes are worked on in each run, unlike those that compute as the float model does."""
 
-METADATA_KEY = "onnxq.config.scheme"
+METADATA_KEY = "onnxq.scheme"
 """Entry of a quantized model's metadata_props that names the scheme of its plan."""
 
 EXCLUDED = "it is excluded"

@@ -1,4 +1,4 @@
-"""Goal: how faithful a model has to be, checked when it is made."""
+"""Goals, what is aimed at for them, and what a model lacks of one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxq.calibration.provenance import sample_digest
 from onnxq.errors import DataError, SchemeError
-from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
-from onnxq.evaluation.metrics import score
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
+from onnxq.evaluation.goal import (
+    MINIMUM_SQNR,
+    EvaluationSplit,
+    Goal,
+    aim_of,
+    enough_of,
+    fault,
+    lost_score,
+    plenty_of,
+    shortfall,
+    worst_output,
+)
+from onnxq.evaluation.metrics import Metric, Scores, score
 
 
 def test_a_number_stands_for_decibels() -> None:
@@ -48,3 +61,82 @@ def test_the_text_of_a_metric_is_read_at_once(tmp_path: Path) -> None:
 def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
         Goal(**given)  # type: ignore[arg-type]
+
+
+# What goals aim at.
+
+
+@pytest.mark.parametrize(("wanted", "aim"), [(20.0, 20.5), (math.inf, 150.0), (-math.inf, -100.0)])
+def test_aims_are_a_little_higher_than_what_is_wanted_and_finite(wanted: float, aim: float) -> None:
+    assert aim_of(wanted) == aim
+
+
+def test_more_than_plenty_is_not_worth_the_time_unless_a_metric_tells() -> None:
+    goal = Goal(20.0)
+    assert aim_of(20.0) == enough_of(goal) < plenty_of(goal) < math.inf
+    assert plenty_of(Goal(metric=Metric("size", lambda samples, outputs: 1.0))) == math.inf
+
+
+# The gate: what a model lacks of its goal, in words.
+
+
+def output(sqnr: float | None = 30.0, differing: int = 0, **changes: bool) -> OutputAgreement:
+    return OutputAgreement(
+        "y", sqnr, 1 - differing / 64, 0.0, **{"same_shapes": True, "finite": True, **changes}, compared=64
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (output(), ""),
+        (output(finite=False), "output y of the quantized model is not finite"),
+        (output(same_shapes=False), "output y of the quantized model has another shape"),
+    ],
+)
+def test_outputs_that_no_goal_allows_are_named(broken: OutputAgreement, told: str) -> None:
+    assert fault(Agreement(1, (output(), broken))) == told
+
+
+def test_other_shapes_are_left_to_a_metric() -> None:
+    assert fault(Agreement(1, (output(same_shapes=False),)), by_metric=True) == ""
+    assert "is not finite" in fault(Agreement(1, (output(finite=False),)), by_metric=True)
+
+
+def test_a_drop_is_how_much_less_the_quantized_model_scores() -> None:
+    assert Scores("m", 0.9, 0.7).drop == pytest.approx(0.2)
+    assert Scores("m", 0.7, 0.9).drop < 0
+
+
+def test_a_score_may_fall_as_far_as_the_goal_allows() -> None:
+    scores = Scores("m", 0.75, 0.5)
+    assert lost_score(scores, Goal(20.0, max_drop=0.25)) == ""
+    assert lost_score(Scores("m", 0.91, 0.9), Goal(20.0, max_drop=0.01)) == ""
+    assert lost_score(scores, Goal(20.0)) == "m falls from 0.75 to 0.5, expected to lose at most 0"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        ((), None),
+        ((output(20.0), output(math.inf)), None),
+        ((output(25.0), output(19.96)), "output y has 20.0 dB, expected 20 dB or more"),
+        ((output(None, 2),), None),
+        (
+            (output(None, 3),),
+            "output y differs in 3 of 64 values (4.69%), which is more than the 1.00% that 20 dB stand for, with 95 % "
+            "confidence",
+        ),
+    ],
+)
+def test_the_worst_output_decides(outputs: tuple[OutputAgreement, ...], told: str | None) -> None:
+    worst = worst_output(Agreement(1, outputs), Goal(20.0))
+    assert (worst and shortfall(worst, Goal(20.0))) == told
+
+
+def test_samples_that_were_known_are_counted_whatever_they_are_known_from() -> None:
+    samples = [{"x": np.full(2, value, np.float32)} for value in range(10)]
+    calibrated = [sample_digest(sample) for sample in samples[:3]]
+    judged = EvaluationSplit.of(samples, calibrated, samples[2:5], 2)
+    assert judged == EvaluationSplit(samples=10, seen=5, tried=3, rounds=2)
+    assert EvaluationSplit.of(samples[5:], calibrated, (), 1) == EvaluationSplit(samples=5, seen=0)

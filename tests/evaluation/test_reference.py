@@ -10,12 +10,15 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.data.inputs import Sample
+from onnxq.data.inputs import Sample, model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation import comparison as views
 from onnxq.evaluation import reference
+from onnxq.evaluation import reference as reference_module
 from onnxq.evaluation.comparison import ComparisonSpec
-from onnxq.evaluation.reference import OutputsCache, ReferenceModel, SampleOutputs
+from onnxq.evaluation.reference import OutputsCache, ReferenceModel, ReferenceOutputs, SampleOutputs
+from onnxq.runtime.sessions import open_session
 
 SAMPLES = [{"x": np.full((1, 4), value, np.float32)} for value in range(3)]
 
@@ -121,3 +124,45 @@ def test_a_model_that_was_made_is_blamed_and_not_the_sample(
         seen.open(made).run(SAMPLES[0])
     with pytest.raises(DataError, match=r"the sample cannot be run by onnxruntime"):
         seen.open(model).run({"x": np.zeros((2, 2, 2), np.float32)})
+
+
+MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
+IMAGES = np.load(MODEL.parent / "data" / "calib.npz")["image"]
+SAMPLES_ANSWERED = [{"image": image[None]} for image in IMAGES[:8]]
+
+
+def test_samples_keep_their_answers_and_numbers_in_parts_and_with_more() -> None:
+    whole = ReferenceOutputs.of(MODEL, MODEL, SAMPLES_ANSWERED[:6])
+    session = open_session(MODEL)
+    for sample, (expected,) in zip(SAMPLES_ANSWERED, whole.expected, strict=False):
+        assert np.allclose(session.run(None, sample)[0], expected, atol=1e-5)
+    assert whole.seconds > 0
+    part = whole.part((1, 3, 5))
+    assert part.samples == whole.samples[1::2]
+    assert part.numbers == whole.numbers[1::2]
+    joined = whole.joined(SAMPLES_ANSWERED[6:])
+    assert joined.samples == tuple(SAMPLES_ANSWERED)
+    assert joined.expected[:6] == whole.expected
+    assert len(joined.expected) == len(SAMPLES_ANSWERED)
+    assert len(set(joined.numbers)) == len(SAMPLES_ANSWERED)
+
+
+def test_samples_keep_the_files_that_they_share(tmp_path: Path) -> None:
+    for file in range(8):
+        np.savez(tmp_path / f"{file}.npz", image=IMAGES[2 * file : 2 * file + 2])
+    samples = open_samples(tmp_path, model_inputs(onnx.load(MODEL)), batch=1)
+    whole = ReferenceOutputs.of(MODEL, MODEL, samples)
+    assert whole.files == tuple(str(tmp_path / f"{place // 2}.npz") for place in range(16))
+    assert whole.part((0, 1, 5)).files == (*whole.files[:2], whole.files[5])
+    alone = ReferenceOutputs.of(MODEL, MODEL, SAMPLES_ANSWERED[:2])
+    assert alone.files == ()
+    assert whole.joined(SAMPLES_ANSWERED[:2]).files == (*whole.files, "", "")
+    assert alone.joined(samples).files == ("", "", *whole.files)
+
+
+def test_of_models_with_large_outputs_fewer_samples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten classes in float32.
+    monkeypatch.setattr(reference_module, "_HELD_BYTES", 4 * 40)
+    found = ReferenceOutputs.of(MODEL, MODEL, SAMPLES_ANSWERED)
+    assert len(found.samples) == len(found.expected) == len(found.numbers) == 4
+    assert np.array_equal(found.samples[-1]["image"], SAMPLES_ANSWERED[-1]["image"])

@@ -11,7 +11,12 @@ from model_texts import apply_once, difference, model, named_graph, ops, outputs
 from onnx import ModelProto
 
 from onnxq.ir import Graph, Names, Node, Variable, to_model, toposort
-from onnxq.passes import FoldTransposeIntoWeight, MergeTransposeBetweenReshapes, MergeTransposes, SinkTransposes
+from onnxq.passes import (
+    FoldTransposeIntoWeight,
+    MergeTransposeBetweenReshapes,
+    MergeTransposes,
+    SinkTransposes,
+)
 from onnxq.passes.transposes import (
     channels_last,
     composed,

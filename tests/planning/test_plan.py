@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxq.calibration.accumulators import Request
 from onnxq.config.scheme import Mode, QuantSpec
-from onnxq.planning.plan import Activation, Decision, Plan
+from onnxq.planning.plan import METADATA_KEY, Activation, Decision, Plan
 
 SPEC = QuantSpec("uint8", symmetric=False)
 PLAN = Plan(
@@ -51,3 +51,8 @@ def test_plans_are_values() -> None:
     assert twin == PLAN
     assert hash(twin) == hash(PLAN)
     assert twin != Plan(PLAN.decisions, (), "int8", "onnxruntime-cpu")
+
+
+def test_written_models_name_their_scheme_under_the_key_of_all_versions() -> None:
+    # Models that were written before are recognised by it, wherever its module lies today.
+    assert METADATA_KEY == "onnxq.scheme"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.errors import SchemeError
 from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
+from onnxq.lowering import AllowedOps
+from onnxq.numerics.pairs import Pairs
+from onnxq.ops import OPERATORS, Role
 from onnxq.planning import planner
-from onnxq.planning.plan import EXCLUDED, Decision, Demotion
+from onnxq.planning.plan import EXCLUDED, Decision, Demotion, Mean, Plan, Weight
 from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
 
@@ -301,3 +305,215 @@ def test_planning_edits_nothing(residual: ModelProto) -> None:
     before = to_model(graph).SerializeToString(deterministic=True)
     planner.make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     assert to_model(graph).SerializeToString(deterministic=True) == before
+
+
+# What becomes of recurrent cells that one operator of the runtime's own computes.
+
+STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
+# --- cells that only an operator of the runtime's own computes with integers ----------------------------------------
+
+CELL = "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = LSTM <hidden_size = 16> (x, w, r) }"
+
+
+def cell_decision(
+    model: ModelProto,
+    mode: Mode = STATIC,
+    *,
+    emit: AllowedOps = AllowedOps.ORT,
+    demotion: Demotion | None = None,
+) -> Decision:
+    graph = prepare(read_model(model))
+    demotions = {"n": demotion} if demotion is not None else {}
+    target = TARGETS["onnxruntime-cpu"]
+    return planner.make_plan(graph, Scheme((Rule(mode),)), target, demotions, emit).by_node["n"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [(STATIC, "no kernel of LSTM has fixed scales"), (Mode.DYNAMIC, "the scheme custom asks for dynamic")],
+)
+def test_an_lstm_becomes_dynamic_where_an_operator_of_the_runtimes_own_may_be_written(
+    build, mode: Mode, why: str
+) -> None:
+    decision = cell_decision(build(CELL, w=(1, 64, 8), r=(1, 64, 16)), mode)
+    assert (decision.mode, decision.data) == (Mode.DYNAMIC, "x")
+    assert decision.reason == f"multiplies integers whose scale each run computes: {why}"
+    spec = QuantSpec("int8-narrow", Granularity.CHANNEL)
+    assert decision.weights == (Weight(1, "w", spec, 1, 512, 2, Pairs.TAP), Weight(2, "r", spec, 1, 1024, 2, Pairs.TAP))
+
+
+@pytest.mark.parametrize("mode", [STORAGE, Mode.WEIGHT_ONLY, FLOAT])
+def test_an_lstm_that_is_wanted_otherwise_is_not_dynamic(build, mode: Mode) -> None:
+    decision = cell_decision(build(CELL, w=(1, 64, 8), r=(1, 64, 16)), mode)
+    assert decision.mode is (FLOAT if mode is FLOAT else STORAGE)
+
+
+@pytest.mark.parametrize("emit", [AllowedOps.QDQ, AllowedOps.STRICT])
+@pytest.mark.parametrize("mode", [STATIC, Mode.DYNAMIC])
+def test_an_lstm_is_stored_where_only_standard_operators_may_be_written(build, mode: Mode, emit: AllowedOps) -> None:
+    decision = cell_decision(build(CELL, w=(1, 64, 8), r=(1, 64, 16)), mode, emit=emit)
+    assert decision.mode is STORAGE
+    assert decision.reason.endswith("with --emit ort it has an integer kernel on onnxruntime-cpu")
+
+
+def test_a_measured_wish_makes_an_lstm_stored_or_dynamic(build) -> None:
+    model = build(CELL, w=(1, 64, 8), r=(1, 64, 16))
+    stored = cell_decision(model, demotion=Demotion(STORAGE, "it is slower", "1 ms"))
+    assert (stored.mode, stored.figures, len(stored.weights)) == (STORAGE, "1 ms", 2)
+    dynamic = cell_decision(model, demotion=Demotion(Mode.DYNAMIC, "it is faster", "2 ms"))
+    assert (dynamic.mode, dynamic.figures, dynamic.data) == (Mode.DYNAMIC, "2 ms", "x")
+    assert dynamic.reason.endswith(": it is faster")
+
+
+def test_an_lstm_in_a_body_becomes_dynamic(build) -> None:
+    model = build(
+        """(float[2,4,8] x, bool c) => (float[2,1,4,16] y) {
+        y = If (c) <
+            then_branch = t () => (float[2,1,4,16] u) { [n] u = LSTM <hidden_size = 16> (x, w, r) },
+            else_branch = e () => (float[2,1,4,16] v) { [m] v = LSTM <hidden_size = 16> (x, w, r) }>
+        }""",
+        w=(1, 64, 8),
+        r=(1, 64, 16),
+    )
+    assert cell_decision(model).mode is Mode.DYNAMIC
+
+
+# Operators between convolutions, each decided as the table of operators says.
+
+STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
+# --- every row of the table -----------------------------------------------------------------------------------------
+
+I64 = np.int64
+
+# What stands between two convolutions, the decision on the node [n], and constants.
+ROWS = {
+    "Conv": ("[n] b = Conv(a, k)", STATIC, {"k": (8, 8, 1, 1)}),
+    "ConvTranspose": ("[n] b = ConvTranspose(a, k)", STORAGE, {"k": (8, 8, 2, 2)}),
+    "Gemm": (
+        "[f] f = Flatten(a) [n] g = Gemm(f, k) [r] b = Reshape(g, s)",
+        STATIC,
+        {"k": (512, 8), "s": np.array([1, 8, 1, 1])},
+    ),
+    "MatMul": ("[n] b = MatMul(a, k)", STATIC, {"k": (8, 8)}),
+    "LSTM": (
+        "[r] f = Reshape(a, s) [n] g, h = LSTM <hidden_size = 8> (f, k, l) [q] b = Reshape(h, t)",
+        STORAGE,
+        {"k": (1, 32, 64), "l": (1, 32, 8), "s": np.array([8, 1, 64]), "t": np.array([1, 8, 1, 1])},
+    ),
+    "GRU": (
+        "[r] f = Reshape(a, s) [n] g, h = GRU <hidden_size = 8> (f, k, l) [q] b = Reshape(h, t)",
+        STORAGE,
+        {"k": (1, 24, 64), "l": (1, 24, 8), "s": np.array([8, 1, 64]), "t": np.array([1, 8, 1, 1])},
+    ),
+    "RNN": (
+        "[r] f = Reshape(a, s) [n] g, h = RNN <hidden_size = 8> (f, k, l) [q] b = Reshape(h, t)",
+        STORAGE,
+        {"k": (1, 8, 64), "l": (1, 8, 8), "s": np.array([8, 1, 64]), "t": np.array([1, 8, 1, 1])},
+    ),
+    "Gather": ("[n] b = Gather <axis = 2> (a, k)", STATIC, {"k": np.array([0, 2])}),
+    "Add": ("[n] b = Add(a, a)", STATIC, {}),
+    "Mul": ("[n] b = Mul(a, a)", STATIC, {}),
+    "AveragePool": ("[n] b = AveragePool <kernel_shape = [2,2]> (a)", STATIC, {}),
+    "GlobalAveragePool": ("[n] b = GlobalAveragePool(a)", STATIC, {}),
+    "LeakyRelu": ("[n] b = LeakyRelu(a)", STATIC, {}),
+    "Sigmoid": ("[n] b = Sigmoid(a)", STATIC, {}),
+    "HardSigmoid": ("[n] b = HardSigmoid(a)", STATIC, {}),
+    "Softmax": ("[n] b = Softmax(a)", STATIC, {}),
+    "Tanh": ("[n] b = Tanh(a)", FLOAT, {}),
+    "Concat": ("[n] b = Concat <axis = 2> (a, a)", STATIC, {}),
+    "DepthToSpace": ("[n] d = DepthToSpace <blocksize = 2> (a) [c] b = Concat <axis = 1> (d, d, d, d)", STATIC, {}),
+    "Expand": ("[n] b = Expand(a, k)", STATIC, {"k": np.array([2, 8, 8, 8])}),
+    "Flatten": (
+        "[n] f = Flatten <axis = 2> (a) [c] g = Concat <axis = 0> (f, f) [r] b = Reshape(g, k)",
+        STATIC,
+        {"k": np.array([2, 8, 8, 8])},
+    ),
+    "MaxPool": ("[n] b = MaxPool <kernel_shape = [2,2]> (a)", STATIC, {}),
+    "Pad": ('[n] b = Pad <mode = "reflect"> (a, k)', FLOAT, {"k": np.array([0, 0, 1, 1, 0, 0, 1, 1])}),
+    "ReduceMax": ("[n] b = ReduceMax <axes = [2, 3]> (a)", STATIC, {}),
+    "Reshape": (
+        "[n] f = Reshape(a, k) [c] g = Concat <axis = 1> (f, f) [r] b = Reshape(g, l)",
+        STATIC,
+        {"k": np.array([8, 64]), "l": np.array([2, 8, 8, 8])},
+    ),
+    "Resize": ('[n] b = Resize <mode = "nearest"> (a, , k)', STATIC, {"k": np.array([1, 1, 2, 2], np.float32)}),
+    "Slice": ("[n] b = Slice(a, k, l, l)", STATIC, {"k": np.array([0]), "l": np.array([2])}),
+    "SpaceToDepth": ("[n] d = SpaceToDepth <blocksize = 2> (a) [s] b = DepthToSpace <blocksize = 2> (d)", FLOAT, {}),
+    "Split": ("[n] p, q = Split <axis = 1> (a, k) [c] b = Concat <axis = 1> (q, p)", STATIC, {"k": np.array([4, 4])}),
+    "Squeeze": (
+        "[u] u = Unsqueeze(a, k) [c] v = Concat <axis = 0> (u, u) [n] b = Squeeze(v, k)",
+        STATIC,
+        {"k": np.array([1])},
+    ),
+    "Tile": ("[n] b = Tile(a, k)", STATIC, {"k": np.array([1, 1, 2, 2])}),
+    "Transpose": ("[n] b = Transpose <perm = [0,1,3,2]> (a)", STATIC, {}),
+    "Unsqueeze": (
+        "[n] u = Unsqueeze(a, k) [c] v = Concat <axis = 0> (u, u) [s] b = Squeeze(v, k)",
+        STATIC,
+        {"k": np.array([1])},
+    ),
+    "Clip": ("[n] b = Clip(a, k, l)", STATIC, {"k": np.array(0, np.float32), "l": np.array(6, np.float32)}),
+    "Relu": ("[n] b = Relu(a)", STATIC, {}),
+}
+
+
+def test_the_rows_are_those_of_the_table() -> None:
+    planned = {op for (domain, op), row in OPERATORS.items() if not domain and row.role is not Role.FLOAT}
+    assert set(ROWS) == planned
+
+
+@pytest.mark.parametrize("op", list(ROWS))
+def test_each_operator_between_convolutions_is_decided(
+    op: str, build, plan_of, quantize_to, lonely_pairs, tmp_path: Path
+) -> None:
+    middle, mode, weights = ROWS[op]
+    model = between_convolutions(build, middle, **weights)
+    plan = plan_of(model)
+    assert plan.by_node["n"].mode is mode
+    assert plan.by_node["n"].op_type == op
+    assert plan.by_node["first"].mode is plan.by_node["last"].mode is STATIC
+    assert all(decision.reason for decision in plan.decisions)
+    quantize_to(model, tmp_path / "q.onnx")
+    assert lonely_pairs(tmp_path / "q.onnx") == []
+    heavy = Counter(
+        one.op_type for one in plan.decisions if one.mode is not STATIC and one.op_type in ("ConvTranspose",)
+    )
+    assert count_kernels(tmp_path / "q.onnx").heavy_float == heavy["ConvTranspose"]
+
+
+# Which nodes have a bias that can make up for rounded weights.
+
+WEIGHT = np.linspace(-1, 1, 32 * 32, dtype=np.float32).reshape(32, 32)
+BIAS = np.ones(32, np.float32)
+KERNEL = WEIGHT[..., None, None]
+
+
+def mean_of(plan: Plan) -> Mean | None:
+    return next(one.mean for one in plan.decisions if one.weights)
+
+
+@pytest.mark.parametrize(
+    ("text", "mean"),
+    [
+        ("(float[1,32,8,8] x) => (float[1,32,8,8] y) { y = Conv(x, k, b) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x) => (float[1,32,8,8] y) { y = Conv(x, k) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x, float[32] c) => (float[1,32,8,8] y) { y = Conv(x, k, c) }", None),
+        ("(float[1,32,8,8] x) => (float[1,32,8,8] y) { y = ConvTranspose(x, k, b) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x) => (float[1,32,8,8] y) { y = ConvTranspose(x, k) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x) => (float[1,64,8,8] y) { y = ConvTranspose <group=2>(x, k) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x) => (float[1,64,8,8] y) { y = ConvTranspose <group=2>(x, k, twice) }", Mean("x", 1)),
+        ("(float[1,32,8,8] x) => (float[1,64,8,8] y) { y = ConvTranspose <group=2>(x, k, b) }", None),
+        ("(float[4,32] x) => (float[4,32] y) { y = Gemm(x, w) }", None),
+        ("(float[4,32] x) => (float[4,32] y) { y = Gemm(x, w, b) }", Mean("x", -1)),
+        ("(float[4,32] x) => (float[4,32] y) { y = Gemm <alpha=2.0>(x, w, b) }", Mean("x", -1)),
+        ("(float[4,32] x) => (float[4,32] y) { y = Gemm(x, w, one) }", None),
+        ("(float[4,32] x) => (float[4,32] y) { p = MatMul(x, w) y = Add(p, b) }", Mean("x", -1)),
+        ("(float[4,32] x) => (float[4,32] y) { p = MatMul(x, w) y = Sub(p, b) }", Mean("x", -1)),
+        ("(float[4,32] x) => (float[4,32] y) { p = MatMul(x, w) y = Add(p, x) }", None),
+        ("(float[4,32] x) => (float[4,32] y, float[4,32] p) { p = MatMul(x, w) y = Add(p, b) }", Mean("x", -1)),
+        ("(float[4,32] x) => (float[4,32] y) { p = MatMul(w, x) y = Add(p, b) }", None),
+    ],
+)
+def test_a_constant_bias_of_each_channel_is_corrected(build, plan_of, text: str, mean: Mean | None) -> None:
+    made = build(text, w=WEIGHT, k=KERNEL, b=BIAS, one=np.ones(1, np.float32), twice=np.ones(64, np.float32))
+    assert mean_of(plan_of(made)) == mean
