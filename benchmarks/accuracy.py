@@ -139,7 +139,9 @@ def measured(case: Case, preset: str, effort: str, scratch: Path) -> Result:
     command = [sys.executable, "-m", "onnxq", "quantize", str(case.model), "--calib", str(case.calibration)]
     command += ["-o", str(output), "--preset", preset, "--accuracy", effort, "--report", str(report)]
     start = time.perf_counter()
-    done = subprocess.run([*command, "--search", "off", "--seconds", "0", "--force"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--search", "off", "--latency-seconds", "0", "--force"], capture_output=True, text=True
+    )
     seconds = time.perf_counter() - start
     if done.returncode:
         return Result(failure=done.stderr.strip().splitlines()[-1])

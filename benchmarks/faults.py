@@ -39,8 +39,8 @@ MODELS = Path(__file__).parents[1] / "models"
 SAMPLES = 8
 # Each gives the same model every time: with a search, latency may not decide. Together they pass through every phase.
 PRESETS = {
-    "int8-per-tensor": ("--preset", "int8-per-tensor", "--seconds", "0"),
-    "int8": ("--preset", "int8", "--seconds", "0.5", "--search", "off"),
+    "int8-per-tensor": ("--preset", "int8-per-tensor", "--latency-seconds", "0"),
+    "int8": ("--preset", "int8", "--latency-seconds", "0.5", "--search", "off"),
 }
 # Root may write anywhere unless it gives this up.
 UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")

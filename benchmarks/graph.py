@@ -246,7 +246,7 @@ def _print_peak() -> None:
 
 def _options(folder: Path, nodes: int) -> list[str]:
     files = [str(folder / f"{nodes}.onnx"), "--calib", str(folder / f"{nodes}.npz"), "-o", str(folder / "q.onnx")]
-    return ["quantize", *files, "--search", "off", "--force", "--seconds", "0"]
+    return ["quantize", *files, "--search", "off", "--force", "--latency-seconds", "0"]
 
 
 def _child(name: str, *arguments: str | Path | int) -> str:

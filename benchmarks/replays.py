@@ -3,7 +3,7 @@
     python benchmarks/replays.py --models DIR --data DIR [NAME ...] [-- further options of quantize]
 
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib; the project's own models/ are among them. Each model is quantized
-as by default, once more with the node times of the first run (``--costs``), and once more from the plan that the first
+as by default, once more with its node times (``--profile-cache``), and once more from the plan that the first
 run wrote (``--plan``). Then without a search and with ranges of a package that is installed only while the plan is
 made, and from that plan. Every run is a process of its own. The command fails where a byte differs.
 """
@@ -31,7 +31,7 @@ class Thirds:
         found = seen.need(Range)
         return found.minimum * 2 / 3, found.maximum * 2 / 3
 """
-UNTIMED = ("--seconds", "0", "--force")
+UNTIMED = ("--latency-seconds", "0", "--force")
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
 def searched(model: Path, samples: Path, folder: Path, further: Sequence[str]) -> list[str]:
     """Search twice with the same node times and carry out the first plan; return what is wrong with each."""
-    costs = ("--costs", str(folder / "costs.json"), "--force", *further)
+    costs = ("--profile-cache", str(folder / "costs.json"), "--force", *further)
     first, second, again = (folder / f"{name}.onnx" for name in ("first", "second", "again"))
     plan = ("--plan-out", str(folder / "plan.toml"))
     if sentence := quantized(model, samples, first, *costs, *plan):

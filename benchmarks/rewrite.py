@@ -65,7 +65,8 @@ elif tool == "onnxslim":
     def rewrite(): onnxslim.slim(source, target)
 else:
     from onnxq.cli.main import cli
-    def rewrite(): cli(["optimize", source, "-o", target, "--seconds", "0", "--unverified"], standalone_mode=False)
+    def rewrite():
+        cli(["optimize", source, "-o", target, "--latency-seconds", "0", "--unverified"], standalone_mode=False)
 for _ in range(int(calls)):
     start = time.perf_counter()
     rewrite()
@@ -307,7 +308,7 @@ def _command(tool: str, source: Path, target: Path, peers: Path) -> list[str]:
             str(source),
             "-o",
             str(target),
-            "--seconds",
+            "--latency-seconds",
             "0",
             "--unverified",
         ]
@@ -426,7 +427,7 @@ def quantize(network: Path, samples: Sequence[Sample], folder: Path, timeout: fl
     for path in sorted(network.glob("*.onnx")):
         target, written = folder / f"int8-{path.stem}.onnx", folder / "report.json"
         command = [sys.executable, "-m", "onnxq", "quantize", str(path), "--calib", str(network / "calib.npz")]
-        command += ["-o", str(target), "--search", "off", "--seconds", "0", "--force", "--report", str(written)]
+        command += ["-o", str(target), "--search", "off", "--latency-seconds", "0", "--force", "--report", str(written)]
         # What exporters write about nodes is up to a quarter of a small model, and differs from one to the next.
         command += ["--strip-metadata"]
         failure = _called(command, timeout)[1]

@@ -4,7 +4,7 @@
     python benchmarks/same_bytes.py --models DIR --data DIR --against before.json   # at the commit after
 
 DIR holds NAME.onnx, the other DIR NAME/calib; the project's own models/ are always among them. Models are quantized as
-by ``--search off --accuracy off --seconds 0 --force``, which nothing but the code decides.
+by ``--search off --accuracy off --latency-seconds 0 --force``, which nothing but the code decides.
 """
 
 from __future__ import annotations

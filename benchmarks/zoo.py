@@ -144,7 +144,9 @@ def plain(model: Path, data: Path | None, threads: list[int], seconds: float) ->
     """Return what the model comes to without any search."""
     found = {}
     for kind, preset in PLAIN.items():
-        row = judge(model, data, threads, seconds, ["--preset", preset, "--search", "off", "--force", "--seconds", "0"])
+        row = judge(
+            model, data, threads, seconds, ["--preset", preset, "--search", "off", "--force", "--latency-seconds", "0"]
+        )
         found[kind] = Plain(row.sentence, row.sqnr, row.speed)
     return found
 

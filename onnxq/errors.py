@@ -154,7 +154,7 @@ class Failure:
     """A part of a run that failed and was left out.
 
     Attributes:
-        part: what failed, such as ``accuracy method 'bias'``.
+        part: what failed, such as ``accuracy method 'bias-correction'``.
         reason: the class and the text of the error.
     """
 
@@ -193,10 +193,10 @@ def tolerate(part: str) -> Iterator[None]:
         part: what is left out, for the report.
 
     >>> with collect_failures() as failures:
-    ...     with tolerate("accuracy method 'bias'"):
+    ...     with tolerate("accuracy method 'bias-correction'"):
     ...         [].pop()
     >>> print(failures[0])
-    accuracy method 'bias' failed and was left out: IndexError: pop from empty list
+    accuracy method 'bias-correction' failed and was left out: IndexError: pop from empty list
     """
     try:
         yield

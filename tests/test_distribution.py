@@ -87,7 +87,7 @@ def test_the_sdist_holds_what_tests_and_documents_need(built: tuple[Path, Path])
 def test_the_wheel_quantizes_outside_the_checkout(python: Path, tmp_path: Path) -> None:
     models = ROOT / "models"
     command = ("-m", "onnxq", "quantize", models / "gru.onnx", "--calib", models / "data" / "calib.npz", "--limit", 8)
-    done = run(python, *command, "--seconds", 0, "-o", "q.onnx", cwd=tmp_path)
+    done = run(python, *command, "--latency-seconds", 0, "-o", "q.onnx", cwd=tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, "q.onnx"), done.stderr
     shown = run(python, "-c", "import onnxq; print(onnxq.__file__, onnxq.__version__)", cwd=tmp_path).stdout
     assert str(python.parents[1]) in shown

@@ -63,7 +63,17 @@ def test_nothing_is_written_beside_the_model(perceptron: ModelProto, samples_for
 def test_a_model_may_be_given_by_its_bare_name(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
     onnx.save(perceptron, tmp_path / "model.onnx")
     np.savez(tmp_path / "calib.npz", **samples_for(perceptron, 1)[0])
-    command = [sys.executable, "-m", "onnxq", "quantize", "model.onnx", "--calib", "calib.npz", "--seconds", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "onnxq",
+        "quantize",
+        "model.onnx",
+        "--calib",
+        "calib.npz",
+        "--latency-seconds",
+        "0",
+    ]
     environment = {**os.environ, "COLUMNS": "80"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "model.int8.onnx\n")

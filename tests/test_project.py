@@ -16,7 +16,7 @@ import onnxq
 
 ROOT = Path(__file__).parents[1]
 MODEL, SAMPLES = ROOT / "models" / "gru.onnx", ROOT / "models" / "data" / "calib.npz"
-QUICK = "--limit 4 --search off --accuracy off --seconds 0"
+QUICK = "--limit 4 --search off --accuracy off --latency-seconds 0"
 
 
 def checked(folder: Path, **inputs: str) -> tuple[int, str]:

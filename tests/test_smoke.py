@@ -53,7 +53,7 @@ def test_each_preset_keeps_the_classes_of_a_trained_model_at_a_quarter_of_its_si
 
 def test_the_command_line_writes_the_model_of_the_python_api(tmp_path, calibration) -> None:
     written, called, report = tmp_path / "written.onnx", tmp_path / "called.onnx", tmp_path / "report.json"
-    options = ["--calib", str(calibration), "-o", str(written), "--report", str(report), "--seconds", "0"]
+    options = ["--calib", str(calibration), "-o", str(written), "--report", str(report), "--latency-seconds", "0"]
 
     done = subprocess.run(
         [sys.executable, "-m", "onnxq", "quantize", str(MODEL), *options], capture_output=True, text=True, check=False

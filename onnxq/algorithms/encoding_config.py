@@ -48,10 +48,10 @@ class EncodingConfig:
     def accuracy(self) -> tuple[str, ...]:
         """Names of the accuracy methods whose findings it holds besides ranges."""
         held = {
-            "migration": bool(self.migration.factors),
-            "scaling": bool(self.scaling.factors),
-            "compensation": self.compensation is not None,
-            "bias": bool(self.biases),
+            "equalization": bool(self.migration.factors),
+            "awq": bool(self.scaling.factors),
+            "gptq": self.compensation is not None,
+            "bias-correction": bool(self.biases),
         }
         return tuple(name for name, holds in held.items() if holds)
 

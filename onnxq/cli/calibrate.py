@@ -1,4 +1,4 @@
-"""The commands about calibration. Heavy imports wait until a command runs."""
+"""The commands of calibration: calibrate and stats. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import DATA, ONCE, OUTPUT, GroupedCommand, option
+from onnxq.cli.help import DATA, ONCE, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import (
     FILE,
     READING_EXIT_CODES,
     WRITING_EXIT_CODES,
     batch_option,
     chain_option,
+    chosen_scheme,
     collection_options,
     image_options,
     json_option,
     limit_option,
     pass_option,
+    preset_option,
+    range_option,
+    scheme_file_option,
     source_option,
+    target_option,
 )
-from onnxq.cli.wanted import chosen_scheme, preset_option, range_option, scheme_file_option, target_option
 
 if TYPE_CHECKING:
     from onnxq.calibration.calibrate import Collection
@@ -36,21 +40,19 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 
 @click.command(cls=GroupedCommand, short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@option("--calib", group=DATA, required=True, type=FILE, **ONCE, help="Samples, as quantize takes them.")
+@option("--calib", group=DATA, required=True, type=FILE, **ONCE, help="Read samples, as quantize does.")
 @option(
-    "-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.stats.npz in the current folder]"
+    "-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: MODEL.stats.npz in the current folder]"
 )
-@preset_option("The preset whose plan says which tensors count.  [default: int8]")
+@preset_option
 @scheme_file_option
 @target_option
-@pass_option("A pass of yours, as quantize is given")
+@pass_option("Apply a pass first, as in quantize")
 @limit_option
 @batch_option
 @source_option
 @chain_option
-@range_option(
-    "Keep what this calibration method needs, which costs less for minmax.  [default: what all but average need]"
-)
+@range_option("Keep what this calibration method needs.  [default: what all but average need]")
 @collection_options
 @image_options
 def calibrate(
@@ -62,16 +64,16 @@ def calibrate(
     target: str,
     passes: tuple[str, ...],
     limit: int | None,
-    rows: int | None,
+    batch: int | None,
     source: str | None,
-    format_method: str | None,
+    ranges: str | None,
     collection: Collection | None,
     chain: tuple[str, ...],
     images: ImageOptions | None,
 ) -> None:
-    """Collect the statistics of MODEL that quantize --stats takes, and write them to one file.
+    """Collect the statistics of MODEL for quantize --stats, and write them to one file.
 
-    Interrupted at any moment and started again, it goes on where it was. Prints the name of the written file on stdout.
+    If it is interrupted, the same command resumes. Prints the name of the written file on stdout.
     """
     from onnxq import pipeline
     from onnxq.calibration.calibrate import Collection, discard_checkpoints
@@ -88,8 +90,8 @@ def calibrate(
     with progress_bars() as progress:
         statistics = pipeline.calibrate(
             model,
-            Data(calib, limit=limit, images=images, chain=chain, source=source, batch=rows),
-            scheme=replace(scheme, ranges=format_method) if format_method is not None else scheme,
+            Data(calib, limit=limit, images=images, chain=chain, source=source, batch=batch),
+            scheme=replace(scheme, ranges=ranges) if ranges is not None else scheme,
             target=target,
             prepare=passes,
             budget=Budget(collection=replace(how, checkpoint=chosen), progress=progress),
@@ -106,7 +108,7 @@ def stats() -> None:
 
 @stats.command(short_help="Merge statistics of different samples.", epilog=WRITING_EXIT_CODES)
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("-o", "--output", required=True, type=FILE, help="File to write.")
+@click.option("-o", "--output", required=True, type=FILE, help="Write this file.")
 def merge(files: tuple[Path, ...], output: Path) -> None:
     """Merge statistics of different samples of one model, in any order."""
     from onnxq.calibration.statistics import merge_files, save_statistics
@@ -121,7 +123,7 @@ def merge(files: tuple[Path, ...], output: Path) -> None:
 @click.argument("file", type=FILE)
 @json_option
 def show(file: Path, as_json: bool) -> None:
-    """Show what FILE holds, one tensor a line."""
+    """Show the statistics in FILE, one tensor a line."""
     from onnxq.calibration.methods import described
     from onnxq.calibration.statistics import load_statistics
     from onnxq.report.formatting import visible

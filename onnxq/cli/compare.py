@@ -1,4 +1,4 @@
-"""The command that says how well two models agree. Heavy imports wait until it runs."""
+"""The commands that compare models: compare, bench, portability and diff. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -9,52 +9,50 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.goals import threads_option
-from onnxq.cli.groups import DATA, ENGINE, FIDELITY, OUTPUT, SPEED, GroupedCommand, option
+from onnxq.cli.help import ACCURACY, DATA, ENGINE, OUTPUT, SPEED, GroupedCommand, option
 from onnxq.cli.options import (
-    BELOW_FIDELITY,
+    BELOW_GOAL,
     COMPARING_EXIT_CODES,
     FILE,
     READING_EXIT_CODES,
     image_options,
     json_option,
+    latency_option,
     limit_option,
-    time_to_spend,
+    threads_option,
     two_models,
 )
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
-if TYPE_CHECKING:
-    from onnxq.calibration.data import Data
-if TYPE_CHECKING:
     from onnxq.data.images import ImageOptions
 
 
-@click.command(cls=GroupedCommand, short_help="Say how well two models agree on samples.", epilog=COMPARING_EXIT_CODES)
+@click.command(
+    cls=GroupedCommand, short_help="Compare the outputs of two models on samples.", epilog=COMPARING_EXIT_CODES
+)
 @two_models
 @option(
     "--layers",
     "by_layer",
-    group=FIDELITY,
+    group=ACCURACY,
     is_flag=True,
-    help="Also print noise along the depth: of each layer alone, and of all.",
+    help="Also print the error of each layer, alone and accumulated.",
 )
 @option(
     "--min-sqnr",
-    group=FIDELITY,
+    group=ACCURACY,
     type=float,
     metavar="DECIBELS",
-    help="Decibels the worst output must have, else the exit code is 3; for a check in CI.",
+    help="Require this SQNR of the worst output, else exit with 3; for CI.",
 )
 @option(
     "--report",
-    group=FIDELITY,
+    group=ACCURACY,
     type=FILE,
-    help="What quantize --report wrote of CANDIDATE: with it --layers tells modes, and compares tensors too whose "
-    "channels were divided.",
+    help="Read CANDIDATE's report of quantize: --layers then shows modes, and compares scaled channels.",
 )
-@option("--html", group=OUTPUT, type=FILE, help="Write a page that shows the same.")
+@option("--html", group=OUTPUT, type=FILE, help="Write the result as an HTML page.")
 def compare(
     reference: Path,
     candidate: Path,
@@ -66,12 +64,12 @@ def compare(
     report: Path | None,
     html: Path | None,
 ) -> None:
-    """Run two models on the same samples and print how well each output agrees.
+    """Run two models on the same samples and print the SQNR of each output.
 
     REFERENCE runs on onnxruntime, CANDIDATE on the engine.
 
-    With --layers every float tensor of a name that both have is compared, as CANDIDATE computes them: isolated, where
-    what lies between such tensors is fed with those of REFERENCE, and accumulated, as CANDIDATE runs.
+    --layers compares every float tensor that both models have: isolated, with the inputs of each layer from
+    REFERENCE, and accumulated, as CANDIDATE runs.
     """
     from onnxq.cli import tables
     from onnxq.evaluation.agreement import compare_files
@@ -86,9 +84,9 @@ def compare(
         check_output(html, reference)
         check_output(html, candidate, data.given)
     if report is not None and not by_layer:
-        raise click.UsageError("--report tells more of --layers; give both or none")
+        raise click.UsageError("--report is for --layers; give both or none")
     if by_layer and engine != DEFAULT_ENGINE:
-        raise click.UsageError("--layers looks inside CANDIDATE on onnxruntime; leave out --engine")
+        raise click.UsageError("--layers runs CANDIDATE on onnxruntime; leave out --engine")
     plan = load_report(report).plan if report is not None else None
     with open_engine(engine) as runtime:
         # Where both run here, models that draw random numbers draw the same.
@@ -105,34 +103,32 @@ def compare(
             tables.print_layers(found)
     if min_sqnr is not None and (told := lack(agreement, Goal(min_sqnr))):
         click.echo(f"onnxq: {told}", err=True)
-        raise SystemExit(BELOW_FIDELITY)
+        raise SystemExit(BELOW_GOAL)
 
 
 # The command that times two models. Heavy imports wait until it runs.
 
 
-@click.command(
-    cls=GroupedCommand, short_help="Say which of two models is faster, and how certainly.", epilog=READING_EXIT_CODES
-)
+@click.command(cls=GroupedCommand, short_help="Compare the latency of two models.", epilog=READING_EXIT_CODES)
 @two_models
 @threads_option
-@time_to_spend("Time to spend, loading aside.", 10.0)
+@latency_option("Time for this long, loading aside.", 10.0)
 def bench(
     reference: Path,
     candidate: Path,
     data: Data,
     threads: int | None,
-    seconds: float,
+    latency_seconds: float,
     engine: str,
     as_json: bool,
 ) -> None:
-    """Time two models by turns on the same samples and print how much faster CANDIDATE is, with an interval."""
+    """Time two models in turns on the same samples and print the speedup of CANDIDATE with its interval."""
     from onnxq.cli import tables
-    from onnxq.evaluation import latency
+    from onnxq.evaluation.latency import bench as time_models
     from onnxq.runtime.engines import open_engine
 
     with open_engine(engine) as runtime:
-        found = latency.bench(reference, candidate, data, threads=threads, seconds=seconds, engine=runtime)
+        found = time_models(reference, candidate, data, threads=threads, seconds=latency_seconds, engine=runtime)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
@@ -142,12 +138,10 @@ def bench(
 # The command that says which runtimes run a model. Heavy imports wait until it runs.
 
 
-@click.command(
-    cls=GroupedCommand, short_help="Say which runtimes run a model, and compute the same.", epilog=READING_EXIT_CODES
-)
+@click.command(cls=GroupedCommand, short_help="Run a model on every engine.", epilog=READING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@option("--data", group=DATA, type=FILE, help="Samples, as --calib takes them.  [default: made up]")
-@option("--float", "reference", group=DATA, type=FILE, help="The float model, for fidelity and speed on each engine.")
+@option("--data", group=DATA, type=FILE, help="Read samples, as --calib of quantize.  [default: made up]")
+@option("--float", "reference", group=DATA, type=FILE, help="Compare accuracy and latency with this float model.")
 @option(
     "--engine",
     "engines",
@@ -155,9 +149,9 @@ def bench(
     type=ENGINE,
     multiple=True,
     metavar="NAME[:PLACE]",
-    help="Such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST. Repeatable.  [default: all installed]",
+    help="Run on this engine, such as openvino or ssh:HOST. Repeatable.  [default: all installed]",
 )
-@time_to_spend("Time to spend on the speed on each engine; 0 leaves it out.")
+@latency_option("Compare latency for this long on each engine; 0 skips it.")
 @limit_option
 @json_option
 @image_options
@@ -166,21 +160,21 @@ def portability(
     data: Path | None,
     reference: Path | None,
     engines: tuple[str, ...],
-    seconds: float,
+    latency_seconds: float,
     limit: int | None,
     as_json: bool,
     images: ImageOptions | None,
 ) -> None:
-    """Run MODEL on every engine and print whether it loads, agrees with onnxruntime here, and how fast it is there.
+    """Run MODEL on every engine and print if it loads, if it agrees with onnxruntime, and its latency.
 
-    Where it does not agree, the first node is named whose output differs.
+    If it does not agree, print the first node whose output differs.
     """
     from onnxq.cli import tables
     from onnxq.evaluation.portability import portability as ported
     from onnxq.runtime.engines import installed_engines, open_engine
 
     chosen = map(open_engine, engines) if engines else installed_engines()
-    found = ported(model, chosen, data, reference=reference, seconds=seconds, images=images, limit=limit)
+    found = ported(model, chosen, data, reference=reference, seconds=latency_seconds, images=images, limit=limit)
     if as_json:
         click.echo(json.dumps([one.to_dict() for one in found], indent=2))
     else:
@@ -190,14 +184,14 @@ def portability(
 # The command that sets two plans or reports beside each other. Heavy imports wait until it runs.
 
 
-@click.command(short_help="Say where two plans or reports differ.", epilog=READING_EXIT_CODES)
+@click.command(short_help="Compare two plans or reports.", epilog=READING_EXIT_CODES)
 @click.argument("first", type=FILE)
 @click.argument("second", type=FILE)
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Say which nodes two plans (TOML) or reports (JSON) treat otherwise, one a line.
+    """Print the nodes that two plans (TOML) or reports (JSON) treat differently, one a line.
 
-    Each line has the node, what FIRST and SECOND make of it, and the reason of SECOND; figures of reports come first.
+    Each line has the node, its mode in FIRST and SECOND, and the reason of SECOND; figures of reports come first.
     """
     from onnxq.planning.plan_file import differences, read_said
     from onnxq.report.formatting import visible
@@ -207,7 +201,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
     if not found:
-        click.echo(f"{first} and {second} treat all nodes alike")
+        click.echo(f"{first} and {second} treat all nodes the same")
     for one in found:
         fields = (one.name, one.before or "-", one.after or "-", one.reason)
         click.echo("\t".join(visible(field) for field in fields))

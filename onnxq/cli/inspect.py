@@ -1,4 +1,4 @@
-"""The command that shows what is in a model. Heavy imports wait until it runs."""
+"""The commands that look inside a model: inspect, explain, sensitivity, report. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.goals import accuracy_option, goal_options, measurements_option, speed_options
-from onnxq.cli.groups import DATA, OUTPUT, GroupedCommand, NodeName, option
+from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, NodeName, option
 from onnxq.cli.options import (
     EXIT_CODES,
     FILE,
+    NO_SAMPLES,
     READING_EXIT_CODES,
     WRITING_EXIT_CODES,
-    batch_option,
+    Request,
+    accuracy_option,
+    budget_options,
     collection_options,
+    data_options,
+    goal_options,
     json_option,
+    scheme_options,
+    search_options,
 )
-from onnxq.cli.quantize import quantized
-from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
+from onnxq.cli.quantize import run_quantize
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -48,17 +53,16 @@ def inspect(model: Path, as_json: bool) -> None:
 # The command that tells everything that is known of one node. Heavy imports wait until it runs.
 
 
-@click.command(cls=GroupedCommand, short_help="Tell what became of one node, and why.", epilog=EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Explain how one node is quantized, and why.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
 @click.argument("node", type=NodeName())
-@option("--report", group=DATA, type=FILE, help="What quantize --report wrote of MODEL, which is quantized.")
+@option("--report", group=DATA, type=FILE, help="Read the report of quantize for a quantized MODEL.")
 @collection_options
 @data_options
-@batch_option
 @scheme_options
 @goal_options
-@speed_options
-@measurements_option
+@accuracy_option
+@search_options
 @option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
 @option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show no progress.")
 def explain(
@@ -66,16 +70,16 @@ def explain(
     node: str,
     report: Path | None,
     data: Data | None,
-    asked: Asked,
+    request: Request,
     goal: Callable[[], Goal],
     budget: Budget,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Tell what became of NODE of MODEL: its mode and why, formats, ranges, figures, neighbours, and kernels.
+    """Explain NODE of MODEL: its mode and why, types, ranges, figures, neighbours, and kernels.
 
-    Of a quantized MODEL, from its --report. Of a float one, what quantize would do with these options, which takes as
-    long as quantize; without --calib only what it would try first.
+    For a quantized MODEL, give its --report. For a float MODEL, this shows what quantize would do with these options,
+    and takes as long as quantize; without --calib it shows the first plan only.
     """
     from onnxq import pipeline
     from onnxq.cli import tables
@@ -91,13 +95,13 @@ def explain(
     if report is not None:
         found = explanation.explain(model, load_report(report), node)
     else:
-        found = pipeline.explain(model, node, scheme=asked.rules, target=asked.target, prepare=asked.prepare)
+        found = pipeline.explain(model, node, scheme=request.rules, target=request.target, prepare=request.prepare)
     if data is not None:
-        # The answer is wanted however noisy the model is.
+        # The explanation is wanted also for a model that misses the goal.
         wanted = replace(goal(), force=True)
         with staging(None) as folder:
             path = folder / "quantized.onnx"
-            done = quantized(model, path, data, asked, wanted, budget, quiet=quiet)
+            done = run_quantize(model, path, data, request, wanted, budget, quiet=quiet)
             found = explanation.explain(path, done.report, found.node)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
@@ -109,15 +113,14 @@ def explain(
 
 
 @click.command(
-    cls=GroupedCommand, short_help="Say what quantizing each tensor and node costs.", epilog=WRITING_EXIT_CODES
+    cls=GroupedCommand, short_help="Measure the error and time of each tensor and node.", epilog=WRITING_EXIT_CODES
 )
 @click.argument("model", type=FILE)
 @collection_options
 @data_options
-@batch_option
 @scheme_options
 @accuracy_option
-@speed_options
+@budget_options
 @option(
     "--sort",
     "order",
@@ -125,7 +128,7 @@ def explain(
     type=click.Choice(["graph", "noise", "time", "name"]),
     default="graph",
     show_default=True,
-    help="As they are computed, or the noisiest, the slowest or the alphabet first.",
+    help="Sort by order in the graph, highest error, longest time or name.",
 )
 @option("--top", group=OUTPUT, type=click.IntRange(min=1), metavar="COUNT", help="Show this many tensors and nodes.")
 @option("-o", "--output", group=OUTPUT, type=FILE, help="Write the JSON to this file too.")
@@ -134,7 +137,7 @@ def explain(
 def sensitivity(
     model: Path,
     data: Data | None,
-    asked: Asked,
+    request: Request,
     budget: Budget,
     order: str,
     top: int | None,
@@ -142,9 +145,9 @@ def sensitivity(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Say what quantizing each tensor and weight of MODEL alone adds in noise, and what each node takes in each way.
+    """Measure the error of quantizing each tensor and weight of MODEL alone, and the time of each node in each mode.
 
-    Noise is the SQNR of the worst output with all else in float. Times are of this machine.
+    The error is the SQNR of the worst output with all else in float. Times are of this machine.
     """
     from onnxq import pipeline
     from onnxq.cli import tables
@@ -155,10 +158,10 @@ def sensitivity(
         raise click.UsageError(NO_SAMPLES)
     if output is not None:
         check_output(output, model, data.given)
-    with progress_bars(quiet=quiet) as told:
-        budget = replace(budget, progress=told)
+    with progress_bars(quiet=quiet) as progress:
+        budget = replace(budget, progress=progress)
         found = pipeline.sensitivity(
-            model, data, scheme=asked.rules, target=asked.target, prepare=asked.prepare, budget=budget
+            model, data, scheme=request.rules, target=request.target, prepare=request.prepare, budget=budget
         )
     found = found.ordered(order, top)
     text = json.dumps(found.to_dict(), indent=2)
@@ -176,14 +179,14 @@ def sensitivity(
 @click.command(short_help="Show a saved report as a page, figures or colours.", epilog=READING_EXIT_CODES)
 @click.argument("saved", metavar="REPORT", type=FILE)
 @click.option(
-    "-o", "--output", type=FILE, help="Page to write.  [default: REPORT with .html, unless other files are asked for]"
+    "-o", "--output", type=FILE, help="Write this page.  [default: REPORT with .html, if no other file is given]"
 )
 @click.option("--svg", "folder", type=FILE, help="Write the charts as SVG to this folder.")
 @click.option(
     "--overlay", type=FILE, help="Write mode, time and SQNR of nodes for Model Explorer, as FILE with .mode and so on."
 )
 def report(saved: Path, output: Path | None, folder: Path | None, overlay: Path | None) -> None:
-    """Show what quantize or plan kept with --report, as one page that needs no network.
+    """Show a report of quantize or plan as one page that needs no network.
 
     Prints the names of the written files on stdout.
     """

@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from onnxq.cli.groups import SectionedGroup
-from onnxq.cli.options import BELOW_FIDELITY, EXIT_CODES
+from onnxq.cli.help import SectionedGroup
+from onnxq.cli.options import BELOW_GOAL, EXIT_CODES
 from onnxq.version import VERSION
 
 _BAD_INPUT = 2
@@ -75,7 +75,7 @@ def _exit_with_sentence(error: Exception) -> None:
 
     if isinstance(error, OnnxqError):
         click.echo(f"onnxq: {error}", err=True)
-        sys.exit(BELOW_FIDELITY if isinstance(error, FidelityError) else _BAD_INPUT)
+        sys.exit(BELOW_GOAL if isinstance(error, FidelityError) else _BAD_INPUT)
     click.echo(
         f"onnxq: a fault in onnxq ({type(error).__name__}: {error}); run again with --debug and report it", err=True
     )

@@ -1,279 +1,75 @@
-"""Options that several commands share, as decorators. Heavy imports wait until a command runs."""
+"""The options that set the fields of requests, and the values that they are packed into: one table a value.
+
+Heavy imports wait until a command runs.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.groups import (
+from onnxq.cli.help import (
+    ACCURACY,
     CALIBRATION,
     DATA,
+    EFFORT,
     ENGINE,
     IMAGES,
     ONCE,
+    OPTIMIZER,
     OUTPUT,
     PASS,
     PASSES,
+    PRESET,
+    RANGE,
     SPEED,
+    TARGET,
+    TRAINING,
+    TYPES,
+    WHAT,
     Command,
+    FiniteRange,
+    field,
+    is_given,
     option,
+    packed,
     with_options,
 )
 from onnxq.system.records import parse_size
+from onnxq.training.settings import BLOCKS, LEARNED, Training
+
+if TYPE_CHECKING:
+    from onnxq.calibration.calibrate import Collection
+    from onnxq.calibration.data import Data
+    from onnxq.config.scheme import Scheme
+    from onnxq.data.images import ImageOptions
+    from onnxq.evaluation.goal import Goal
+    from onnxq.planning.plan import Plan
+    from onnxq.steps.request import Budget
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
 
-
-class FiniteRange(click.FloatRange):
-    """The type of options that are numbers between limits; NaN, which is beyond no limit, and infinity are refused."""
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """Return the number."""
-        found = super().convert(value, parameter, context)
-        if not math.isfinite(found):
-            self.fail(f"expected a finite number, found {value}", parameter, context)
-        return found
-
-
 COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr."
 READING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input."
 WRITING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written."
-EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written, 3 too noisy or of no use."
+EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written, 3 below the goal or no gain."
 
-BELOW_FIDELITY = 3
-"""The exit code where models are less alike than they have to be, or the quantized one is of no use."""
+BELOW_GOAL = 3
+"""The exit code if a model misses the goal, or if quantization gains nothing."""
 
-json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
+NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
 
-
-def most_samples(told: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds ``limit`` to a command, told of in these words."""
-    return option("--limit", group=DATA, type=click.IntRange(min=1), metavar="COUNT", help=told)
-
-
-def time_to_spend(told: str, seconds: float = 2.0) -> Callable[[Command], Command]:
-    """Return a decorator that adds ``seconds`` to a command, told of in these words."""
-    return option(
-        "--seconds",
-        group=SPEED,
-        type=FiniteRange(min=0),
-        metavar="SECONDS",
-        default=seconds,
-        show_default=True,
-        help=told,
-    )
-
-
-limit_option = most_samples("Use at most this many samples.")
-batch_option = option(
-    "--batch",
-    "rows",
-    group=DATA,
-    type=click.IntRange(min=1),
-    metavar="ROWS",
-    help="Run the model with this many rows at a time.  [default: as many as each of several files holds, 1 of a "
-    "single file]",
-)
-chain_option = option(
-    "--chain",
-    group=DATA,
-    multiple=True,
-    metavar="OUTPUT=INPUT",
-    help="Feed an output of each sample to an input of the next, for stateful models; each folder, and each "
-    "file of several samples, starts anew, from zeros and an empty past. Repeatable.",
-)
-source_option = option(
-    "--source",
-    group=DATA,
-    metavar="NAME[:OPTION=VALUE]",
-    help="What reads the samples, such as audio:rate=8000 or text:tokenizer=tokenizer.json; see docs/samples.md.  "
-    "[default: what the files are]",
-)
-
-
-def pass_option(what: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds a repeatable option to a command, which takes it as ``passes``."""
-    return option(
-        "-p",
-        "--pass",
-        "passes",
-        group=PASSES,
-        type=PASS,
-        multiple=True,
-        metavar="NAME[:OPTION=VALUE]",
-        help=f"{what}: a name of onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
-    )
-
-
-_IMAGE_OPTIONS = ("size", "mean", "std", "scale", "channels", "layout", "fit", "resize")
-
-
-def two_models(command: Command) -> Command:
-    """Add what a command takes that sets two models side by side: these, what runs them, and samples as ``data``."""
-
-    @functools.wraps(command)
-    def with_data(*args: Any, **kwargs: Any) -> None:
-        from onnxq.calibration.data import Data
-
-        samples, limit, images, chain, source, rows = (
-            kwargs.pop(name) for name in ("data", "limit", "images", "chain", "source", "rows")
-        )
-        command(*args, data=Data(samples, None, limit, images, chain, source=source, batch=rows), **kwargs)
-
-    return with_options(
-        image_options(with_data),
-        click.argument("reference", type=FILE),
-        click.argument("candidate", type=FILE),
-        option("--data", group=DATA, required=True, type=FILE, **ONCE, help="Samples, as --calib takes them."),
-        most_samples("Use at most this many samples, from all over; the first ones for --chain."),
-        batch_option,
-        chain_option,
-        source_option,
-        option(
-            "--engine",
-            group=SPEED,
-            type=ENGINE,
-            metavar="NAME[:PLACE]",
-            default="onnxruntime",
-            show_default=True,
-            help="What runs the models, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
-        ),
-        json_option,
-    )
-
-
-def image_options(command: Command) -> Command:
-    """Add the options about image files to a command, which takes them as one argument ``images``."""
-
-    @functools.wraps(command)
-    def with_images(*args: Any, **kwargs: Any) -> None:
-        from onnxq.data.images import IMAGE_PRESETS, ImageOptions
-
-        given = {name: kwargs.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        preset = IMAGE_PRESETS.get(kwargs.pop("image_preset"), ImageOptions())
-        command(*args, images=replace(preset, **chosen), **kwargs)
-
-    return with_options(
-        with_images,
-        option(
-            "--image-preset",
-            group=IMAGES,
-            type=click.Choice(["imagenet", "clip", "inception"]),
-            help="How images were prepared for models of a kind; the options below override it.",
-        ),
-        option(
-            "--image-size",
-            group=IMAGES,
-            callback=_parse_size,
-            metavar="HxW",
-            help="Resize images.  [default: the model's own size]",
-        ),
-        option(
-            "--image-scale",
-            group=IMAGES,
-            callback=_parse_factor,
-            metavar="FACTOR",
-            help="Multiply pixels, which are 0..255, by this; for float inputs.  [default: 1/255]",
-        ),
-        option(
-            "--image-mean",
-            group=IMAGES,
-            callback=_parse_numbers,
-            metavar="R,G,B",
-            help="Subtract these from pixels, after --image-scale.  [default: 0]",
-        ),
-        option(
-            "--image-std",
-            group=IMAGES,
-            callback=_parse_numbers,
-            metavar="R,G,B",
-            help="Divide pixels by these, after --image-mean.  [default: 1]",
-        ),
-        option(
-            "--image-layout",
-            group=IMAGES,
-            type=click.Choice(["NCHW", "NHWC"]),
-            help="Where the channels are.  [default: the model's own axis of 1 or 3]",
-        ),
-        option(
-            "--image-channels",
-            group=IMAGES,
-            type=click.Choice(["RGB", "BGR", "GRAY"]),
-            help="Order of the colours.  [default: RGB]",
-        ),
-        option(
-            "--image-fit",
-            group=IMAGES,
-            type=click.Choice(["stretch", "crop"]),
-            help="Stretch images to the size, or keep their shape and crop the centre.  [default: stretch]",
-        ),
-        option(
-            "--image-resize",
-            group=IMAGES,
-            type=click.IntRange(min=1),
-            metavar="PIXELS",
-            help="Resize the shorter side to this before --image-fit crop.  [default: what just covers the size]",
-        ),
-    )
-
-
-def collection_options(command: Command) -> Command:
-    """Add the options about running samples to a command, which takes them as ``collection``.
-
-    The argument is None where none of them is given.
-    """
-
-    @functools.wraps(command)
-    def with_collection(*args: Any, **kwargs: Any) -> None:
-        from onnxq.calibration.calibrate import Collection, workers_for
-
-        stats, jobs, cluster, memory = (kwargs.pop(name) for name in ("stats", "jobs", "cluster", "memory"))
-        workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
-        collection = Collection(workers=workers, reuse=stats, memory=memory, notice=_notice)
-        # A chain has something to tell too.
-        given = any(value is not None for value in (stats, workers, memory)) or bool(kwargs.get("chain"))
-        command(*args, collection=collection if given else None, **kwargs)
-
-    return with_options(
-        with_collection,
-        option(
-            "--stats",
-            group=CALIBRATION,
-            type=FILE,
-            help="Statistics from onnxq calibrate; what matches is not run again.",
-        ),
-        option(
-            "--jobs",
-            group=CALIBRATION,
-            type=click.IntRange(min=1),
-            metavar="COUNT",
-            help="Calibrate in this many worker processes.",
-        ),
-        option(
-            "--cluster", group=CALIBRATION, metavar="ADDRESS", help="Calibrate on the Dask cluster of this scheduler."
-        ),
-        option(
-            "--memory",
-            group=CALIBRATION,
-            callback=_parse_memory,
-            metavar="SIZE",
-            help="Most memory for calibration, such as 4GB: where more is needed, the samples run several times, and "
-            "training keeps them on disk.",
-        ),
-    )
-
-
-def _notice(sentence: str) -> None:
-    click.echo(f"onnxq: {sentence}", err=True)
+_COUNT = click.IntRange(min=1)
+_ABOVE_ZERO = FiniteRange(min=0, min_open=True)
 
 
 def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -306,3 +102,668 @@ def _parse_memory(context: click.Context, parameter: click.Parameter, text: str 
         return parse_size(text)
     except ValueError as reason:
         raise click.BadParameter(str(reason)) from None
+
+
+def _parse_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+# Samples: `images`, and `data` with them.
+
+
+def _build_images(image_preset: str | None, **given: Any) -> ImageOptions:
+    from onnxq.data.images import IMAGE_PRESETS, ImageOptions
+
+    chosen = {name.removeprefix("image_"): value for name, value in given.items() if value is not None}
+    return replace(IMAGE_PRESETS.get(image_preset or "", ImageOptions()), **chosen)
+
+
+def _image(name: str, text: str, **settings: Any) -> Callable[[str], Callable[[Command], Command]]:
+    return field(f"--image-{name}", group=IMAGES, advanced=True, help=text, **settings)
+
+
+_IMAGES: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(
+    {
+        "image_preset": field(
+            "--image-preset",
+            group=DATA,
+            type=click.Choice(["imagenet", "clip", "inception"]),
+            help="Prepare images as for models of this kind; --image-* change single steps.",
+        ),
+        "image_size": _image(
+            "size", "Resize images.  [default: the model's own size]", callback=_parse_size, metavar="HxW"
+        ),
+        "image_scale": _image(
+            "scale",
+            "Multiply pixels of 0..255, for float inputs.  [default: 1/255]",
+            callback=_parse_factor,
+            metavar="FACTOR",
+        ),
+        "image_mean": _image(
+            "mean", "Subtract from pixels after --image-scale.  [default: 0]", callback=_parse_numbers, metavar="R,G,B"
+        ),
+        "image_std": _image(
+            "std", "Divide pixels after --image-mean.  [default: 1]", callback=_parse_numbers, metavar="R,G,B"
+        ),
+        "image_layout": _image(
+            "layout",
+            "Set the axis of channels.  [default: the model's own axis of 1 or 3]",
+            type=click.Choice(["NCHW", "NHWC"]),
+        ),
+        "image_channels": _image(
+            "channels", "Set the order of colours.  [default: RGB]", type=click.Choice(["RGB", "BGR", "GRAY"])
+        ),
+        "image_fit": _image(
+            "fit",
+            "Stretch images to the size, or crop the centre.  [default: stretch]",
+            type=click.Choice(["stretch", "crop"]),
+        ),
+        "image_resize": _image(
+            "resize",
+            "Resize the shorter side before a crop.  [default: to cover the size]",
+            type=_COUNT,
+            metavar="PIXELS",
+        ),
+    },
+)
+image_options = packed("images", _build_images, _IMAGES)
+"""Adds the options about image files, which a command takes as ``images``."""
+
+
+def limit_field(text: str = "Use at most this many samples.") -> Callable[[str], Callable[[Command], Command]]:
+    """Return the option of a number of samples."""
+    return field("--limit", group=DATA, type=_COUNT, metavar="COUNT", help=text)
+
+
+_SPREAD = "Use at most this many samples, evenly spaced; the first ones for --chain and --metric."
+_ENGINES = "such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST"
+_batch = field(
+    "--batch",
+    group=DATA,
+    type=_COUNT,
+    metavar="ROWS",
+    help="Run the model on this many rows at a time.  [default: a file's rows, 1 of a single file]",
+)
+_chain = field(
+    "--chain",
+    group=DATA,
+    advanced=True,
+    multiple=True,
+    metavar="OUTPUT=INPUT",
+    help="Feed an output to an input of the next sample, for stateful models. Repeatable.",
+)
+_source = field(
+    "--source",
+    group=DATA,
+    metavar="NAME[:OPTION=VALUE]",
+    help="Read samples with this reader, such as audio:rate=8000.  [default: by file type]",
+)
+limit_option, batch_option, chain_option, source_option = (
+    limit_field()("limit"),
+    _batch("batch"),
+    _chain("chain"),
+    _source("source"),
+)
+
+
+def _build_data(calibration: Path | None, **given: Any) -> Data | None:
+    from onnxq.calibration.data import Data
+
+    images = _build_images(**{name: given.pop(name) for name in _IMAGES})
+    return None if calibration is None else Data(calibration, images=images, **given)
+
+
+def _data_options(command: Command, *, batch: bool) -> Command:
+    fields = {
+        "calibration": field(
+            "--calib",
+            group=DATA,
+            type=FILE,
+            **ONCE,
+            help="Read samples from a folder or file: .npz, .npy, images.",
+        ),
+        "validation": field(
+            "--validation", group=DATA, type=FILE, **ONCE, help="Evaluate on these.  [default: every fourth of --calib]"
+        ),
+        "limit": limit_field(_SPREAD),
+        **({"batch": _batch} if batch else {}),
+        "source": _source,
+        "chain": _chain,
+        **_IMAGES,
+    }
+    return packed("data", _build_data, fields)(command)
+
+
+data_options = functools.partial(_data_options, batch=True)
+"""Adds the samples, which a command takes as ``data``: None without --calib."""
+
+training_data_options = functools.partial(_data_options, batch=False)
+"""As `data_options` without --batch, which is the size of a step in training."""
+
+
+def two_models(command: Command) -> Command:
+    """Add the arguments of a command that compares two models, which takes samples as ``data``."""
+    fields = {
+        "calibration": field(
+            "--data", group=DATA, required=True, type=FILE, **ONCE, help="Read samples, as --calib of quantize."
+        ),
+        "limit": limit_field("Use at most this many samples, evenly spaced; the first ones for --chain."),
+        "batch": _batch,
+        "source": _source,
+        "chain": _chain,
+        **_IMAGES,
+    }
+    return with_options(
+        packed("data", _build_data, fields)(command),
+        click.argument("reference", type=FILE),
+        click.argument("candidate", type=FILE),
+        option(
+            "--engine",
+            group=SPEED,
+            type=ENGINE,
+            metavar="NAME[:PLACE]",
+            default="onnxruntime",
+            show_default=True,
+            help=f"Run the models on this engine, {_ENGINES}.",
+        ),
+        json_option,
+    )
+
+
+json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
+
+
+# What is quantized: `request`.
+
+
+def pass_option(text: str, group: str = PASSES) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``passes`` to a command."""
+    return option(
+        "-p",
+        "--pass",
+        "passes",
+        group=group,
+        advanced=group == WHAT,
+        type=PASS,
+        multiple=True,
+        metavar="NAME[:OPTION=VALUE]",
+        help=f"{text}: a name of onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
+    )
+
+
+def range_option(text: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``ranges`` to a command."""
+    return option("--range", "ranges", group=WHAT, type=RANGE, is_eager=True, metavar="METHOD", help=text)
+
+
+preset_option = option(
+    "--preset",
+    group=WHAT,
+    type=PRESET,
+    is_eager=True,
+    metavar="NAME",
+    help="Take this preset, or list.  [default: int8]",
+)
+scheme_file_option = option(
+    "--scheme", "scheme_file", group=WHAT, type=FILE, help="Take the rules of this TOML file instead of a preset."
+)
+target_option = option(
+    "--target",
+    group=WHAT,
+    type=TARGET,
+    is_eager=True,
+    metavar="NAME",
+    default="onnxruntime-cpu",
+    show_default=True,
+    help="Plan for this runtime, or list.",
+)
+plan_option = option(
+    "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan of this file instead of a scheme and search."
+)
+
+SAID_BY_PLANS = (
+    *("preset", "scheme_file", "exclude", "ranges", "target"),
+    *("search", "prefer", "accuracy", "exact", "emit", "strict_types"),
+)
+"""Parameters that a given plan replaces."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is quantized, and how.
+
+    Attributes:
+        scheme: the rules, or a plan to apply.
+        target: name of the runtime.
+        prepare: names of passes.
+    """
+
+    scheme: Scheme | Plan
+    target: str
+    prepare: tuple[str, ...]
+
+    @property
+    def rules(self) -> Scheme:
+        """The scheme, if there is no plan to apply."""
+        from onnxq.config.scheme import Scheme
+
+        assert isinstance(self.scheme, Scheme)
+        return self.scheme
+
+    @property
+    def name(self) -> str:
+        """The part of the name of outputs that the scheme gives."""
+        from onnxq.planning.plan import Plan
+
+        return self.scheme.scheme if isinstance(self.scheme, Plan) else self.scheme.name
+
+    def with_plan(self, plan_file: Path | None) -> Request:
+        """Return the request with the plan of a file instead of the scheme, if there is a file.
+
+        Raises:
+            UsageError: options contradict the plan.
+        """
+        if plan_file is None:
+            return self
+        from onnxq.planning.plan_file import load_plan
+
+        if any(map(is_given, SAID_BY_PLANS)):
+            raise click.UsageError(
+                "--plan decides for every node; leave out --preset, --scheme, --exclude, --range, --target, "
+                "--search, --prefer, --accuracy, --exact, --emit and --strict-types"
+            )
+        return replace(self, scheme=load_plan(plan_file))
+
+
+def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
+    """Return the scheme of a preset or a file.
+
+    Raises:
+        UsageError: both are given.
+        SchemeError: there is no such preset, or the file is wrong.
+    """
+    from onnxq.config.presets import preset_named
+    from onnxq.config.scheme_file import load_scheme
+
+    if preset is not None and scheme_file is not None:
+        raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
+    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or "int8")
+
+
+def _build_request(
+    preset: str | None,
+    scheme_file: Path | None,
+    exclude: tuple[str, ...],
+    target: str,
+    ranges: str | None,
+    passes: tuple[str, ...],
+    emit: str,
+    strict_types: bool,
+    strip_metadata: bool,
+) -> Request:
+    if strict_types and emit == "ort":
+        raise click.UsageError("--strict-types is about standard ONNX and --emit ort is not; leave one of them out")
+    scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
+    if strict_types or is_given("emit"):
+        scheme = replace(scheme, emit="strict" if strict_types else emit)
+    if ranges is not None:
+        scheme = replace(scheme, ranges=ranges)
+    return Request(scheme, target, (*passes, *(("StripMetadata",) if strip_metadata else ())))
+
+
+scheme_options = packed(
+    "request",
+    _build_request,
+    {
+        "preset": lambda name: preset_option,
+        "scheme_file": lambda name: scheme_file_option,
+        "exclude": field(
+            "--exclude",
+            group=WHAT,
+            multiple=True,
+            metavar="PATTERN",
+            help="Leave these nodes in float: a glob, or re:REGEX. Repeatable.",
+        ),
+        "target": lambda name: target_option,
+        "ranges": lambda name: range_option(
+            "Set the calibration method: minmax, extremes, average, percentile:99.99, entropy, mse, histogram, "
+            "fixed:LOW,HIGH, auto, one of a plugin, or list.  [default: the best of several]"
+        ),
+        "passes": lambda name: pass_option("Apply a pass first", WHAT),
+        "emit": field(
+            "--emit",
+            group=TYPES,
+            advanced=True,
+            type=click.Choice(["fastest", "qdq", "ort"]),
+            default="fastest",
+            show_default=True,
+            help="Use onnxruntime's own operators where they measure faster, nowhere, or wherever they fit.",
+        ),
+        "strict_types": field(
+            "--strict-types",
+            group=TYPES,
+            advanced=True,
+            is_flag=True,
+            help="Write each number in its own ONNX type, even if onnxruntime cannot load it.",
+        ),
+        "strip_metadata": field(
+            "--strip-metadata",
+            group=TYPES,
+            advanced=True,
+            is_flag=True,
+            help="Remove the exporter's notes about nodes.",
+        ),
+    },
+)
+"""Adds what is quantized and how, which a command takes as ``request``."""
+
+
+# Accuracy: `goal`.
+
+accuracy_option = option(
+    "--accuracy",
+    group=ACCURACY,
+    type=EFFORT,
+    is_eager=True,
+    metavar="EFFORT",
+    default="fast",
+    show_default=True,
+    help="Try methods that lower the error: off, fast, full, or any of "
+    "ranges,equalization,awq,gptq,embeddings,bias-correction.",
+)
+
+
+def _build_goal(
+    min_sqnr: float, metric: str | None, max_drop: float | None, force: bool, exact: bool, prefer: str
+) -> Callable[[], Goal]:
+    from onnxq.evaluation.goal import Goal
+    from onnxq.evaluation.metrics import load_metric
+
+    if max_drop is not None and metric is None:
+        raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
+    if metric is not None and is_given("min_sqnr"):
+        raise click.UsageError("--metric replaces --min-sqnr; leave one of them out")
+    # Labels are read last, so that other faults of the command line are reported without them.
+    made = functools.partial(load_metric, metric) if metric is not None else lambda: None
+    return lambda: Goal(min_sqnr, made(), max_drop or 0.0, force, exact, prefer)
+
+
+goal_options = packed(
+    "goal",
+    _build_goal,
+    {
+        "min_sqnr": field(
+            "--min-sqnr",
+            group=ACCURACY,
+            type=float,
+            metavar="DECIBELS",
+            default=20.0,
+            show_default=True,
+            help="Require this SQNR of the worst output.",
+        ),
+        "metric": field(
+            "--metric",
+            group=ACCURACY,
+            metavar="METRIC",
+            help="Require a metric instead: top1:LABELS.npy, FILE.py:FUNCTION or MODULE:FUNCTION.",
+        ),
+        "max_drop": field(
+            "--max-drop",
+            group=ACCURACY,
+            type=FiniteRange(min=0),
+            metavar="NUMBER",
+            help="Allow the metric to drop by this.  [default: 0]",
+        ),
+        "force": field("--force", group=ACCURACY, is_flag=True, help="Write the result even if it misses the goal."),
+        "exact": field(
+            "--exact", group=ACCURACY, advanced=True, is_flag=True, help="Require the scheme's bits for all weights."
+        ),
+        "prefer": field(
+            "--prefer",
+            group=SPEED,
+            advanced=True,
+            type=click.Choice(["speed", "size"]),
+            default="speed",
+            show_default=True,
+            help="Take the fastest plan that meets the goal, or the one with the most 4-bit weights.",
+        ),
+    },
+)
+"""Adds the goal, which a command takes as ``goal``: a function that loads labels and returns it."""
+
+
+# Effort and time: `budget`, and `collection`.
+
+
+def latency_option(text: str, seconds: float = 2.0, *, advanced: bool = False) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``latency`` to a command: seconds for timing."""
+    return option(
+        "--latency-seconds",
+        "latency_seconds",
+        group=SPEED,
+        advanced=advanced,
+        type=FiniteRange(min=0),
+        metavar="SECONDS",
+        default=seconds,
+        show_default=True,
+        help=text,
+    )
+
+
+result_latency_option = latency_option("Compare latency for this long; 0 skips all timing.", advanced=True)
+threads_option = option(
+    "--threads",
+    group=SPEED,
+    type=_COUNT,
+    metavar="COUNT",
+    help="Time with this many threads inside an operator.  [default: all cores]",
+)
+
+
+def _build_collection(
+    reuse: Path | None, jobs: int | None, cluster: str | None, memory: int | None, chain: tuple[str, ...] = ()
+) -> Collection | None:
+    from onnxq.calibration.calibrate import Collection, workers_for
+
+    workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
+    # A chain has notices too.
+    if not chain and all(value is None for value in (reuse, workers, memory)):
+        return None
+    return Collection(workers=workers, reuse=reuse, memory=memory, notice=_print_notice)
+
+
+def _print_notice(sentence: str) -> None:
+    click.echo(f"onnxq: {sentence}", err=True)
+
+
+def collection_options(command: Command) -> Command:
+    """Add how samples run, which a command takes as ``collection``: None if nothing is given."""
+    fields = {
+        "reuse": field(
+            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Reuse these statistics of onnxq calibrate."
+        ),
+        "jobs": field(
+            "--jobs",
+            group=CALIBRATION,
+            advanced=True,
+            type=_COUNT,
+            metavar="COUNT",
+            help="Calibrate in this many processes.",
+        ),
+        "cluster": field(
+            "--cluster",
+            group=CALIBRATION,
+            advanced=True,
+            metavar="ADDRESS",
+            help="Calibrate on the Dask cluster of this scheduler.",
+        ),
+        "memory": field(
+            "--memory",
+            group=CALIBRATION,
+            advanced=True,
+            callback=_parse_memory,
+            metavar="SIZE",
+            help="Limit the memory of calibration, such as 4GB; samples run more often, or are on disk.",
+        ),
+    }
+
+    @functools.wraps(command)
+    def with_collection(*args: Any, **kwargs: Any) -> None:
+        values = {name: kwargs.pop(name) for name in fields}
+        command(*args, collection=_build_collection(**values, chain=kwargs.get("chain", ())), **kwargs)
+
+    return with_options(with_collection, *(make(name) for name, make in fields.items()))
+
+
+def _build_budget(
+    time_limit: float | None, max_candidates: int | None = None, engine: str | None = None, **given: Any
+) -> Budget:
+    from onnxq.steps.request import Budget
+
+    limits = {"time_limit": time_limit or math.inf, "max_candidates": max_candidates or math.inf}
+    return Budget(**given, **limits, engine=engine or "")
+
+
+_BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(
+    {
+        "search": field(
+            "--search",
+            group=SPEED,
+            type=click.Choice(["off", "fast", "full"]),
+            default="fast",
+            show_default=True,
+            help="Search for the fastest plan that meets the goal; off applies the scheme.",
+        ),
+        "time_limit": field(
+            "--time-limit", group=SPEED, type=_ABOVE_ZERO, metavar="SECONDS", help="Limit the total time."
+        ),
+        "threads": lambda name: threads_option,
+        "engine": field(
+            "--engine",
+            group=SPEED,
+            type=ENGINE,
+            metavar="NAME[:PLACE]",
+            help=f"Verify and time on this engine, {_ENGINES}.  [default: that of --target, if installed]",
+        ),
+        "latency_seconds": lambda name: result_latency_option,
+        "profile_cache": field(
+            "--profile-cache", group=SPEED, advanced=True, type=FILE, help="Keep measured node times in this file."
+        ),
+    }
+)
+_CANDIDATES = field(
+    "--max-candidates",
+    group=SPEED,
+    advanced=True,
+    type=_COUNT,
+    metavar="COUNT",
+    help="Limit the models that a search builds; unlike --time-limit, this is repeatable.",
+)
+_PACKED_TOO = ("accuracy", "collection")
+
+budget_options = packed("budget", _build_budget, _BUDGET, _PACKED_TOO)
+"""Adds what may be spent, which a command takes with --accuracy and the collection as ``budget``."""
+
+search_options = packed("budget", _build_budget, {**_BUDGET, "max_candidates": _CANDIDATES}, _PACKED_TOO)
+"""As `budget_options`, with the limits of a search."""
+
+
+# Training: `training`.
+
+
+def _training(name: str, text: str, **settings: Any) -> Callable[[str], Callable[[Command], Command]]:
+    return field(name, help=text, **{"group": TRAINING, **settings})
+
+
+training_options = packed(
+    "training",
+    Training,
+    {
+        "labels": _training(
+            "--labels", "Train towards the classes of this .npy file, one a sample of --calib.", type=FILE
+        ),
+        "loss": _training(
+            "--loss",
+            "Minimize a function of outputs, the float model's outputs and inputs.  [default: the error]",
+            metavar="FILE.py:FUNCTION",
+            default="",
+        ),
+        "learn": _training(
+            "--learn",
+            "Train these parameters.",
+            metavar="NAMES",
+            default=",".join(LEARNED),
+            show_default=True,
+            callback=_parse_names,
+        ),
+        "blocks": _training(
+            "--blocks",
+            "Train blocks of a few weights before the whole model, never, or only them.",
+            type=click.Choice(BLOCKS),
+            default="first",
+            show_default=True,
+        ),
+        "epochs": _training(
+            "--epochs", "Pass over the samples this often.  [default: by their number]", type=_COUNT, metavar="COUNT"
+        ),
+        "minutes": _training(
+            "--minutes", "Limit the time of training.  [default: none]", type=_ABOVE_ZERO, metavar="COUNT"
+        ),
+        "device": _training(
+            "--device",
+            "Train on this torch device, such as cpu or cuda.  [default: a GPU if there is one]",
+            metavar="NAME",
+            default="",
+        ),
+        "batch": _training(
+            "--batch",
+            "Take this many samples a step.  [default: 32, or an eighth of few]",
+            group=OPTIMIZER,
+            type=_COUNT,
+            metavar="COUNT",
+        ),
+        "rate": _training(
+            "--rate",
+            "Set the initial learning rate, relative to each tensor.  [default: the best of several]",
+            group=OPTIMIZER,
+            metavar="SHARE",
+            type=_ABOVE_ZERO,
+        ),
+        "patience": _training(
+            "--patience",
+            "Stop after this many epochs without gain.  [default: never]",
+            group=OPTIMIZER,
+            type=_COUNT,
+            metavar="COUNT",
+        ),
+        "seed": _training(
+            "--seed",
+            "Seed the order of samples.",
+            group=OPTIMIZER,
+            metavar="NUMBER",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+        ),
+    },
+)
+"""Adds how a model is trained, which a command takes as ``training``."""
+
+
+# Rewriting.
+
+samples_option = option(
+    "--data", group=DATA, type=FILE, help="Compare on these samples, as --calib of quantize.  [default: made up]"
+)
+tolerance_option = option(
+    "--tolerance",
+    group=ACCURACY,
+    type=FiniteRange(min=0),
+    metavar="SHARE",
+    default=1e-5,
+    show_default=True,
+    help="Allow this difference, relative to an output's largest value.",
+)
+changes_option = option(
+    "--report", group=OUTPUT, type=FILE, help="Write the changes and skipped matches of every pass as JSON."
+)

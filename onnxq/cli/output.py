@@ -1,39 +1,36 @@
-"""What a command keeps of a quantization beside the model, most of all of one that was refused."""
+"""The result of a quantization: the files that are written, and what is printed."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.groups import OUTPUT, Command, option, with_options
+from onnxq.cli.help import OUTPUT, REPORTS, Command, field, packed
 from onnxq.cli.options import FILE
 from onnxq.errors import OutputError
 
-if TYPE_CHECKING:
-    from onnxq.report import Report
 if TYPE_CHECKING:
     from onnxq.pipeline import Quantized
     from onnxq.report import Report
 
 
-# Samples on which a page compares layers: noise of a layer is much the same on all.
-_LAYERS = 8
+# Samples on which a page compares layers: the error of a layer is much the same on all.
+_LAYER_SAMPLES = 8
 
 
 @dataclass(frozen=True)
-class Kept:
+class Reports:
     """Files that are written beside the model.
 
     Attributes:
         report: the JSON.
         html: the page.
-        overlay: after which node data for Model Explorer is named.
+        overlay: the first part of the names of files for Model Explorer.
     """
 
     report: Path | None = None
@@ -47,11 +44,11 @@ class Kept:
 
     @property
     def layers(self) -> int:
-        """By how many samples the page tells of layers; 0 where there is none."""
-        return 0 if self.html is None else _LAYERS
+        """Number of samples to compare layers on; 0 without a page."""
+        return 0 if self.html is None else _LAYER_SAMPLES
 
     def write(self, report: Report) -> None:
-        """Write what was asked for.
+        """Write what was request for.
 
         Raises:
             OutputError: a file cannot be written.
@@ -68,30 +65,8 @@ class Kept:
             save_overlays(report, self.overlay)
 
 
-def kept_options(command: Command) -> Command:
-    """Add the files that are kept to a command, which takes them as one argument ``kept``."""
-
-    @functools.wraps(command)
-    def with_kept(*args: Any, **kwargs: Any) -> None:
-        command(*args, kept=Kept(*(kwargs.pop(name) for name in ("report", "html", "overlay"))), **kwargs)
-
-    return with_options(
-        with_kept,
-        option(
-            "--report", group=OUTPUT, type=FILE, help="Write the plan and all figures as JSON, of a refused result too."
-        ),
-        option("--html", group=OUTPUT, type=FILE, help="Write a page that shows all of it, of a refused result too."),
-        option(
-            "--overlay",
-            group=OUTPUT,
-            type=FILE,
-            help="Write mode, time and SQNR of nodes for Model Explorer, as FILE with .mode, .time and .sqnr.",
-        ),
-    )
-
-
 def with_command(report: Report) -> Report:
-    """Return a report that says which command line it comes from."""
+    """Return the report with the command line."""
     return replace(report, run=replace(report.run, command=("onnxq", *sys.argv[1:])))
 
 
@@ -104,14 +79,14 @@ class Output:
 
     Attributes:
         file: to write.
-        kept: what is written beside it, of a refused result too.
+        reports: what is written beside it, of a refused result too.
         as_json: whether the report is printed in the place of the written file.
         verbose: whether all of it is told.
         quiet: whether nothing is told on the way and at the end.
     """
 
     file: Path | None
-    kept: Kept
+    reports: Reports
     as_json: bool = False
     verbose: bool = False
     quiet: bool = False
@@ -130,7 +105,7 @@ class Output:
             OutputError: a file cannot be written.
         """
         file = self.file or Path(name)
-        _check_files(model, file, {**self.kept.files, **others}, tuple(read))
+        _check_files(model, file, {**self.reports.files, **others}, tuple(read))
         return file
 
     def of(self, run: Callable[[], Quantized], plan: Path | None = None) -> Report:
@@ -171,53 +146,63 @@ class Output:
             terminal.print_report(report, every=self.verbose)
 
     def _keep(self, report: Report, plan: Path | None) -> None:
-        """Write what was asked to be kept, most of all of what was refused."""
-        self.kept.write(report)
+        """Write what was request to be kept, most of all of what was refused."""
+        self.reports.write(report)
         if plan is not None:
             from onnxq.planning.plan_file import save_plan
 
             save_plan(report.plan, plan)
 
 
+def _build_output(
+    output: Path | None,
+    report: Path | None,
+    html: Path | None,
+    overlay: Path | None,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> Output:
+    if verbose and quiet:
+        raise click.UsageError("--verbose shows more and --quiet less; leave one of them out")
+    return Output(output, Reports(report, html, overlay), as_json, verbose, quiet)
+
+
 def output_options(default: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds where the result goes to a command, which takes it as one argument ``output``.
+    """Return a decorator that adds where the result goes, which a command takes as ``output``.
 
     Args:
-        default: how the written file is called where no name is given.
+        default: name of the written file, for the help.
     """
-
-    def add(command: Command) -> Command:
-        @functools.wraps(command)
-        def with_output(*args: Any, **kwargs: Any) -> None:
-            file, kept, as_json, verbose, quiet = (
-                kwargs.pop(name) for name in ("output", "kept", "as_json", "verbose", "quiet")
-            )
-            if verbose and quiet:
-                raise click.UsageError("--verbose shows more and --quiet less; leave one of them out")
-            command(*args, output=Output(file, kept, as_json, verbose, quiet), **kwargs)
-
-        return with_options(
-            with_output,
-            option(
+    return packed(
+        "output",
+        _build_output,
+        {
+            "output": field(
                 "-o",
                 "--output",
                 group=OUTPUT,
                 type=FILE,
-                help=f"File to write.  [default: {default} in the current folder]",
+                help=f"Write this file.  [default: {default} in the current folder]",
             ),
-            kept_options,
-            option(
-                "--json",
-                "as_json",
-                group=OUTPUT,
-                is_flag=True,
-                help="Print the report as JSON instead of the name of the written file, of a refused result too.",
+            "report": field(
+                "--report", group=REPORTS, type=FILE, help="Write plan and figures as JSON, also if refused."
             ),
-            option("-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions."),
-            option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show neither progress nor tables."),
-        )
-
-    return add
+            "html": field("--html", group=REPORTS, type=FILE, help="Write a page with all figures, also if refused."),
+            "overlay": field(
+                "--overlay",
+                group=REPORTS,
+                advanced=True,
+                type=FILE,
+                help="Write mode, time and SQNR of nodes for Model Explorer, as FILE with .mode, .time and .sqnr.",
+            ),
+            "as_json": field("--json", group=OUTPUT, is_flag=True, help="Print the report as JSON, also if refused."),
+            "verbose": field(
+                "-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions."
+            ),
+            "quiet": field("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show no progress and no tables."),
+        },
+    )
 
 
 def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None], read: tuple[object, ...]) -> None:

@@ -1,47 +1,43 @@
-"""The command that trains what becomes codes. Heavy imports wait until it runs."""
+"""The commands that quantize: quantize, plan, train, web-folder and presets. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.goals import (
-    goal_options,
-    measurements_option,
-    seconds_option,
-    speed_options,
-    threads_option,
-)
-from onnxq.cli.groups import ONCE, OUTPUT, TRAINING, WHAT, Command, GroupedCommand, option, with_options
+from onnxq.cli.help import ONCE, OUTPUT, REPORTS, TRAINING, FiniteRange, GroupedCommand, option
 from onnxq.cli.options import (
-    BELOW_FIDELITY,
+    BELOW_GOAL,
     EXIT_CODES,
     FILE,
+    NO_SAMPLES,
     READING_EXIT_CODES,
-    FiniteRange,
-    batch_option,
+    Request,
+    accuracy_option,
     collection_options,
+    data_options,
+    goal_options,
+    plan_option,
+    result_latency_option,
+    scheme_options,
+    search_options,
+    threads_option,
+    training_data_options,
+    training_options,
 )
 from onnxq.cli.output import Output, output_options
-from onnxq.cli.wanted import NO_SAMPLES, Asked, data_options, scheme_options
 from onnxq.errors import OnnxqError
-from onnxq.training.settings import BLOCKS, Training, TrainingProgress
+from onnxq.training.settings import Training, TrainingProgress
 
 if TYPE_CHECKING:
     from onnxq.calibration.calibrate import Collection
-    from onnxq.calibration.data import Data
-    from onnxq.evaluation.goal import Goal
-    from onnxq.pipeline import Quantized
-    from onnxq.steps.request import Budget
-if TYPE_CHECKING:
     from onnxq.calibration.data import Data
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline import Quantized
@@ -49,236 +45,32 @@ if TYPE_CHECKING:
     from onnxq.steps.request import Budget
 
 
-def training_options(command: Command) -> Command:
-    """Add how a model is trained to a command, which takes it as one argument ``training``."""
-
-    @functools.wraps(command)
-    def with_training(*args: Any, **kwargs: Any) -> None:
-        names = (
-            "labels",
-            "loss",
-            "blocks",
-            "epochs",
-            "batch",
-            "rate",
-            "patience",
-            "seed",
-            "minutes",
-            "device",
-        )
-        given = {name: kwargs.pop(name) for name in names}
-        learn = tuple(name.strip() for name in kwargs.pop("learn").split(","))
-        command(*args, training=Training(learn=learn, **given), **kwargs)
-
-    return with_options(
-        with_training,
-        option(
-            "--labels",
-            group=TRAINING,
-            type=FILE,
-            help="Learn the classes of this .npy file, one for each sample of --calib.",
-        ),
-        option(
-            "--loss",
-            group=TRAINING,
-            metavar="FILE.py:FUNCTION",
-            default="",
-            help="Make small what this function of outputs, the float model's outputs and inputs returns.  "
-            "[default: the noise on the outputs, without labels]",
-        ),
-        option(
-            "--learn",
-            group=TRAINING,
-            metavar="NAMES",
-            default="weights,biases,scales,zero-points",
-            show_default=True,
-            help="What changes.",
-        ),
-        option(
-            "--blocks",
-            group=TRAINING,
-            type=click.Choice(BLOCKS),
-            default="first",
-            show_default=True,
-            help="Let blocks of a few weights learn one after the other before all learn together, or only them.",
-        ),
-        option(
-            "--epochs",
-            group=TRAINING,
-            metavar="COUNT",
-            type=click.IntRange(min=1),
-            help="How often samples are seen.  [default: by their number]",
-        ),
-        option(
-            "--batch",
-            group=TRAINING,
-            metavar="COUNT",
-            type=click.IntRange(min=1),
-            help="Samples of a step.  [default: 32, or an eighth of few]",
-        ),
-        option(
-            "--rate",
-            group=TRAINING,
-            metavar="SHARE",
-            type=FiniteRange(min=0, min_open=True),
-            help="How much of its size a weight may change in the first steps.  [default: what does best in a few]",
-        ),
-        option(
-            "--patience",
-            group=TRAINING,
-            metavar="COUNT",
-            type=click.IntRange(min=1),
-            help="Epochs without gain until it ends.  [default: all are run]",
-        ),
-        option(
-            "--minutes",
-            group=TRAINING,
-            type=FiniteRange(min=0, min_open=True),
-            metavar="COUNT",
-            help="Time for all that learns, of which blocks take half.  [default: what it takes]",
-        ),
-        option(
-            "--seed",
-            group=TRAINING,
-            metavar="NUMBER",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="Seed of the order of samples.",
-        ),
-        option(
-            "--device",
-            group=TRAINING,
-            metavar="NAME",
-            default="",
-            help="Device of torch, such as cpu or cuda.  [default: a GPU where there is one]",
-        ),
-    )
-
-
-@click.command(cls=GroupedCommand, short_help="Quantize a model and train what becomes codes.", epilog=EXIT_CODES)
-@click.argument("model", type=FILE)
-@collection_options
-@data_options
-@scheme_options
-@option(
-    "--plan",
-    "plan_file",
-    group=WHAT,
-    type=FILE,
-    help="Train what this plan makes codes, such as one that onnxq plan wrote.",
-)
-@training_options
-@goal_options
-@seconds_option
-@threads_option
-@output_options("MODEL.PRESET.onnx")
-def train(
-    model: Path,
-    output: Output,
-    data: Data | None,
-    asked: Asked,
-    plan_file: Path | None,
-    training: Training,
-    goal: Callable[[], Goal],
-    accuracy: str,
-    seconds: float,
-    threads: int | None,
-    collection: Collection | None,
-) -> None:
-    """Quantize MODEL as its scheme or a plan says, train what becomes codes, and write it when it is verified.
-
-    Without labels, the outputs of the float model are learned. Killed, the same command goes on where it was.
-
-    Prints the name of the written file on stdout; progress and the closing table go to stderr.
-    """
-    from onnxq.steps.request import Budget
-    from onnxq.training import require_torch
-
-    require_torch()
-    if data is None:
-        raise click.UsageError(NO_SAMPLES)
-    asked = asked.following(plan_file)
-    file = output.named(f"{model.stem}.{asked.name}.onnx", model, {}, (*data.given, plan_file))
-    budget = Budget("off", accuracy, seconds, threads=threads, collection=collection, layers=output.kept.layers)
-    if collection is not None and collection.most_bytes is not None:
-        training = replace(training, memory=collection.most_bytes)
-    report = output.of(lambda: trained(model, file, data, asked, goal(), budget, training, quiet=output.quiet))
-    click.echo(report.to_json() if output.as_json else report.output)
-
-
-def trained(
-    model: Path, output: Path, data: Data, asked: Asked, goal: Goal, budget: Budget, training: Training, *, quiet: bool
-) -> Quantized:
-    """Run train() with bars that tell of its progress."""
-    from onnxq.cli.progress_bars import progress_bars
-    from onnxq.steps.request import QuantizationRequest
-    from onnxq.training.pipeline import state_folder
-    from onnxq.training.pipeline import train as train_model
-
-    wanted = QuantizationRequest.of(asked.scheme, asked.target, asked.prepare)
-    notes: dict[str, str] = {}
-    with progress_bars(budget.time_limit, notes, quiet=quiet) as told:
-        budget = replace(budget, progress=told)
-        training = replace(training, on_progress=functools.partial(note, notes))
-        try:
-            return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
-        except (KeyboardInterrupt, OnnxqError) as end:
-            if (kept := state_folder(output)).exists():
-                next_one = "the same command" if isinstance(end, KeyboardInterrupt) else "one that corrects this"
-                click.echo(f"onnxq: what was learned is kept in {kept}; {next_one} goes on there", err=True)
-            raise
-
-
-def note(notes: dict[str, str], standing: TrainingProgress) -> None:
-    """Keep what is said beside the progress of training.
-
-    >>> notes = {}
-    >>> note(notes, TrainingProgress(1, 8, loss=0.0123, noise_to_signal=0.01))
-    >>> notes
-    {'train': 'loss 0.0123, 20.0 dB'}
-    """
-    from onnxq.numerics.affine import sqnr_of_ratio
-
-    told = f"loss {standing.loss:.3g}, {sqnr_of_ratio(standing.noise_to_signal):.1f} dB"
-    notes["blocks" if standing.block else "train"] = told
-
-
-# The commands that quantize, and that only plan it. Heavy imports wait until one runs.
-
-
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
 @collection_options
 @data_options
-@batch_option
 @scheme_options
-@option(
-    "--plan",
-    "plan_file",
-    group=WHAT,
-    type=FILE,
-    help="Carry out the plan of this file as it is, instead of a preset, scheme or search.",
-)
+@plan_option
 @option(
     "--train",
     "minutes",
     group=TRAINING,
+    advanced=True,
     type=FiniteRange(min=0, min_open=True),
     metavar="MINUTES",
-    help="Train the fastest plan that is just not faithful enough, and take it if it is then.",
+    help="Fine-tune a faster plan that misses the goal, and keep it if it then meets the goal.",
 )
 @goal_options
-@speed_options
-@measurements_option
+@accuracy_option
+@search_options
 @output_options("MODEL.PRESET.onnx")
-@option("--plan-out", group=OUTPUT, type=FILE, help="Write the plan that was carried out as TOML.")
+@option("--plan-out", group=REPORTS, advanced=True, type=FILE, help="Write the applied plan as TOML.")
 @option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
 def quantize(
     model: Path,
     output: Output,
     data: Data | None,
-    asked: Asked,
+    request: Request,
     plan_file: Path | None,
     minutes: float | None,
     goal: Callable[[], Goal],
@@ -293,22 +85,22 @@ def quantize(
     from onnxq import pipeline
 
     if plan_file is not None and dry_run:
-        raise click.UsageError("--dry-run shows what a scheme would do, and a --plan says that itself; leave one out")
+        raise click.UsageError("--dry-run shows the plan of a scheme, and --plan gives one; leave one out")
     if dry_run:
-        found = pipeline.plan(model, scheme=asked.rules, target=asked.target, prepare=asked.prepare)
+        found = pipeline.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
         click.echo(_as_json(found) if output.as_json else _as_lines(found))
         return
     if data is None:
         raise click.UsageError(NO_SAMPLES)
-    asked = asked.following(plan_file)
-    budget = replace(budget, layers=output.kept.layers)
-    others = {"--plan-out": plan_out, "--costs": budget.profile_cache}
-    file = output.named(f"{model.stem}.{asked.name}.onnx", model, others, (*data.given, plan_file))
+    request = request.with_plan(plan_file)
+    budget = replace(budget, layers=output.reports.layers)
+    others = {"--plan-out": plan_out, "--profile-cache": budget.profile_cache}
+    file = output.named(f"{model.stem}.{request.name}.onnx", model, others, (*data.given, plan_file))
 
     def run() -> Quantized:
         if minutes is None:
-            return quantized(model, file, data, asked, goal(), budget, quiet=output.quiet)
-        return with_training(model, file, data, asked, goal(), budget, minutes, quiet=output.quiet)
+            return run_quantize(model, file, data, request, goal(), budget, quiet=output.quiet)
+        return run_quantize_and_train(model, file, data, request, goal(), budget, minutes, quiet=output.quiet)
 
     report = output.of(run, plan_out)
     click.echo(report.to_json() if output.as_json else report.output)
@@ -318,17 +110,16 @@ def quantize(
 @click.argument("model", type=FILE)
 @collection_options
 @data_options
-@batch_option
 @scheme_options
 @goal_options
-@speed_options
-@measurements_option
+@accuracy_option
+@search_options
 @output_options("MODEL.plan.toml")
 def plan(
     model: Path,
     output: Output,
     data: Data | None,
-    asked: Asked,
+    request: Request,
     goal: Callable[[], Goal],
     budget: Budget,
 ) -> None:
@@ -341,9 +132,9 @@ def plan(
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)
-    budget = replace(budget, layers=output.kept.layers)
-    file = output.named(f"{model.stem}.plan.toml", model, {"--costs": budget.profile_cache}, data.given)
-    report = output.of(lambda: quantized(model, None, data, asked, goal(), budget, quiet=output.quiet))
+    budget = replace(budget, layers=output.reports.layers)
+    file = output.named(f"{model.stem}.plan.toml", model, {"--profile-cache": budget.profile_cache}, data.given)
+    report = output.of(lambda: run_quantize(model, None, data, request, goal(), budget, quiet=output.quiet))
     save_plan(report.plan, file)
     click.echo(report.to_json() if output.as_json else file)
 
@@ -363,45 +154,45 @@ def _fields(decision: Decision) -> dict[str, str]:
     return {**named, "reason": decision.reason}
 
 
-def quantized(
-    model: Path, output: Path | None, data: Data, asked: Asked, goal: Goal, budget: Budget, *, quiet: bool
+def run_quantize(
+    model: Path, output: Path | None, data: Data, request: Request, goal: Goal, budget: Budget, *, quiet: bool
 ) -> Quantized:
-    """Run quantize() with bars that tell of its progress."""
+    """Run quantize() with progress bars."""
     from onnxq import pipeline
     from onnxq.cli.progress_bars import progress_bars
 
-    with progress_bars(budget.time_limit, quiet=quiet) as told:
+    with progress_bars(budget.time_limit, quiet=quiet) as progress:
         return pipeline.quantize(
             model,
             data,
             output,
-            scheme=asked.scheme,
-            target=asked.target,
-            prepare=asked.prepare,
+            scheme=request.scheme,
+            target=request.target,
+            prepare=request.prepare,
             goal=goal,
-            budget=replace(budget, progress=told),
+            budget=replace(budget, progress=progress),
         )
 
 
-def with_training(
-    model: Path, output: Path, data: Data, asked: Asked, goal: Goal, budget: Budget, minutes: float, *, quiet: bool
+def run_quantize_and_train(
+    model: Path, output: Path, data: Data, request: Request, goal: Goal, budget: Budget, minutes: float, *, quiet: bool
 ) -> Quantized:
-    """Run quantize_and_train() with bars that tell of its progress."""
+    """Run quantize_and_train() with progress bars."""
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.steps.request import QuantizationRequest
     from onnxq.training.pipeline import quantize_and_train
     from onnxq.training.settings import Training
 
     notes: dict[str, str] = {}
-    with progress_bars(notes=notes, quiet=quiet) as told:
+    with progress_bars(notes=notes, quiet=quiet) as progress:
         return quantize_and_train(
             model,
             data,
             output,
-            scheme=QuantizationRequest.of(asked.scheme, asked.target, asked.prepare),
+            scheme=QuantizationRequest.of(request.scheme, request.target, request.prepare),
             goal=goal,
-            budget=replace(budget, progress=told),
-            training=Training(blocks="no", minutes=minutes, on_progress=partial(note, notes)),
+            budget=replace(budget, progress=progress),
+            training=Training(blocks="no", minutes=minutes, on_progress=partial(note_progress, notes)),
         )
 
 
@@ -417,26 +208,26 @@ _NAMES = ("q8", "int8", "uint8", "q4", "q4f16", "fp16", "bnb4")
     type=FILE,
     required=True,
     **ONCE,
-    help="Samples; of several sessions, a folder with one for each, called after it, such as encoder_model.npz.",
+    help="Read samples; for several sessions, from a folder with one file each, such as encoder_model.npz.",
 )
 @click.option(
     "--dtype", "dtypes", type=click.Choice(_NAMES), multiple=True, help="Write this dtype. Repeatable.  [default: all]"
 )
-@click.option("--target", metavar="NAME", default="onnxruntime-web", show_default=True, help="The runtime.")
+@click.option("--target", metavar="NAME", default="onnxruntime-web", show_default=True, help="Plan for this runtime.")
 @click.option(
     "--min-sqnr",
     type=float,
     metavar="DECIBELS",
     default=20.0,
     show_default=True,
-    help="Decibels the worst output must have.",
+    help="Require this SQNR of the worst output.",
 )
 @click.option(
     "--search",
     type=click.Choice(("off", "fast", "full")),
     default="fast",
     show_default=True,
-    help="How much is tried and measured for each model.",
+    help="Search for a faster plan of each model.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def web_folder(
@@ -444,8 +235,8 @@ def web_folder(
 ) -> None:
     """Write the models in FOLDER/onnx in the dtypes of transformers.js, under the names that it looks for.
 
-    All sessions of a pipeline are calibrated together: what one makes, the next is given. A dtype whose sessions,
-    running one behind the other, are too noisy is refused as a whole, and the others are written.
+    All sessions of a pipeline are calibrated together: each gets the outputs of the one before. A dtype whose sessions
+    together miss the goal is refused, and the others are written.
     """
     from onnxq.cli import tables
     from onnxq.commands.web_folder import DTYPES, write_web_folder
@@ -458,7 +249,7 @@ def web_folder(
     else:
         tables.print_written(str(folder), found)
     if any(one.refused for one in found):
-        sys.exit(BELOW_FIDELITY)
+        sys.exit(BELOW_GOAL)
 
 
 # The command that lists presets.
@@ -471,3 +262,96 @@ def presets() -> None:
 
     for name, description in DESCRIPTIONS.items():
         click.echo(f"{name}\t{description}")
+
+
+@click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)
+@click.argument("model", type=FILE)
+@collection_options
+@training_data_options
+@scheme_options
+@plan_option
+@training_options
+@goal_options
+@accuracy_option
+@result_latency_option
+@threads_option
+@output_options("MODEL.PRESET.onnx")
+def train(
+    model: Path,
+    output: Output,
+    data: Data | None,
+    request: Request,
+    plan_file: Path | None,
+    training: Training,
+    goal: Callable[[], Goal],
+    accuracy: str,
+    latency_seconds: float,
+    threads: int | None,
+    collection: Collection | None,
+) -> None:
+    """Quantize MODEL by a scheme or plan, train the quantized parts, and write it when it is verified.
+
+    Without labels, it is trained towards the float model's outputs. If it is killed, the same command resumes.
+
+    Prints the name of the written file on stdout; progress and the closing table go to stderr.
+    """
+    from onnxq.steps.request import Budget
+    from onnxq.training import require_torch
+
+    require_torch()
+    if data is None:
+        raise click.UsageError(NO_SAMPLES)
+    request = request.with_plan(plan_file)
+    file = output.named(f"{model.stem}.{request.name}.onnx", model, {}, (*data.given, plan_file))
+    budget = Budget(
+        "off", accuracy, latency_seconds, threads=threads, collection=collection, layers=output.reports.layers
+    )
+    if collection is not None and collection.most_bytes is not None:
+        training = replace(training, memory=collection.most_bytes)
+    report = output.of(lambda: run_train(model, file, data, request, goal(), budget, training, quiet=output.quiet))
+    click.echo(report.to_json() if output.as_json else report.output)
+
+
+def run_train(
+    model: Path,
+    output: Path,
+    data: Data,
+    request: Request,
+    goal: Goal,
+    budget: Budget,
+    training: Training,
+    *,
+    quiet: bool,
+) -> Quantized:
+    """Run train() with progress bars."""
+    from onnxq.cli.progress_bars import progress_bars
+    from onnxq.steps.request import QuantizationRequest
+    from onnxq.training.pipeline import state_folder
+    from onnxq.training.pipeline import train as train_model
+
+    wanted = QuantizationRequest.of(request.scheme, request.target, request.prepare)
+    notes: dict[str, str] = {}
+    with progress_bars(budget.time_limit, notes, quiet=quiet) as progress:
+        budget = replace(budget, progress=progress)
+        training = replace(training, on_progress=partial(note_progress, notes))
+        try:
+            return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
+        except (KeyboardInterrupt, OnnxqError) as end:
+            if (kept := state_folder(output)).exists():
+                next_one = "the same command" if isinstance(end, KeyboardInterrupt) else "one that corrects this"
+                click.echo(f"onnxq: the trained state is in {kept}; {next_one} resumes it", err=True)
+            raise
+
+
+def note_progress(notes: dict[str, str], state: TrainingProgress) -> None:
+    """Set the note that the progress bar of training shows.
+
+    >>> notes = {}
+    >>> note_progress(notes, TrainingProgress(1, 8, loss=0.0123, noise_to_signal=0.01))
+    >>> notes
+    {'train': 'loss 0.0123, 20.0 dB'}
+    """
+    from onnxq.numerics.affine import sqnr_of_ratio
+
+    text = f"loss {state.loss:.3g}, {sqnr_of_ratio(state.noise_to_signal):.1f} dB"
+    notes["blocks" if state.block else "train"] = text

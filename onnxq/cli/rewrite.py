@@ -1,4 +1,4 @@
-"""Options of the commands that rewrite float models, as decorators."""
+"""The commands that rewrite models: optimize, run and dequantize. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -9,54 +9,36 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.groups import DATA, FIDELITY, OUTPUT, PASSES, GroupedCommand, option
+from onnxq.cli.help import ACCURACY, OUTPUT, PASSES, GroupedCommand, option
 from onnxq.cli.options import (
     FILE,
     WRITING_EXIT_CODES,
-    FiniteRange,
+    changes_option,
     image_options,
+    latency_option,
     limit_option,
     pass_option,
-    time_to_spend,
+    samples_option,
+    tolerance_option,
 )
 
 if TYPE_CHECKING:
     from onnxq.data.images import ImageOptions
-if TYPE_CHECKING:
-    from onnxq.data.images import ImageOptions
-
-
-compared_option = option(
-    "--data", group=DATA, type=FILE, help="Samples to compare on, as --calib takes them.  [default: made-up inputs]"
-)
-tolerance_option = option(
-    "--tolerance",
-    group=FIDELITY,
-    type=FiniteRange(min=0),
-    metavar="SHARE",
-    default=1e-5,
-    show_default=True,
-    help="By how much of its largest value an output may differ.",
-)
-changes_option = option("--report", group=OUTPUT, type=FILE, help="Write what every pass changed and left as JSON.")
-
-
-# The command that optimizes a float model. Heavy imports wait until it runs.
 
 
 @click.command(cls=GroupedCommand, short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@option("-o", "--output", group=OUTPUT, type=FILE, help="File to write.  [default: MODEL.optimized.onnx]")
-@compared_option
-@option("--without", group=PASSES, multiple=True, metavar="NAME", help="Leave a pass or rule out. Repeatable.")
+@option("-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: MODEL.optimized.onnx]")
+@samples_option
+@option("--without", group=PASSES, multiple=True, metavar="NAME", help="Skip a pass or rule. Repeatable.")
 @tolerance_option
-@time_to_spend("Time to spend on comparing latency; 0 leaves it out.")
-@option("--strip-metadata", group=PASSES, is_flag=True, help="Leave out what exporters wrote about nodes and tensors.")
+@latency_option("Compare latency for this long; 0 skips it.")
+@option("--strip-metadata", group=PASSES, is_flag=True, help="Remove the exporter's notes about nodes and tensors.")
 @option(
     "--unverified",
-    group=FIDELITY,
+    group=ACCURACY,
     is_flag=True,
-    help="Rewrite a model that onnxruntime does not run, without comparing anything.",
+    help="Rewrite a model that onnxruntime cannot run, without comparing outputs.",
 )
 @limit_option
 @changes_option
@@ -67,16 +49,16 @@ def optimize(
     data: Path | None,
     without: tuple[str, ...],
     tolerance: float,
-    seconds: float,
+    latency_seconds: float,
     strip_metadata: bool,
     unverified: bool,
     limit: int | None,
     report: Path | None,
     images: ImageOptions | None,
 ) -> None:
-    """Rewrite MODEL into canonical form: never slower, never larger, and equal but for the rounding of floats.
+    """Rewrite MODEL into canonical form: never slower, never larger, and equal except for float rounding.
 
-    A rule that changes an output is left out; where the result is larger or slower, MODEL is written as it was.
+    A rule that changes an output is left out. If the result is larger or slower, MODEL is written unchanged.
     Prints the name of the written file on stdout; what every rule did goes to stderr.
     """
     from onnxq.cli import terminal
@@ -95,7 +77,7 @@ def optimize(
         chosen,
         verify=verify,
         without=without,
-        seconds=seconds,
+        seconds=latency_seconds,
         strip_metadata=strip_metadata,
         unverified=unverified,
     )
@@ -120,17 +102,17 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     context.exit()
 
 
-@click.command(cls=GroupedCommand, short_help="Apply passes and rules, onnxq's or your own.", epilog=WRITING_EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Apply passes and rules to a model.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@pass_option("A pass to apply")
-@option("-o", "--output", group=OUTPUT, type=FILE, required=True, help="File to write.")
+@pass_option("Apply a pass")
+@option("-o", "--output", group=OUTPUT, type=FILE, required=True, help="Write this file.")
 @option(
     "--verify-each",
-    group=FIDELITY,
+    group=ACCURACY,
     is_flag=True,
-    help="Compare the outputs after every pass with MODEL's, unoptimised, and name the first pass that changes them.",
+    help="Compare the outputs after every pass with MODEL's, and name the first pass that changes them.",
 )
-@compared_option
+@samples_option
 @tolerance_option
 @limit_option
 @changes_option
@@ -165,9 +147,9 @@ def run(
     from onnxq.system.publish import check_output, data_file, write_text
 
     if not passes:
-        raise click.UsageError("give at least one --pass; --list shows what there is")
+        raise click.UsageError("give at least one --pass; --list shows all")
     if not verify_each and (data is not None or limit is not None or images != ImageOptions()):
-        raise click.UsageError("--data, --limit and --image-* are about --verify-each; add that")
+        raise click.UsageError("--data, --limit and --image-* need --verify-each; add it")
     if report is not None:
         check_output(report, model)
         if report.resolve() in (output.resolve(), data_file(output).resolve()):
@@ -189,12 +171,12 @@ def run(
     "-o",
     "--output",
     type=FILE,
-    help="File to write.  [default: MODEL.float.onnx in the current folder]",
+    help="Write this file.  [default: MODEL.float.onnx in the current folder]",
 )
 def dequantize(model: Path, output: Path | None) -> None:
     """Turn a quantized MODEL, of onnxq or onnxruntime, back into a plain float model.
 
-    Weights become exactly what their codes mean. Prints the name of the written file on stdout.
+    Weights become exactly the values that they represent. Prints the name of the written file on stdout.
     """
     from onnxq.commands import dequantization
 

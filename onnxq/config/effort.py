@@ -9,10 +9,21 @@ from types import MappingProxyType
 
 from onnxq.errors import SchemeError, check_name, unknown_name
 
-METHODS = ("ranges", "migration", "scaling", "compensation", "tables", "bias")
+METHODS = ("ranges", "equalization", "awq", "gptq", "embeddings", "bias-correction")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
-_OF_ONE_PLAN = frozenset({"bias"})
+RENAMED_METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "migration": "equalization",
+        "scaling": "awq",
+        "compensation": "gptq",
+        "tables": "embeddings",
+        "bias": "bias-correction",
+    }
+)
+"""Methods by their names in earlier versions, which are refused."""
+
+_OF_ONE_PLAN = frozenset({"bias-correction"})
 # So many samples judge what is tried, each of which costs time in every trial; with all effort a part of those that
 # there are, up to so many. By 16 what helps is rejected by luck: a small ResNet has 40.7 dB instead of 41.9.
 _JUDGES, _PART, _MOST_JUDGES = 16, 4, 64
@@ -68,19 +79,31 @@ ACCURACIES: Mapping[str, Accuracy] = MappingProxyType({"off": OFF, "fast": FAST,
 """Efforts by name."""
 
 
+def check_not_renamed(method: str) -> None:
+    """Refuse the name of a method in earlier versions.
+
+    Raises:
+        SchemeError: the method has a new name, which the message gives.
+    """
+    if method in RENAMED_METHODS:
+        new = RENAMED_METHODS[method]
+        raise SchemeError(f"accuracy {method!r} is called {new!r} now; write {new}")
+
+
 def accuracy_named(text: str) -> Accuracy:
     """Return the effort that a text names: a row of ACCURACIES, or methods, separated by commas, with all effort.
 
     Raises:
         SchemeError: no such effort or method; the message suggests the nearest one.
 
-    >>> accuracy_named("fast").models, accuracy_named("migration,bias").methods
-    (4, ('migration', 'bias'))
+    >>> accuracy_named("fast").models, accuracy_named("equalization,bias-correction").methods
+    (4, ('equalization', 'bias-correction'))
     """
     if text in ACCURACIES:
         return ACCURACIES[text]
     wanted = tuple(part.strip() for part in text.split(","))
     for name in wanted:
+        check_not_renamed(name)
         if name not in METHODS:
             raise SchemeError(unknown_name("accuracy", name, (*ACCURACIES, *METHODS)))
     return replace(FULL, methods=tuple(method for method in METHODS if method in wanted))

@@ -23,7 +23,7 @@ METADATA_KEY = "onnxq.scheme"
 EXCLUDED = "it is excluded"
 """Why nodes stay in float that the user names for that."""
 
-NOTED_METHODS = ("migration", "scaling", "compensation", "bias")
+NOTED_METHODS = ("equalization", "awq", "gptq", "bias-correction")
 """The accuracy methods that plans name."""
 
 DIVIDED_KEY = "onnxq.divided"

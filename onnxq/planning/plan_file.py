@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxq.config.effort import check_not_renamed
 from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.errors import DataError, SchemeError, check_name, check_path, check_type, did_you_mean
 from onnxq.lowering import AllowedOps
@@ -167,6 +168,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
 
 def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
+        check_not_renamed(name)
         check_name("accuracy", name, NOTED_METHODS)
     return names
 

@@ -323,7 +323,7 @@ class Search:
         measured: how many candidate models were built and run.
         sensitivities: the nodes that were measured alone, worst first.
         frontier: the plans that were weighed, by expected time; empty when latency was not measured.
-        limit: what ended the search or left it out, such as ``1 s with --budget``; empty where nothing did.
+        limit: what ended the search or left it out, such as ``1 s with --time-limit``; empty where nothing did.
     """
 
     measured: int

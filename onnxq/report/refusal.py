@@ -96,8 +96,8 @@ def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
         return
     raise FidelityError(
         f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected not to be slower than "
-        "float; nothing was written; keep the float model, give more time with --seconds on an idle machine, or write "
-        "this one with --force",
+        "float; nothing was written; keep the float model, give more time with --latency-seconds on an idle machine, "
+        "or write this one with --force",
         report,
     )
 
@@ -114,7 +114,7 @@ def check_gain(report: Report, goal: Goal) -> None:
     raise FidelityError(
         f"{report.files.model}: nothing is gained: the quantized model is {report.size_ratio:.2f} of the size and "
         f"{timed}, where a smaller or a faster one was expected; nothing was written; keep the float model, or write "
-        "this one with --force",
+        "or write this one with --force",
         report,
     )
 

@@ -277,10 +277,15 @@ def with_finer_tables(
         taken[node] = finer[node]
     kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _BYTES_PER_MEGABYTE:.2f} MB more"
     gain = MethodGain(
-        "tables", sqnr_of_ratio(before), sqnr_of_ratio(noise(taken)), kept, time.monotonic() - start, where=tuple(taken)
+        "embeddings",
+        sqnr_of_ratio(before),
+        sqnr_of_ratio(noise(taken)),
+        kept,
+        time.monotonic() - start,
+        where=tuple(taken),
     )
     if not taken or gain.after <= gain.before:
-        return plan, (MethodGain("tables", gain.before, gain.before, "", gain.seconds, "no less noise"),)
+        return plan, (MethodGain("embeddings", gain.before, gain.before, "", gain.seconds, "no less noise"),)
     return planned(taken), (gain,)
 
 

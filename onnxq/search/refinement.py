@@ -92,10 +92,10 @@ class RefinedEncoding:
             reason: in words.
         """
         basis = replace(self.basis, recipe=recipe)
-        kept, where = _kept("migration", basis, replace(recipe, migration=NOTHING))
+        kept, where = _kept("equalization", basis, replace(recipe, migration=NOTHING))
         gains = (
             replace(one, after=decibels if kept else one.before, kept=kept, left=reason, where=where)
-            if one.method == "migration"
+            if one.method == "equalization"
             else one
             for one in self.gains
         )
@@ -209,13 +209,13 @@ def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[st
     own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
     places = {
         "ranges": (f"{format_method(found.ranges) or found.ranges}{own}", found.own_ranges),
-        "migration": (f"{len(found.migration.factors)} tensors", found.migration.factors),
-        "scaling": (f"{len(found.scaling.factors)} tensors", found.scaling.factors),
-        "compensation": (
+        "equalization": (f"{len(found.migration.factors)} tensors", found.migration.factors),
+        "awq": (f"{len(found.scaling.factors)} tensors", found.scaling.factors),
+        "gptq": (
             f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
             tensors_seen(basis.evidence, "hessian"),
         ),
-        "bias": (f"{len(found.biases)} biases", found.biases),
+        "bias-correction": (f"{len(found.biases)} biases", found.biases),
     }
     kept, where = places[name]
     return kept, tuple(where)
@@ -226,10 +226,10 @@ def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[st
 CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, Accuracy], AlgorithmResult]] = MappingProxyType(
     {
         "ranges": with_ranges,
-        "migration": with_equalization,
-        "scaling": with_awq,
-        "compensation": with_gptq,
-        "bias": with_bias_correction,
+        "equalization": with_equalization,
+        "awq": with_awq,
+        "gptq": with_gptq,
+        "bias-correction": with_bias_correction,
     }
 )
 """What carries out each method that chooses codes, by its name."""

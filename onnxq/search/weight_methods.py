@@ -346,7 +346,7 @@ def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistic
     basis = AlgorithmResult(config_from_plan(plan, sum(map(len, validator.groups))), evidence)
     if plan.damping is not None:
         basis = with_seen_rows(validator, plan, basis, plan.damping.observed)
-    if "bias" in plan.accuracy:
+    if "bias-correction" in plan.accuracy:
         basis = with_decided_biases(validator, plan, basis, FULL if plan.thorough else FAST)
     return basis
 

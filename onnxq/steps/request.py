@@ -198,7 +198,7 @@ class Budget:
     def limit(self) -> str:
         """What a search that had nothing left to search with was given, and the option that gives more."""
         models = "model" if self.max_candidates == 1 else "models"
-        given = {"s with --budget": self.time_limit, f"{models} with --measurements": self.max_candidates}
+        given = {"s with --time-limit": self.time_limit, f"{models} with --max-candidates": self.max_candidates}
         return " and ".join(f"{most:g} {unit}" for unit, most in given.items() if most < math.inf)
 
     @property

@@ -62,7 +62,7 @@ def search_for_plan(
     model.ahead.check()
     chooser = chooser.with_evidence(refined.basis.evidence)
     if budget.effort is None:
-        found = apply_scheme(chooser, seen.plan, refined.basis.recipe, goal, last, tables="tables" in first.methods)
+        found = apply_scheme(chooser, seen.plan, refined.basis.recipe, goal, last, tables="embeddings" in first.methods)
     else:
         from onnxq.search.attempts import search_plan
 

@@ -80,7 +80,7 @@ def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -
     assert found.by_tensor["b"].found_range == tuple(map(float, np.float32([-0.3, 7.0])))
     assert found.by_tensor["b"].factors == (0.3, 1.0)
     assert found.by_tensor["c"].found_range is None
-    assert found.accuracy == ("migration", "scaling", "compensation", "bias")
+    assert found.accuracy == ("equalization", "awq", "gptq", "bias-correction")
     assert found.scaling == (Scaling("f", (2.0, 0.5)),)
     assert found.damping == Damping(0.1, 4)
     again = config_from_plan(found, 9)

@@ -12,7 +12,7 @@ from onnxq.runtime.sessions import runtime_version
 
 def bench(*arguments: str) -> str:
     models = [MODELS / "mobilenet.onnx"] * 2
-    options = ("--data", MODELS / "data" / "test.npz", "--seconds", 0, "--threads", 1)
+    options = ("--data", MODELS / "data" / "test.npz", "--latency-seconds", 0, "--threads", 1)
     done = invoke("bench", *models, *options, *arguments)
     assert done.exit_code == 0
     return done.output

@@ -36,7 +36,7 @@ def test_calibrate_writes_one_file_and_names_it(calib: Path, tmp_path: Path) -> 
 def test_quantize_takes_the_statistics_and_writes_the_same_model(calib: Path, tmp_path: Path) -> None:
     invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
     # All samples are calibrated where others judge.
-    options = ("--calib", calib, "--validation", calib, "--seconds", 0, "--search", "off", "--range", "minmax")
+    options = ("--calib", calib, "--validation", calib, "--latency-seconds", 0, "--search", "off", "--range", "minmax")
     result = invoke("quantize", MODEL, *options, "-o", tmp_path / "with.onnx", "--stats", tmp_path / "s.npz")
     assert "onnxq:" not in result.stderr
     invoke("quantize", MODEL, *options, "-o", tmp_path / "without.onnx")
@@ -45,7 +45,18 @@ def test_quantize_takes_the_statistics_and_writes_the_same_model(calib: Path, tm
 
 def test_statistics_of_the_samples_that_judge_are_told(calib: Path, tmp_path: Path) -> None:
     invoke("calibrate", MODEL, "--calib", calib, "-o", tmp_path / "s.npz")
-    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "minmax", "--stats", tmp_path / "s.npz")
+    options = (
+        "--calib",
+        calib,
+        "--latency-seconds",
+        0,
+        "--search",
+        "off",
+        "--range",
+        "minmax",
+        "--stats",
+        tmp_path / "s.npz",
+    )
     told = " ".join(invoke("quantize", MODEL, *options, "-o", tmp_path / "out.onnx").stderr.replace("│", "").split())
     assert "s.npz holds 6 samples besides these; it is used as it is" in told
     assert "of the samples given, counted from 0), which the plan had seen" in told
@@ -75,7 +86,18 @@ def test_what_does_not_match_is_told(calib: Path, tmp_path: Path) -> None:
 
 
 def test_auto_says_in_the_report_which_method_each_tensor_has(calib: Path, tmp_path: Path) -> None:
-    options = ("--calib", calib, "--seconds", 0, "--search", "off", "--range", "auto", "--report", tmp_path / "r.json")
+    options = (
+        "--calib",
+        calib,
+        "--latency-seconds",
+        0,
+        "--search",
+        "off",
+        "--range",
+        "auto",
+        "--report",
+        tmp_path / "r.json",
+    )
     invoke("quantize", MODEL, *options, "-o", tmp_path / "m.onnx", "--force")
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["encoding"]["ranges"] == "Auto(levels=None)"
@@ -153,7 +175,7 @@ def test_a_chain_feeds_the_state_of_a_stream(tmp_path: Path) -> None:
     tensors = json.loads(invoke("stats", "show", tmp_path / "s.npz", "--json").stdout)["tensors"]
     assert tensors["h"]["minimum"] < -0.5 < 0.5 < tensors["h"]["maximum"]
     output = tmp_path / "q.onnx"
-    assert invoke("quantize", tmp_path / "m.onnx", *options, "-o", output, "--seconds", 0).exit_code == 0
+    assert invoke("quantize", tmp_path / "m.onnx", *options, "-o", output, "--latency-seconds", 0).exit_code == 0
     assert output.exists()
     assert "expected arrays for 'x', 'h'" in fails(
         "calibrate", tmp_path / "m.onnx", *options[:2], "-o", tmp_path / "s.npz"

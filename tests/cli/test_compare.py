@@ -15,7 +15,7 @@ from onnxq.errors import OutputError
 
 def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
-    invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--seconds", 0)
+    invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--latency-seconds", 0)
     options = ("--data", CALIB, "--limit", 16)
     assert "logits" in invoke("compare", MODELS / "gru.onnx", output, *options).stdout
     figures = json.loads(invoke("compare", MODELS / "gru.onnx", output, *options, "--json").stdout)
@@ -29,7 +29,7 @@ def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_a_wanted_fidelity_makes_it_a_check(wanted: int, code: int, form: tuple[str, ...], tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
-    options = ("--limit", 4, "--seconds", 0, "--search", "off", "--accuracy", "off")
+    options = ("--limit", 4, "--latency-seconds", 0, "--search", "off", "--accuracy", "off")
     invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
     asked = ("compare", MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, *form)
     done = CliRunner().invoke(cli, [str(one) for one in (*asked, "--min-sqnr", wanted)])
@@ -46,7 +46,7 @@ def test_compare_runs_the_candidate_on_another_engine() -> None:
 
 def test_layers_are_told_in_a_table_and_as_json(tmp_path: Path) -> None:
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"
-    options = ("--limit", 4, "--seconds", 0, "--accuracy", "off", "--report", report)
+    options = ("--limit", 4, "--latency-seconds", 0, "--accuracy", "off", "--report", report)
     invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
     asked = ("compare", MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, "--layers")
     table = invoke(*asked, "--report", report).stdout

@@ -19,7 +19,7 @@ def test_nodes_that_are_treated_otherwise_are_told_one_a_line(plan: Plan, tmp_pa
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
     save_plan(plan, first)
     save_plan(replace(plan, decisions=tuple(stored)), second)
-    assert invoke("diff", first, first).stdout == f"{first} and {first} treat all nodes alike\n"
+    assert invoke("diff", first, first).stdout == f"{first} and {first} treat all nodes the same\n"
     assert json.loads(invoke("diff", first, first, "--json").stdout) == []
     assert invoke("diff", first, second).stdout == "stem\tstatic int8-narrow\tstorage int8-narrow\ttoo slow\n"
     assert [one["name"] for one in json.loads(invoke("diff", first, second, "--json").stdout)] == ["stem"]

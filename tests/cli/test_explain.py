@@ -13,7 +13,7 @@ from onnxq.cli.main import cli
 from onnxq.errors import ModelError
 
 GRU = MODELS / "gru.onnx"
-QUICK = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--seconds", 0)
+QUICK = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0)
 
 
 def test_a_float_model_is_told_without_samples_and_with_them() -> None:

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from onnxq.cli.goals import accuracy_option, goal_options, measurements_option, speed_options
+from onnxq.cli.options import accuracy_option, goal_options, search_options
 from onnxq.evaluation.goal import Goal
 from onnxq.steps.request import Budget
 
@@ -18,8 +18,8 @@ def packed(*arguments: object) -> tuple[Goal, Budget]:
 
     @click.command()
     @goal_options
-    @speed_options
-    @measurements_option
+    @accuracy_option
+    @search_options
     def command(goal: Any, budget: Budget) -> None:
         found.update(goal=goal(), budget=budget)
 
@@ -51,11 +51,11 @@ def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
 @pytest.mark.parametrize(
     ("arguments", "budget"),
     [
-        (("--search", "full", "--accuracy", "bias"), Budget(search="full", accuracy="bias")),
-        (("--seconds", 0, "--budget", 60), Budget(latency_seconds=0.0, time_limit=60.0)),
+        (("--search", "full", "--accuracy", "bias-correction"), Budget(search="full", accuracy="bias-correction")),
+        (("--latency-seconds", 0, "--time-limit", 60), Budget(latency_seconds=0.0, time_limit=60.0)),
         (("--engine", "openvino"), Budget(engine="openvino")),
         (("--threads", 2), Budget(threads=2)),
-        (("--measurements", 9), Budget(max_candidates=9)),
+        (("--max-candidates", 9), Budget(max_candidates=9)),
     ],
 )
 def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:

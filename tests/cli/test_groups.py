@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
+from click.testing import CliRunner
 
 from cli.commands import COMMANDS, invoke
 from onnxq.calibration.methods import CALIBRATION_METHODS
-from onnxq.cli.groups import ORDER, OTHER, PRESET, GroupedCommand
+from onnxq.cli.help import ORDER, OTHER, PRESET, RENAMED, GroupedCommand, GroupedOption
 from onnxq.cli.main import cli
 from onnxq.config.presets import PRESETS
 from onnxq.runtime.targets import TARGETS
@@ -24,7 +26,8 @@ def options_of(command: str) -> list[click.Option]:
 
 @pytest.mark.parametrize("command", GROUPED)
 def test_the_help_has_its_sections_in_order(command: str) -> None:
-    lines = invoke(command, "--help").stdout.splitlines()
+    advanced = any(isinstance(one, GroupedOption) and one.is_advanced for one in options_of(command))
+    lines = invoke(command, "--help-all" if advanced else "--help").stdout.splitlines()
     titles = [line.removesuffix(":") for line in lines if line.removesuffix(":") in ORDER]
     used = {getattr(one, "group", OTHER) for one in options_of(command)}
     assert titles == [title for title in ORDER if title in used | {OTHER}]
@@ -33,7 +36,8 @@ def test_the_help_has_its_sections_in_order(command: str) -> None:
 
 @pytest.mark.parametrize("command", GROUPED)
 def test_every_option_but_the_help_stands_in_a_group(command: str) -> None:
-    assert {getattr(one, "group", "") for one in options_of(command)} <= set(ORDER) - {OTHER}
+    grouped = [one for one in options_of(command) if one.name != "help_all"]
+    assert {getattr(one, "group", "") for one in grouped} <= set(ORDER) - {OTHER}
 
 
 def test_the_first_option_is_what_gives_samples_and_a_preset_of_images_comes_before_what_changes_it() -> None:
@@ -44,7 +48,12 @@ def test_the_first_option_is_what_gives_samples_and_a_preset_of_images_comes_bef
 
 @pytest.mark.parametrize(
     ("option", "names"),
-    [("--preset", PRESETS), ("--target", TARGETS), ("--range", ["mse", "auto"]), ("--accuracy", ["bias", "fast"])],
+    [
+        ("--preset", PRESETS),
+        ("--target", TARGETS),
+        ("--range", ["mse", "auto"]),
+        ("--accuracy", ["bias-correction", "fast"]),
+    ],
 )
 def test_options_that_name_things_list_them(option: str, names: list[str]) -> None:
     listed = [line.partition("\t")[0] for line in invoke("quantize", option, "list").stdout.splitlines()]
@@ -57,7 +66,7 @@ def test_options_that_name_things_list_them(option: str, names: list[str]) -> No
         (["quantize", "--preset"], "int8-b", ["int8-block32"]),
         (["calibrate", "--target"], "tens", ["tensorrt"]),
         (["calibrate", "--range"], "perc", ["percentile"]),
-        (["quantize", "--accuracy"], "comp", ["compensation"]),
+        (["quantize", "--accuracy"], "gp", ["gptq"]),
         (["run", "-p"], "FuseBatch", ["FuseBatchNorm"]),
         (["quantize", "--pass"], "FuseBatch", ["FuseBatchNorm"]),
         ([], "port", ["portability"]),
@@ -75,3 +84,27 @@ def test_a_name_is_looked_up_where_it_is_used() -> None:
 def test_the_help_of_ranges_names_them_all() -> None:
     told = next(option.help or "" for option in options_of("quantize") if "--range" in option.opts)
     assert {*re.findall("[a-z]+", told.partition("[default:")[0])} >= {*CALIBRATION_METHODS}
+
+
+def test_the_help_of_quantize_shows_thirty_options_and_the_rest_when_asked() -> None:
+    shown, every = (
+        [line for line in invoke("quantize", one).stdout.splitlines() if re.match("  -", line)]
+        for one in ("--help", "--help-all")
+    )
+    assert len(shown) <= 30
+    assert len(every) == len(options_of("quantize")) + 1
+
+
+@pytest.mark.parametrize("command", GROUPED)
+def test_a_group_has_at_most_eight_options(command: str) -> None:
+    assert max(Counter(getattr(one, "group", OTHER) for one in options_of(command)).values()) <= 8
+
+
+@pytest.mark.parametrize(
+    ("command", "old"),
+    [*(("quantize", old) for old in RENAMED), *((name, "--seconds") for name in ("bench", "optimize", "portability"))],
+)
+def test_an_option_of_earlier_versions_is_refused_with_its_new_name(command: str, old: str) -> None:
+    result = CliRunner().invoke(cli, [command, "m.onnx", old, "3"])
+    assert result.exit_code == 2
+    assert f"{old} is called {RENAMED[old]} now; write {RENAMED[old]}" in result.stderr

@@ -10,7 +10,7 @@ from cli.commands import CALIB, MODELS, invoke
 
 def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
-    invoke("quantize", MODELS / "resnet.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--seconds", 0)
+    invoke("quantize", MODELS / "resnet.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--latency-seconds", 0)
     before = json.loads(invoke("inspect", MODELS / "resnet.onnx", "--json").stdout)
     after = json.loads(invoke("inspect", output, "--json").stdout)
     assert (before["quantized"], after["quantized"]) == (False, True)

@@ -21,7 +21,7 @@ def test_pages_reports_and_colours_are_kept(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     samples = ("--calib", MODELS / "data" / "calib.npz", "--limit", "8")
-    effort = ("--search", "off", "--accuracy", "off", "--seconds", "0", "--min-sqnr", decibels)
+    effort = ("--search", "off", "--accuracy", "off", "--latency-seconds", "0", "--min-sqnr", decibels)
     files = ("--report", "r.json", "--html", "r.html", "--overlay", "o.json", "-o", "q.onnx")
     with contextlib.suppress(FidelityError):
         invoke("quantize", MODELS / "gru.onnx", *samples, *effort, *files)

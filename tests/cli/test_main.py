@@ -38,15 +38,28 @@ def test_the_help_lists_every_command_once_by_what_people_want() -> None:
 
 def test_a_command_loads_no_other_ones() -> None:
     code = "import sys\nfrom onnxq.cli.main import main\nsys.argv[1:] = ['presets']\ntry:\n    main()\nfinally:\n"
-    code += "    print([name for name in sys.modules if name in ('onnxq.cli.quantize', 'onnxq.cli.quantize')])\n"
+    code += "    print([name for name in sys.modules if name in ('onnxq.cli.compare', 'onnxq.cli.rewrite')])\n"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_quiet_run_without_a_search_loads_neither_searches_nor_engines_nor_pages(tmp_path: Path) -> None:
-    needless = {"jinja2", "networkx", "numpy.ma", "rich", "torch", "onnxq.runtime.engines"}
-    needless |= {"onnxq.planning.plan_file", "onnxq.report.page", "onnxq.search.frontier", "onnxq.training"}
-    options = ["--calib", CALIB, "--limit", 4, "--search", "off", "--seconds", 0, "--force", "-q", "-o", tmp_path / "q"]
+    needless = {"jinja2", "networkx", "numpy.ma", "rich", "torch", "onnxq.training.pipeline"}
+    needless |= {"onnxq.planning.plan_file", "onnxq.report.page", "onnxq.search.frontier"}
+    options = [
+        "--calib",
+        CALIB,
+        "--limit",
+        4,
+        "--search",
+        "off",
+        "--latency-seconds",
+        0,
+        "--force",
+        "-q",
+        "-o",
+        tmp_path / "q",
+    ]
     code = "import sys\nfrom onnxq.cli.main import main\n"
     code += f"sys.argv[1:] = {['quantize', str(MODELS / 'gru.onnx'), *map(str, options)]}\n"
     code += f"try:\n    main()\nfinally:\n    print({needless} & set(sys.modules) or 'none')\n"

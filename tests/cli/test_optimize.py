@@ -15,7 +15,7 @@ from onnxq.errors import SchemeError
 def test_it_writes_the_model_and_tells_what_every_rule_did(tmp_path: Path) -> None:
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"
     done = invoke(
-        "optimize", MODELS / "resnet.onnx", "-o", output, "--data", CALIB, "--seconds", "0", "--report", report
+        "optimize", MODELS / "resnet.onnx", "-o", output, "--data", CALIB, "--latency-seconds", "0", "--report", report
     )
     assert done.exit_code == 0
     assert done.stdout.strip() == str(output)

@@ -14,7 +14,7 @@ from onnxq.errors import OutputError
 from onnxq.report import FidelityError
 
 COMMANDS = ("quantize", "plan", "train")
-SAMPLES = ("--calib", CALIB, "--limit", 8, "--seconds", 0, "--accuracy", "off")
+SAMPLES = ("--calib", CALIB, "--limit", 8, "--latency-seconds", 0, "--accuracy", "off")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

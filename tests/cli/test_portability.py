@@ -10,7 +10,7 @@ from cli.commands import CALIB, MODELS, invoke
 
 def test_portability_prints_a_table_and_json() -> None:
     model = MODELS / "resnet.onnx"
-    options = ("--data", CALIB, "--float", model, "--limit", 2, "--seconds", 0.01)
+    options = ("--data", CALIB, "--float", model, "--limit", 2, "--latency-seconds", 0.01)
     engines = ("--engine", "onnx-reference", "--engine", f"python:{sys.executable}")
     text = invoke("portability", model, *options, *engines).stdout
     assert text.count("agrees") == 2
@@ -21,5 +21,5 @@ def test_portability_prints_a_table_and_json() -> None:
 
 
 def test_engines_that_are_installed_are_found() -> None:
-    found = json.loads(invoke("portability", MODELS / "resnet.onnx", "--seconds", 0, "--json").stdout)
+    found = json.loads(invoke("portability", MODELS / "resnet.onnx", "--latency-seconds", 0, "--json").stdout)
     assert {"onnxruntime", "onnx-reference"} <= {port["engine"] for port in found}

@@ -29,7 +29,7 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
         output,
         "--limit",
         8,
-        "--seconds",
+        "--latency-seconds",
         0.1,
         "--report",
         report,
@@ -50,7 +50,7 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
 
 def test_samples_in_another_unit_are_doubted_first(tmp_path: Path) -> None:
     np.savez(tmp_path / "calib.npz", image=np.load(CALIB)["image"][:50] * np.float32(255))
-    options = ("--calib", tmp_path / "calib.npz", "-o", tmp_path / "q.onnx", "--seconds", 0, "--search", "off")
+    options = ("--calib", tmp_path / "calib.npz", "-o", tmp_path / "q.onnx", "--latency-seconds", 0, "--search", "off")
     told = invoke("quantize", MODELS / "resnet.onnx", *options, "--accuracy", "off").stderr
     assert told.index("check the unit of the") < told.index("Verified")
     assert told.startswith("Warning: input image makes the values of node")
@@ -60,7 +60,7 @@ def test_the_default_output_is_named_after_model_and_preset_in_the_current_folde
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--preset", "int8-storage")
+    options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--preset", "int8-storage")
     result = invoke("quantize", MODELS / "gru.onnx", *options)
     assert result.stdout == "gru.int8-storage.onnx\n"
     assert [path.name for path in tmp_path.iterdir()] == ["gru.int8-storage.onnx"]
@@ -118,7 +118,7 @@ def test_images_are_samples_when_options_say_how(tmp_path: Path) -> None:
     for index, image in enumerate(np.load(CALIB)["image"][:4]):
         Image.fromarray((image[0] * 255).astype(np.uint8)).save(tmp_path / f"{index}.png")
     output = tmp_path / "out.onnx"
-    options = ("--image-channels", "GRAY", "--seconds", 0)
+    options = ("--image-channels", "GRAY", "--latency-seconds", 0)
     assert invoke("quantize", MODELS / "gru.onnx", "--calib", tmp_path, "-o", output, *options).exit_code == 0
     assert output.exists()
 
@@ -139,14 +139,14 @@ def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_pat
     plan, model = tmp_path / "plan.toml", MODELS / "gru.onnx"
     result = invoke("quantize", model, "--plan", plan, "--dry-run")
     assert result.exit_code == 2
-    assert "--dry-run shows what a scheme would do" in result.stderr
+    assert "--dry-run shows the plan of a scheme" in result.stderr
     result = invoke("quantize", model, "--calib", CALIB, "--plan-out", plan, "--report", plan)
     assert result.exit_code == 2
     assert "--report and --plan-out are both" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-FILES = ("--report", "--plan-out", "--costs")
+FILES = ("--report", "--plan-out", "--profile-cache")
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))
@@ -168,7 +168,7 @@ def test_a_file_beside_the_output_is_not_the_output(option: str, name: str, what
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", ["--max-drop", "--seconds"])
+@pytest.mark.parametrize("option", ["--max-drop", "--latency-seconds"])
 @pytest.mark.parametrize("number", ["nan", "inf", "-1"])
 def test_numbers_without_an_end_are_refused(option: str, number: str, tmp_path: Path) -> None:
     options = ("--calib", CALIB, "-o", tmp_path / "q.onnx", "--metric", "top1:labels.npy", option, number)
@@ -180,7 +180,7 @@ def test_numbers_without_an_end_are_refused(option: str, number: str, tmp_path: 
 
 def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0)
+    options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0)
     first = invoke("quantize", MODELS / "gru.onnx", *options, "--preset", "int8-storage", "--plan-out", "plan.toml")
     again = invoke("quantize", MODELS / "gru.onnx", *options, "--plan", "plan.toml")
     assert first.stdout == again.stdout == "gru.int8-storage.onnx\n"
@@ -190,7 +190,7 @@ def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypa
 def test_a_plan_says_what_else_would_be_said(option: tuple[str, ...], tmp_path: Path) -> None:
     result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "--plan", tmp_path / "plan.toml", *option)
     assert result.exit_code == 2
-    assert "--plan says what happens to every node; leave out --preset, " in result.stderr
+    assert "--plan decides for every node; leave out --preset, " in result.stderr
     assert option[0] in result.stderr
 
 
@@ -199,7 +199,7 @@ def test_what_the_exporter_wrote_about_nodes_is_kept_unless_it_is_to_be_stripped
     for node in model.graph.node:
         node.metadata_props.add(key="pkg.exporter.namespace", value="model/layer" * 500)
     onnx.save(model, tmp_path / "float.onnx")
-    options = (tmp_path / "float.onnx", "--calib", CALIB, "--limit", 2, "--search", "off", "--seconds", 0)
+    options = (tmp_path / "float.onnx", "--calib", CALIB, "--limit", 2, "--search", "off", "--latency-seconds", 0)
     bytes_, told = [], []
     for extra in ((), ("--strip-metadata",)):
         figures = ("--report", tmp_path / "report.json", "-o", tmp_path / "q.onnx")
@@ -220,11 +220,14 @@ def test_recurrent_cells_become_integers_with_emit_ort_and_their_plan_says_so(bu
     source, samples, plan = tmp_path / "float.onnx", tmp_path / "calib.npz", tmp_path / "plan.toml"
     onnx.save(model, source)
     np.savez(samples, x=np.random.default_rng(0).standard_normal((4, 6, 2, 32), np.float32))
-    options = (source, "--calib", samples, "--seconds", 0, "--search", "off", "-o", tmp_path / "q.onnx")
+    options = (source, "--calib", samples, "--latency-seconds", 0, "--search", "off", "-o", tmp_path / "q.onnx")
     assert invoke("quantize", *options, "--emit", "ort", "--plan-out", plan).exit_code == 0
     assert [node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node] == ["DynamicQuantizeLSTM"]
     again = tmp_path / "again.onnx"
-    assert invoke("quantize", source, "--calib", samples, "--seconds", 0, "--plan", plan, "-o", again).exit_code == 0
+    assert (
+        invoke("quantize", source, "--calib", samples, "--latency-seconds", 0, "--plan", plan, "-o", again).exit_code
+        == 0
+    )
     assert again.read_bytes() == (tmp_path / "q.onnx").read_bytes()
 
 
@@ -245,7 +248,7 @@ def test_a_search_finds_that_a_recurrent_cell_is_faster_as_integers(build, tmp_p
 
 
 def test_a_refused_result_leaves_its_report_and_plan(tmp_path: Path) -> None:
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--search", "off", "--min-sqnr", 90)
+    options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--search", "off", "--min-sqnr", 90)
     kept = ("--report", tmp_path / "report.json", "--plan-out", tmp_path / "plan.toml")
     with pytest.raises(FidelityError):
         invoke("quantize", MODELS / "gru.onnx", *options, *kept, "-o", tmp_path / "q.onnx")
@@ -256,7 +259,7 @@ def test_a_refused_result_leaves_its_report_and_plan(tmp_path: Path) -> None:
 
 def test_exactly_what_was_asked_for_or_nothing(tmp_path: Path) -> None:
     # At 35 dB no weight of 2 bits is left.
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--preset", "int2-block32", "--min-sqnr", 35)
+    options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--preset", "int2-block32", "--min-sqnr", 35)
     told = invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx").stderr
     assert re.search(r"\d of \d weights ha(s|ve) 2 bits, the others not: ", told)
     with pytest.raises(FidelityError, match=r"\d of \d weights ha(s|ve) 2 bits, .*; expected all, exactly; nothing"):
@@ -268,7 +271,7 @@ def test_a_plan_is_searched_for_without_a_model_and_carried_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0)
+    options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0)
     found = invoke("plan", MODELS / "gru.onnx", *options, "--preset", "int8-storage")
     assert found.stdout == "gru.plan.toml\n"
     assert [path.name for path in tmp_path.iterdir()] == ["gru.plan.toml"]
@@ -277,14 +280,26 @@ def test_a_plan_is_searched_for_without_a_model_and_carried_out(
 
 
 def test_the_report_is_the_answer_where_it_is_asked_for_and_quiet_says_nothing_else(tmp_path: Path) -> None:
-    options = ("--calib", CALIB, "--limit", 4, "--seconds", 0, "--search", "off", "-o", tmp_path / "q.onnx")
+    options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--search", "off", "-o", tmp_path / "q.onnx")
     result = invoke("quantize", MODELS / "gru.onnx", *options, "--json", "--quiet")
     assert json.loads(result.stdout)["files"]["output"] == str(tmp_path / "q.onnx")
     assert result.stderr == ""
 
 
 def test_more_is_shown_on_wish_but_not_with_less(tmp_path: Path) -> None:
-    options = ("--calib", CALIB, "--limit", 2, "--seconds", 0, "--search", "off", "--force", "-o", tmp_path / "q.onnx")
+    options = (
+        "--calib",
+        CALIB,
+        "--limit",
+        2,
+        "--latency-seconds",
+        0,
+        "--search",
+        "off",
+        "--force",
+        "-o",
+        tmp_path / "q.onnx",
+    )
     few, every = (invoke("quantize", MODELS / "vit.onnx", *options, *extra).stderr for extra in ((), ("-v",)))
     assert "see --report" in few
     assert "see --report" not in every
@@ -297,10 +312,10 @@ def test_training_needs_a_search_that_a_faster_plan_is_found_by(tmp_path: Path) 
     with pytest.raises(SchemeError, match="training looks for a faster plan"):
         invoke("quantize", MODELS / "gru.onnx", *options, "--search", "off")
     with pytest.raises(SchemeError, match="training looks for a faster plan"):
-        invoke("quantize", MODELS / "gru.onnx", *options, "--seconds", 0)
+        invoke("quantize", MODELS / "gru.onnx", *options, "--latency-seconds", 0)
 
 
 def test_a_faster_plan_is_looked_for_with_training(tmp_path: Path) -> None:
-    options = ("--calib", CALIB, "--limit", 24, "--seconds", 0.1, "--accuracy", "off", "--train", 0.02)
+    options = ("--calib", CALIB, "--limit", 24, "--latency-seconds", 0.1, "--accuracy", "off", "--train", 0.02)
     result = invoke("quantize", MODELS / "mobilenet.onnx", *options, "-o", tmp_path / "q.onnx")
     assert result.stdout == f"{tmp_path / 'q.onnx'}\n"

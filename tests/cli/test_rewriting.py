@@ -6,11 +6,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from onnxq.cli.rewrite import changes_option, compared_option, tolerance_option
+from onnxq.cli.options import changes_option, samples_option, tolerance_option
 
 
 @click.command()
-@compared_option
+@samples_option
 @tolerance_option
 @changes_option
 def command(**given: object) -> None:

@@ -99,7 +99,7 @@ def test_it_lists_every_pass_as_it_can_be_written() -> None:
     ("options", "message"),
     [
         ((), "give at least one --pass"),
-        (("-p", "NameNodes", "--data", "d"), "are about --verify-each"),
+        (("-p", "NameNodes", "--data", "d"), "need --verify-each"),
         (("-p", "NameNodes", "--report", "out.onnx"), "is the output itself"),
         (("-p", "NameNodes", "--tolerance", "nan", "--verify-each"), "expected a finite number"),
     ],

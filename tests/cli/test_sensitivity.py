@@ -9,7 +9,7 @@ import pytest
 
 from cli.commands import CALIB, MODELS, invoke
 
-OPTIONS = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--seconds", 0.1)
+OPTIONS = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0.1)
 
 
 def test_tables_and_json_hold_every_tensor_and_node(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.Cap
 
 @pytest.mark.parametrize(("measured", "told"), [(0, "left out"), (4, "ended")])
 def test_a_budget_that_ended_the_search_is_told(measured: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.print_report(changed(REPORT, search={"measured": measured, "limit": "1 s with --budget"}))
-    assert f"{told} for want of more than 1 s with --budget" in " ".join(
+    terminal.print_report(changed(REPORT, search={"measured": measured, "limit": "1 s with --time-limit"}))
+    assert f"{told} for want of more than 1 s with --time-limit" in " ".join(
         capsys.readouterr().err.replace("│", "").split()
     )
 
@@ -160,7 +160,7 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
             MethodGain("training", 20.0, 20.0, "", 9.0, "no less noise"),
             ["20.0 dB -> 20.0 dB", "not kept: no less noise"],
         ),
-        (MethodGain("bias", 20.0, 24.5, "9 biases", 9.0), []),
+        (MethodGain("bias-correction", 20.0, 24.5, "9 biases", 9.0), []),
     ],
     ids=["better", "no better", "another method"],
 )

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.main import cli
-from onnxq.cli.quantize import note
+from onnxq.cli.quantize import note_progress
 from onnxq.errors import ModelError, OnnxqError, SchemeError
 from onnxq.steps.request import Budget
 from onnxq.training import pipeline
 from onnxq.training.settings import Training, TrainingProgress
 
-SHORT = ("--calib", CALIB, "--limit", 24, "--seconds", 0, "--epochs", 1, "--force", "--accuracy", "off")
+SHORT = ("--calib", CALIB, "--limit", 24, "--latency-seconds", 0, "--epochs", 1, "--force", "--accuracy", "off")
 
 
 def test_train_prints_the_written_file_and_says_what_it_bought(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_train_prints_the_written_file_and_says_what_it_bought(tmp_path: Path) -
     ("options", "told"),
     [
         (("--learn", "weight"), "did you mean 'weights'"),
-        (("--labels", "l.npy", "--loss", "a.py:b"), "a loss of yours is given no labels"),
+        (("--labels", "l.npy", "--loss", "a.py:b"), "a loss function is given no labels"),
         (("--labels", "no-labels.npy", "--calib", "no-samples"), "no-labels.npy cannot be read"),
         (("--loss", "no_loss.py:best", "--calib", "no-samples"), "there is no file no_loss.py"),
     ],
@@ -53,7 +53,7 @@ def test_options_that_cannot_be_are_told_before_anything_takes_time(
 def test_a_plan_says_what_else_would_be_said() -> None:
     result = invoke("train", MODELS / "gru.onnx", *SHORT, "--plan", "p.toml", "--preset", "int8")
     assert result.exit_code == click.UsageError.exit_code
-    assert "--plan says what happens to every node" in result.stderr
+    assert "--plan decides for every node" in result.stderr
 
 
 def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, mon
 @pytest.mark.parametrize(("block", "stage"), [(0, "train"), (2, "blocks")])
 def test_what_is_noted_is_the_loss_and_decibels(block: int, stage: str) -> None:
     notes: dict[str, str] = {}
-    note(notes, TrainingProgress(1, 8, loss=0.5, noise_to_signal=0.01, block=block, blocks=3))
+    note_progress(notes, TrainingProgress(1, 8, loss=0.5, noise_to_signal=0.01, block=block, blocks=3))
     assert notes == {stage: "loss 0.5, 20.0 dB"}
 
 
@@ -102,4 +102,4 @@ def test_at_an_early_end_it_says_where_it_goes_on(
 
     monkeypatch.setattr(pipeline, "train", stop)
     result = CliRunner().invoke(cli, ["train", str(MODELS / "gru.onnx"), *map(str, SHORT), "-o", str(output)])
-    assert f"o.onnx.training; {next_one} goes on there" in result.stderr
+    assert f"o.onnx.training; {next_one} resumes it" in result.stderr

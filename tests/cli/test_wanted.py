@@ -9,9 +9,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from onnxq.cli.goals import goal_options, speed_options
-from onnxq.cli.options import collection_options
-from onnxq.cli.wanted import chosen_scheme, data_options, scheme_options
+from onnxq.cli.options import (
+    accuracy_option,
+    budget_options,
+    chosen_scheme,
+    collection_options,
+    data_options,
+    goal_options,
+    scheme_options,
+)
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
 
@@ -25,7 +31,8 @@ def packed(*arguments: object) -> dict[str, Any]:
     @data_options
     @scheme_options
     @goal_options
-    @speed_options
+    @accuracy_option
+    @budget_options
     def command(**given: Any) -> None:
         found.update(given)
 
@@ -39,7 +46,11 @@ def test_what_is_left_out_has_its_usual_value() -> None:
     found = packed()
     assert found["data"] is None
     assert found["goal"]() == Goal()
-    assert (found["asked"].rules.name, found["asked"].target, found["asked"].prepare) == ("int8", "onnxruntime-cpu", ())
+    assert (found["request"].rules.name, found["request"].target, found["request"].prepare) == (
+        "int8",
+        "onnxruntime-cpu",
+        (),
+    )
     assert (found["budget"].search, found["budget"].accuracy, found["budget"].latency_seconds) == ("fast", "fast", 2.0)
 
 
@@ -48,13 +59,24 @@ def test_what_is_given_is_in_the_values() -> None:
         *("--calib", "c", "--validation", "v", "--limit", 3, "--chain", "stateN=state", "--image-size", "8x8"),
         *("--source", "audio:rate=8000"),
         *("--preset", "int4-block32", "--range", "mse", "--emit", "ort", "--strip-metadata", "-p", "NameNodes"),
-        *("--min-sqnr", 12, "--force", "--exact", "--search", "off", "--seconds", 0, "--costs", "t.json"),
+        *(
+            "--min-sqnr",
+            12,
+            "--force",
+            "--exact",
+            "--search",
+            "off",
+            "--latency-seconds",
+            0,
+            "--profile-cache",
+            "t.json",
+        ),
     )
-    data, scheme, budget = found["data"], found["asked"].rules, found["budget"]
+    data, scheme, budget = found["data"], found["request"].rules, found["budget"]
     assert (data.calibration, data.validation, data.limit) == (Path("c"), Path("v"), 3)
     assert (data.chained, data.images.size, data.source) == ({"stateN": "state"}, (8, 8), "audio:rate=8000")
     assert (scheme.name, scheme.ranges, scheme.emit) == ("int4-block32", "mse", "ort")
-    assert found["asked"].prepare == ("NameNodes", "StripMetadata")
+    assert found["request"].prepare == ("NameNodes", "StripMetadata")
     assert found["goal"]() == Goal(12, force=True, exact=True)
     assert (budget.search, budget.latency_seconds, budget.profile_cache) == ("off", 0.0, Path("t.json"))
 
@@ -64,7 +86,7 @@ def test_what_is_given_is_in_the_values() -> None:
     [
         (("--strict-types", "--emit", "ort"), "--strict-types is about standard ONNX and --emit ort is not"),
         (("--max-drop", 1), "--max-drop is about a --metric"),
-        (("--metric", "top1:l.npy", "--min-sqnr", 9), "--metric judges instead of --min-sqnr"),
+        (("--metric", "top1:l.npy", "--min-sqnr", 9), "--metric replaces --min-sqnr"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(arguments: tuple[object, ...], sentence: str) -> None:

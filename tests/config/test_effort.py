@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxq.config.effort import ACCURACIES, EFFORTS, METHODS, accuracy_named, effort_named
+from onnxq.config.effort import ACCURACIES, EFFORTS, METHODS, RENAMED_METHODS, accuracy_named, effort_named
 from onnxq.errors import SchemeError
 
 
@@ -19,21 +19,21 @@ def test_every_method_can_be_tried_alone(name: str) -> None:
 
 
 def test_methods_are_tried_in_one_order() -> None:
-    assert accuracy_named("bias,ranges").methods == ("ranges", "bias")
+    assert accuracy_named("bias-correction,ranges").methods == ("ranges", "bias-correction")
 
 
 def test_what_makes_up_for_one_plan_is_found_for_it() -> None:
     every, one = accuracy_named("full").split
     assert (*every.methods, *one.methods) == METHODS
-    assert one.methods == ("bias",)
+    assert one.methods == ("bias-correction",)
     assert every.models == one.models
 
 
 def test_a_wrong_name_is_told_with_the_nearest_one() -> None:
-    with pytest.raises(SchemeError, match=r"accuracy 'migrations' is not one of .*did you mean 'migration'"):
-        accuracy_named("migrations")
+    with pytest.raises(SchemeError, match=r"accuracy 'equalizations' is not one of .*did you mean 'equalization'"):
+        accuracy_named("equalizations")
     with pytest.raises(SchemeError, match=r"accuracy 'fast' is not one of"):
-        accuracy_named("bias, fast")
+        accuracy_named("bias-correction, fast")
 
 
 def test_full_measures_more_than_fast_and_off_nothing() -> None:
@@ -53,3 +53,9 @@ def test_each_is_found_by_its_name(name: str) -> None:
 def test_an_unknown_effort_suggests_the_nearest() -> None:
     with pytest.raises(SchemeError, match="search 'fats' is not one of off, fast, full; did you mean 'fast'"):
         effort_named("fats")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_METHODS.items())
+def test_a_method_of_earlier_versions_is_refused_with_its_new_name(old: str, new: str) -> None:
+    with pytest.raises(SchemeError, match=f"accuracy '{old}' is called '{new}' now; write {new}"):
+        accuracy_named(f"ranges,{old}")

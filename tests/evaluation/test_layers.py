@@ -132,7 +132,7 @@ def test_float_data_that_is_divided_is_compared_with_its_factors(build: Build, t
     onnx.save(build(text, s=loud, b=(64,), w=(64, 48), c=(48,)), tmp_path / "float.onnx")
     generator = np.random.default_rng(0)
     samples = [{"x": generator.normal(size=(8, 64)).astype(np.float32)} for _ in range(32)]
-    budget, path = Budget(search="off", accuracy="scaling", latency_seconds=0), tmp_path / "int4.onnx"
+    budget, path = Budget(search="off", accuracy="awq", latency_seconds=0), tmp_path / "int4.onnx"
     plan = quantize(tmp_path / "float.onnx", samples, path, scheme="int4-block32", budget=budget, goal=10).report.plan
     assert [one.tensor for one in plan.scaling] == ["n"]
     data = saved(samples[:2], tmp_path / "data")

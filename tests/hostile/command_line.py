@@ -49,7 +49,7 @@ Run = Callable[..., Ended]
 
 def quantize_arguments(place: Place, *more: object, model: Path | None = None, calib: Path | None = None) -> list[str]:
     arguments = ["quantize", model or place.model, "--calib", calib or place.calib, "-o", place.output]
-    return [str(argument) for argument in (*arguments, "--seconds", 0, *more)]
+    return [str(argument) for argument in (*arguments, "--latency-seconds", 0, *more)]
 
 
 def refused(ended: Ended) -> str:

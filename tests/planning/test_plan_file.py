@@ -166,7 +166,8 @@ SPEC = TARGET + '[specs.s]\nformat = "int8"\n'
     [
         ("nodes = [", "cannot be read: Invalid value"),
         ("", "it has no target, expected the file of a plan; onnxq plan and --plan-out write one"),
-        (TARGET + 'accuracy = ["baas"]', "accuracy 'baas' is not one of migration, .*; did you mean 'bias'"),
+        (TARGET + 'accuracy = ["gtpq"]', "accuracy 'gtpq' is not one of equalization, .*; did you mean 'gptq'"),
+        (TARGET + 'accuracy = ["compensation"]', "accuracy 'compensation' is called 'gptq' now"),
         ('target = "onnxruntime-cpuu"', "target 'onnxruntime-cpuu' is not one of .*; did you mean 'onnxruntime-cpu'"),
         (TARGET + "scheme = 1", "scheme is a string, found 1"),
         (TARGET + "node = {}", "a plan has no key 'node'; did you mean 'nodes'"),

@@ -66,9 +66,11 @@ def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("measured", [0, 3])
 def test_a_budget_that_ended_the_search_is_what_to_raise(measured: int) -> None:
-    search = {"measured": measured, "sensitivities": (), "limit": "1 s with --budget"}
+    search = {"measured": measured, "sensitivities": (), "limit": "1 s with --time-limit"}
     report = changed(REPORT, fidelity={"agreement": Agreement(64, (output("y", 12.0),))}, search=search)
-    with pytest.raises(FidelityError, match="; allow the search more than 1 s with --budget, ask for a lower --min"):
+    with pytest.raises(
+        FidelityError, match="; allow the search more than 1 s with --time-limit, ask for a lower --min"
+    ):
         check_fidelity(report, Goal(20.0))
 
 
@@ -270,7 +272,7 @@ def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
     encoding = {
         "gains": (
             MethodGain("ranges", 20.0, 21.5, "percentile", 2.0),
-            MethodGain("bias", 21.5, 21.5, "", 1.0, "no less"),
+            MethodGain("bias-correction", 21.5, 21.5, "", 1.0, "no less"),
         )
     }
     told = refused(

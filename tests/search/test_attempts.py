@@ -222,14 +222,14 @@ def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_on
     assert built == ([True, False] if stores else [True])
 
 
-@pytest.mark.parametrize(("accuracy", "tried"), [("bias", True), ("fast", False)])
+@pytest.mark.parametrize(("accuracy", "tried"), [("bias-correction", True), ("fast", False)])
 def test_biases_of_a_plan_that_is_faithful_without_are_worth_full_effort_alone(accuracy: str, tried: bool) -> None:
     data, budget = Data(CALIB, limit=8), Budget(latency_seconds=0, accuracy=accuracy)
     report = quantize(MODELS / "gru.onnx", data, budget=budget).report
-    assert ("bias" in [gain.method for gain in report.encoding.gains]) == tried
+    assert ("bias-correction" in [gain.method for gain in report.encoding.gains]) == tried
 
 
-@pytest.mark.parametrize(("measurements", "limit"), [(1, "1 model with --measurements"), (math.inf, "")])
+@pytest.mark.parametrize(("measurements", "limit"), [(1, "1 model with --max-candidates"), (math.inf, "")])
 def test_a_search_that_its_budget_ended_says_so(measurements: float, limit: str) -> None:
     budget = Budget(latency_seconds=0, accuracy="off", max_candidates=measurements)
     report = quantize(MODELS / "gru.onnx", Data(CALIB, limit=8), goal=Goal(20.0), budget=budget).report
@@ -278,7 +278,7 @@ def test_more_is_aimed_at_where_the_samples_that_judge_have_chosen_as_well(conte
 # Without a search the scheme is taken as it is, but for tables that the goal takes more bits for.
 
 TEXT = "(int64[4,8] i) => (float[4,8,16] y) {a = Gather(table, i) y = MatMul(a, w)}"
-TABLES = "tables"
+TABLES = "embeddings"
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_a_table_gets_8_bits_where_the_goal_takes_them(accuracy: str, model, sam
     assert "1 of 2 weights has 4 bits, the others not" in str(found.report.encoding.delivered[0])
 
 
-@pytest.mark.parametrize(("least", "accuracy"), [(5.0, "fast"), (30.0, "compensation"), (30.0, "off")])
+@pytest.mark.parametrize(("least", "accuracy"), [(5.0, "fast"), (30.0, "gptq"), (30.0, "off")])
 def test_it_keeps_its_bits_where_the_goal_is_reached_or_it_is_not_tried(
     least: float, accuracy: str, model, samples
 ) -> None:
@@ -369,7 +369,7 @@ def judged_again(model: Path, folder: Path, all_samples: list[dict[str, np.ndarr
     return compare(ReferenceModel(model, views), views.open(folder / "model.onnx"), split(all_samples)[1]).worst_sqnr
 
 
-@pytest.mark.parametrize("methods", ["ranges", "migration", "ranges,migration,bias"])
+@pytest.mark.parametrize("methods", ["ranges", "equalization", "ranges,equalization,bias-correction"])
 def test_what_only_judging_samples_show_is_in_the_ranges_that_are_written(
     methods: str, perceptron, all_samples, tmp_path: Path
 ) -> None:

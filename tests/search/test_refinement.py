@@ -63,13 +63,11 @@ def test_what_each_method_bought_is_told_in_order(fast: Report) -> None:
         assert gain.kept or gain.after == gain.before
         assert gain.kept or not gain.where
     wheres = {gain.method: gain.where for gain in fast.encoding.gains if gain.kept}
-    assert set(wheres["migration"]) == {one.tensor for one in fast.plan.activations if one.factors}
+    assert set(wheres["equalization"]) == {one.tensor for one in fast.plan.activations if one.factors}
     lefts = {gain.method: gain.left for gain in fast.encoding.gains}
-    assert lefts["scaling"].startswith("it does not apply: no float data")
-    assert lefts["compensation"] == (
-        "it does not apply: no weights of 4 bits or fewer are multiplied by data that can be seen"
-    )
-    assert lefts["bias"] in ("", "no less noise")
+    assert lefts["awq"].startswith("it does not apply: no float data")
+    assert lefts["gptq"] == ("it does not apply: no weights of 4 bits or fewer are multiplied by data that can be seen")
+    assert lefts["bias-correction"] in ("", "no less noise")
 
 
 def test_methods_that_are_kept_make_the_model_more_faithful(fast: Report) -> None:
@@ -93,13 +91,16 @@ def test_what_costs_time_can_be_left_after_all() -> None:
     basis, before = (
         AlgorithmResult(EncodingConfig(migration=migration), CalibrationStatistics()) for migration in (SOME, NOTHING)
     )
-    gains = (MethodGain("ranges", 20.0, 21.0, "MinMax()", 1.0), MethodGain("migration", 21.0, 25.0, "1 tensors", 1.0))
+    gains = (
+        MethodGain("ranges", 20.0, 21.0, "MinMax()", 1.0),
+        MethodGain("equalization", 21.0, 25.0, "1 tensors", 1.0),
+    )
     refined = RefinedEncoding(basis, gains, before.recipe)
     found = refined.with_factors_of(before.recipe, 21.0, "it is slow")
     assert found.basis.recipe.key == before.recipe.key
-    assert found.gains == (gains[0], MethodGain("migration", 21.0, 21.0, "", 1.0, "it is slow"))
+    assert found.gains == (gains[0], MethodGain("equalization", 21.0, 21.0, "", 1.0, "it is slow"))
     fewer = refined.with_factors_of(basis.recipe, 23.0, "others are slow")
-    left = MethodGain("migration", 21.0, 23.0, "1 tensors", 1.0, "others are slow", tuple(SOME.factors))
+    left = MethodGain("equalization", 21.0, 23.0, "1 tensors", 1.0, "others are slow", tuple(SOME.factors))
     assert fewer.gains == (gains[0], left)
 
 
@@ -144,7 +145,7 @@ def test_without_all_effort_no_method_begins_where_a_trial_takes_as_long_as_many
 
 def test_all_methods_are_carried_out() -> None:
     # Tables are a matter of plans.
-    assert (*CHOOSERS,) == tuple(name for name in METHODS if name != "tables")
+    assert (*CHOOSERS,) == tuple(name for name in METHODS if name != "embeddings")
 
 
 # CalibrationStatistics, factors and biases after more samples have been seen.

@@ -157,7 +157,7 @@ def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
             goal=Goal(force=True),
             budget=Budget(search="off", accuracy=accuracy, latency_seconds=0),
         ).report.agreement.worst_sqnr
-        for accuracy in ("off", "compensation")
+        for accuracy in ("off", "gptq")
     ]
     assert found[1] > found[0] + 2
 
@@ -200,7 +200,7 @@ def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: in
         found[wanted.method] = quantize(MODELS / "gru.onnx", data, output, scheme=scheme, budget=budget).report
     assert found[Method.COMPENSATED].agreement.worst_sqnr > found[Method.MINMAX].agreement.worst_sqnr + 1
     plan = found[Method.COMPENSATED].plan
-    assert plan.accuracy == ("compensation",)
+    assert plan.accuracy == ("gptq",)
     again = tmp_path / "again.onnx"
     quantize(MODELS / "gru.onnx", data, again, scheme=plan, budget=Budget(latency_seconds=0))
     assert again.read_bytes() == (tmp_path / "compensated.onnx").read_bytes()
@@ -480,7 +480,7 @@ def test_weights_whose_errors_cancel_are_found_again(perceptron, tmp_path: Path)
     generator = np.random.default_rng(0)
     few, wide = generator.standard_normal((12, 4, 6), np.float32), generator.standard_normal((6, 32), np.float32)
     samples = [{"x": one @ wide} for one in few]
-    budget = Budget("off", "compensation", latency_seconds=0)
+    budget = Budget("off", "gptq", latency_seconds=0)
     first, again = first_and_again(perceptron, samples, tmp_path, "int4-block32", budget)
     assert first == again
     assert load_plan(tmp_path / "plan.toml").damping is not None

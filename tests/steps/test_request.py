@@ -71,9 +71,9 @@ def test_a_name_stands_for_that_effort_in_search_and_accuracy(name: str) -> None
 @pytest.mark.parametrize(
     ("budget", "limit"),
     [
-        (Budget(time_limit=1.5), "1.5 s with --budget"),
-        (Budget(max_candidates=3), "3 models with --measurements"),
-        (Budget(time_limit=60, max_candidates=3), "60 s with --budget and 3 models with --measurements"),
+        (Budget(time_limit=1.5), "1.5 s with --time-limit"),
+        (Budget(max_candidates=3), "3 models with --max-candidates"),
+        (Budget(time_limit=60, max_candidates=3), "60 s with --time-limit and 3 models with --max-candidates"),
     ],
 )
 def test_what_ends_a_search_is_told_with_the_option_that_gives_more(budget: Budget, limit: str) -> None:
@@ -81,7 +81,7 @@ def test_what_ends_a_search_is_told_with_the_option_that_gives_more(budget: Budg
 
 
 def test_methods_may_be_given_instead_of_an_effort() -> None:
-    assert Budget(accuracy="bias").tried.methods == ("bias",)
+    assert Budget(accuracy="bias-correction").tried.methods == ("bias-correction",)
     assert Budget(accuracy=FULL).tried is FULL
 
 

@@ -169,12 +169,17 @@ def test_a_killed_command_leaves_the_old_output_or_the_new_one(
     options = {"env": {**os.environ, "TMPDIR": str(temporary)}, "stdout": subprocess.DEVNULL}
     for seconds in np.random.default_rng(0).uniform(0.2, 1.5, 6):
         with subprocess.Popen(
-            [*command, "-o", output, "--seconds", "0"], **options, stderr=subprocess.DEVNULL, start_new_session=True
+            [*command, "-o", output, "--latency-seconds", "0"],
+            **options,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         ) as process:
             time.sleep(seconds)
             os.killpg(process.pid, signal.SIGKILL)
         assert output.read_bytes() == b"old" or open_session(output)
-    done = subprocess.run([*command, "-o", output, "--seconds", "0"], **options, check=False, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [*command, "-o", output, "--latency-seconds", "0"], **options, check=False, stderr=subprocess.PIPE
+    )
     assert done.returncode == 0, done.stderr
     assert open_session(output)
     assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]

@@ -1,10 +1,12 @@
-"""Help in groups: options say which they belong to, and options that name things complete and list them."""
+"""The help in groups, and the types of options: names that complete and list themselves, numbers that are finite."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -13,17 +15,31 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-Command = Callable[..., None]
+Command = Callable[..., Any]
 
 LIST = "list"
-"""What is given to an option that names things to see them all."""
+"""The value of an option that prints all its names."""
 
-
-DATA, WHAT, FIDELITY, SPEED, OUTPUT = "Data", "What is quantized", "Fidelity", "Speed", "Output"
-PASSES, TRAINING = "Passes", "Training"
+DATA, WHAT, PASSES, TRAINING, OPTIMIZER = "Data", "Quantization", "Passes", "Training", "Optimizer of the training"
+ACCURACY, SPEED, OUTPUT, REPORTS, TYPES = "Accuracy", "Speed", "Output", "Reports", "Operators and types of the model"
 CALIBRATION, IMAGES, OTHER = "Calibration", "Images", "Other"
-ORDER = (DATA, WHAT, PASSES, TRAINING, FIDELITY, SPEED, OUTPUT, CALIBRATION, IMAGES, OTHER)
+ORDER = (
+    *(DATA, WHAT, PASSES, TRAINING, OPTIMIZER, ACCURACY, SPEED),
+    *(OUTPUT, REPORTS, TYPES, CALIBRATION, IMAGES, OTHER),
+)
 """The groups in the order of the help."""
+
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "--budget": "--time-limit",
+        "--costs": "--profile-cache",
+        "--measurements": "--max-candidates",
+        "--seconds": "--latency-seconds",
+    }
+)
+"""Options of earlier versions, which are refused, by their new names."""
+
+_ALL = "onnxq.help_all"
 
 
 class GroupedOption(click.Option):
@@ -31,23 +47,48 @@ class GroupedOption(click.Option):
 
     Attributes:
         group: title of the group.
+        is_advanced: True if only ``--help-all`` shows it.
     """
 
-    def __init__(self, *args: Any, group: str = OTHER, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, group: str = OTHER, advanced: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.group = group
+        self.group, self.is_advanced = group, advanced
+
+
+def _show_all(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has one section for each group of its options."""
+    """A command whose help has one section a group; ``--help-all`` also shows advanced options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if any(isinstance(one, GroupedOption) and one.is_advanced for one in self.params):
+            settings = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+            self.params.append(GroupedOption(["--help-all"], help="Show all options and exit.", **settings))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; refuse options of earlier versions with their new name."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            new = RENAMED.get(error.option_name)
+            if new is None or not any(new in one.opts for one in self.params):
+                raise
+            raise click.UsageError(f"{error.option_name} is called {new} now; write {new}", ctx) from error
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(context):
             record = parameter.get_help_record(context)
-            # Arguments stand in the line above, and the text tells of them.
-            if record is not None and isinstance(parameter, click.Option):
+            hidden = isinstance(parameter, GroupedOption) and parameter.is_advanced and not context.meta.get(_ALL)
+            # The usage line has the arguments.
+            if record is not None and isinstance(parameter, click.Option) and not hidden:
                 groups.setdefault(getattr(parameter, "group", OTHER), []).append(record)
         for title in sorted(groups, key=ORDER.index):
             with formatter.section(title):
@@ -91,9 +132,53 @@ class SectionedGroup(click.Group):
                 formatter.write_dl([(n.ljust(width), c.get_short_help_str(formatter.width)) for n, c in commands if c])
 
 
-def option(*names: str, group: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def option(*names: str, group: str, advanced: bool = False, **settings: Any) -> Callable[[Command], Command]:
     """Return a decorator that adds an option to a group of a command's help."""
-    return click.option(*names, cls=GroupedOption, group=group, **settings)
+    return click.option(*names, cls=GroupedOption, group=group, advanced=advanced, **settings)
+
+
+def packed(
+    argument: str, build: Callable[..., object], options: Mapping[str, Callable[..., Any]], also: Sequence[str] = ()
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds options to a command, which takes them as one argument.
+
+    Args:
+        argument: name of the argument.
+        build: makes its value of the options' values by field, such as a dataclass.
+        options: a decorator of each field, called with the name of the field; see `field`.
+        also: arguments of other decorators that `build` takes too, if the command has them.
+    """
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_value(*args: Any, **kwargs: Any) -> None:
+            values = {name: kwargs.pop(name) for name in (*options, *also) if name in kwargs}
+            command(*args, **{argument: build(**values)}, **kwargs)
+
+        return with_options(with_value, *(make(name) for name, make in options.items()))
+
+    return add
+
+
+def field(*names: str, **settings: Any) -> Callable[[str], Callable[[Command], Command]]:
+    """Return what makes the option of a field of `packed`."""
+    return lambda name: option(*names, name, **settings)
+
+
+def is_given(name: str) -> bool:
+    """Return True if the command line has a parameter, rather than its default."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+class FiniteRange(click.FloatRange):
+    """A number between limits; NaN and infinity are refused."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the number."""
+        found = super().convert(value, parameter, context)
+        if not math.isfinite(found):
+            self.fail(f"expected a finite number, found {value}", parameter, context)
+        return found
 
 
 def the_only(context: click.Context, parameter: click.Parameter, given: tuple[Any, ...]) -> Any:
