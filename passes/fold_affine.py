@@ -318,8 +318,9 @@ class FoldIntoBatchNorm(RewriteRule):
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        scale, bias = _folded_into_norm(match)
-        operands = new.constant(scale, "scale"), new.constant(bias, "bias")
+        folded = _folded_into_norm(match)
+        assert not isinstance(folded, str), "looked at before"
+        operands = new.constant(folded[0], "scale"), new.constant(folded[1], "bias")
         return new.like(match.norm, match.x, *operands, match.mean, match.variance)
 
 
@@ -399,7 +400,9 @@ class FoldIntoNextProduct(RewriteRule):
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        weight, bias = _folded_into_next(match)
+        folded = _folded_into_next(match)
+        assert not isinstance(folded, str), "looked at before"
+        weight, bias = folded
         added = [match.values.get("b")] if match.product.op != "MatMul" else []
         if bias is not None:
             added = [new.constant(bias, "bias")]
@@ -691,9 +694,12 @@ def _is_weight(tensor: Any) -> bool:
 
 def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
     """Scale the constants, unless one would leave the range of its type."""
-    scaled = [_times(node.inputs[index], factor) for node, index in terms]
-    if any(values is None for values in scaled):
-        return False
+    scaled: list[Array] = []
+    for node, index in terms:
+        values = _times(node.inputs[index], factor)
+        if values is None:
+            return False
+        scaled.append(values)
     for (node, index), values in zip(terms, scaled, strict=True):
         node.inputs[index] = Constant(names.unique(f"{node.inputs[index].name}.scaled"), values)
     return True
