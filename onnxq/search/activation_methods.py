@@ -298,7 +298,7 @@ class _Channels:
         self._requests, self._parts = _seen(bench, groups, plan, found)
         self._shares: dict[tuple[Hashable, Groups], dict[EqualizationGroup, list[Array]]] = {}
 
-    def range_shares(self, recipe: EncodingConfig, groups: Groups) -> dict[EqualizationGroup, list[Array]]:
+    def shares(self, recipe: EncodingConfig, groups: Groups) -> dict[EqualizationGroup, list[Array]]:
         """Return what each channel of each site used in each part of some groups of samples."""
         key = recipe.key, groups
         if key not in self._shares:

@@ -81,7 +81,7 @@ def test_ranges_end_where_what_follows_is_flat(
     basis, tensor = AlgorithmResult(EncodingConfig(), found.evaluator.evidence), plan.taps[1]
     _, high = MinMax()(basis.evidence.of(tensor), plan.calibrated[tensor])
     for end, kept in ((high, True), (high / 50, False)):
-        monkeypatch.setattr(activation_methods, "flat_ends", lambda *_, end=end: {tensor: (-math.inf, end)})
+        monkeypatch.setattr(activation_methods, "saturation_limits", lambda *_, end=end: {tensor: (-math.inf, end)})
         recipe = with_ranges(found, plan, basis, FAST, (MinMax(),)).recipe
         # The first changes nothing, and takes nothing off; the second is not flat in truth.
         assert not recipe.own_ranges or kept
@@ -203,7 +203,7 @@ def test_sites_that_hardly_any_noise_comes_from_are_not_tried(
 ) -> None:
     found, plan = equalization_validator(model_to_equalize, 4), model_to_equalize.plan({})
     site = find_groups(model_to_equalize.graph, plan).found[1]
-    monkeypatch.setattr(activation_methods, "sites", lambda *_: EqualizationGroups((site,), {}))
+    monkeypatch.setattr(activation_methods, "find_groups", lambda *_: EqualizationGroups((site,), {}))
     monkeypatch.setattr(
         activation_methods, "noise_share", lambda seen, _: share if seen.tensor in site.tensors else 1.0
     )

@@ -231,8 +231,8 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     places = {EVERY: 0, FEWER: 1}
-    monkeypatch.setattr(refinement, "folded", lambda *_: Equalization(free))
-    monkeypatch.setattr(refinement, "costly", lambda *_: [frozenset({"b"})])
+    monkeypatch.setattr(refinement, "select_free_scales", lambda *_: Equalization(free))
+    monkeypatch.setattr(refinement, "costly_scales", lambda *_: [frozenset({"b"})])
     evaluator = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
         candidate=lambda _, recipe: BuiltModel(Path(_name(recipe)), {}),
@@ -249,7 +249,7 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
 
 
 def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refinement, "folded", lambda graph, plan, migration: migration)
+    monkeypatch.setattr(refinement, "select_free_scales", lambda graph, plan, migration: migration)
     profiler: Any = SimpleNamespace(evaluator=SimpleNamespace(bench=SimpleNamespace(graph=None)))
     refined = RefinedEncoding(AlgorithmResult(RECIPE, CalibrationStatistics()), (), UNMIGRATED)
     assert refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0) is refined

@@ -388,7 +388,7 @@ def test_with_little_effort_they_are_found_once_and_kept_where_that_leaves_no_do
         return replace(recipe, biases=right)
 
     monkeypatch.setattr("onnxq.search.weight_methods.with_sequential_biases", once)
-    monkeypatch.setattr("onnxq.search.cross_validation.takes_off", lambda *_: is_sure)
+    monkeypatch.setattr("onnxq.search.cross_validation.is_significant_reduction", lambda *_: is_sure)
     corrected = with_bias_correction(validator, plan_with_biases, basis, FAST)
     assert found == [6]
     assert bool(corrected.recipe.biases) is is_sure
