@@ -1,20 +1,24 @@
+"""Where models can be written, and what is left where they cannot."""
+
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 from ir.written_models import WEIGHTS, assert_weights, external_model, files, model, whole
-from onnxq.errors import ModelError
-from onnxq.ir import Graph, Node, PackedTensor, Variable, constant, load, read_model, save, to_model
+from onnxq.errors import ModelError, OutputError
+from onnxq.ir import Graph, Node, PackedTensor, Variable, constant, load, place_constants, read_model, save, to_model
 from onnxq.ir.external_data import ALIGNMENT
 from onnxq.ir.graph import Constant
+from onnxq.ir.serialize import attribute_constants, constants_read
 
 
 def test_a_small_model_is_one_file(tmp_path) -> None:
@@ -277,3 +281,213 @@ def test_a_graph_made_from_nothing_is_a_valid_model_for_onnxruntime() -> None:
     assert made.ir_version == 7
     (result,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": np.ones(2, np.float32)})
     assert result.tolist() == [2, 2]
+
+
+# Where models can be written, and what is left where they cannot.
+
+
+def test_an_existing_file_is_replaced_whole(tmp_path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"x" * 10**6)
+
+    save(read_model(model()), tmp_path / "m.onnx")
+
+    assert onnx.load(tmp_path / "m.onnx") == model()
+
+
+def test_new_files_have_the_usual_permissions(tmp_path) -> None:
+    (tmp_path / "plain").touch()
+
+    path = external_model(tmp_path)
+
+    for name in (path, tmp_path / "m.onnx.data"):
+        assert name.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("lost/m.onnx", "the folder .*lost does not exist; create it first"),
+        ("file/m.onnx", "the folder .*file does not exist"),
+        ("folder", "it is a folder; give the name of a file in it"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(tmp_path, target: str, message: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(OutputError, match=message):
+        save(read_model(model()), tmp_path / target)
+    assert files(tmp_path) == ["file", "folder"]
+
+
+def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+
+    with pytest.raises(OutputError, match=r"cannot write .*m\.onnx: Permission denied"):
+        save(read_model(model()), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_a_full_disk_leaves_the_old_files_and_nothing_else(tmp_path, external: bool) -> None:
+    path = external_model(tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    script = f"""
+    import resource
+    from onnxq.errors import OutputError
+    from onnxq.ir import load, save
+    graph = load({str(path)!r})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+    try:
+        save(graph, {str(path)!r}, external_data={external})
+    except OutputError as error:
+        print(error)
+    """
+
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+
+    assert "File too large" in done.stdout
+    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+
+
+# Graphs that cannot be written are refused in a sentence.
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    graph = read_model(model())
+    graph.nodes[0].inputs[1] = constant("v", np.ones((40, 40), np.float32))
+
+    with pytest.raises(ModelError, match=r"graph 'g' has two tensors named 'v'; take new names from Names\.unique"):
+        to_model(graph)
+
+
+def test_a_node_may_not_make_a_tensor_of_a_taken_name() -> None:
+    graph = read_model(model())
+    graph.nodes.append(Node("Relu", "again", inputs=[graph.inputs[0]], outputs=[Variable("a")]))
+
+    with pytest.raises(ModelError, match="Relu node 'again' makes 'a', but graph 'g' has a tensor of that name"):
+        to_model(graph)
+
+
+def test_a_tensor_that_nothing_produces_is_refused() -> None:
+    graph = read_model(model())
+    graph.nodes[0].name = "first"
+    graph.nodes[0].inputs[0] = Variable("lost")
+
+    with pytest.raises(ModelError, match="MatMul node 'first' reads the tensor 'lost', which nothing produces"):
+        to_model(graph)
+
+
+def test_a_tensor_of_another_branch_is_out_of_sight() -> None:
+    graph = read_model(model())
+    then, otherwise = graph.nodes[2].subgraphs()
+    otherwise.nodes[0].inputs[1] = then.nodes[0].outputs[0]
+
+    with pytest.raises(ModelError, match="reads the tensor 'p', which nothing produces where it could see it"):
+        to_model(graph)
+
+
+def test_a_hidden_tensor_is_refused() -> None:
+    graph = read_model(model())
+    then, _ = graph.nodes[2].subgraphs()
+    then.nodes.insert(0, Node("Neg", "hides", inputs=[graph.inputs[0]], outputs=[Variable("b")]))
+
+    with pytest.raises(ModelError, match="reads a tensor 'b', but another tensor of that name hides it"):
+        to_model(graph)
+
+
+def test_an_output_that_nothing_produces_is_refused() -> None:
+    graph = read_model(model())
+    graph.outputs.append(Variable("lost"))
+
+    with pytest.raises(ModelError, match="the output list of graph 'g' reads the tensor 'lost'"):
+        to_model(graph)
+
+
+def test_an_attribute_that_onnx_cannot_store_is_refused() -> None:
+    graph = read_model(model())
+    graph.nodes[0].name = "first"
+    graph.nodes[0].attrs["odd"] = object()
+
+    with pytest.raises(ModelError, match="MatMul node 'first' has the attribute 'odd' with the value <object"):
+        to_model(graph)
+
+
+def test_documentation_that_is_no_text_is_refused_in_one_line() -> None:
+    source = model()
+    source.graph.node[0].doc_string = "MARK" * 2000
+    graph = read_model(ModelProto.FromString(source.SerializeToString().replace(b"MARK", b"MA\xff\n")))
+    graph.nodes[0].name = "another"
+
+    with pytest.raises(ModelError, match="not UTF-8, such as") as caught:
+        to_model(graph)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
+<float[4] w = {1, 2, 3, 4}, float[4] v = {5, 6, 7, 8}, float[4] spare = {0, 0, 0, 0}> {
+  h = Mul(x, w)
+  y = If (c) <then_branch = t () => (p) { p = Add(h, v) }, else_branch = e () => (q) { q = Sub(h, v) }>
+}"""
+
+
+def graph() -> Graph:
+    return read_model(parser.parse_model(MODEL))
+
+
+def branches(graph: Graph) -> list[Graph]:
+    return graph.nodes[1].subgraphs()
+
+
+def declared(graph: Graph) -> dict[str, list[str]]:
+    """Names by graph, which are those of the written model too."""
+    found = {scope.name: [tensor.name for tensor in tensors] for scope, tensors in place_constants(graph).items()}
+    written = to_model(graph).graph
+    for proto in (written, *(attribute.g for attribute in written.node[1].attribute)):
+        assert sorted(tensor.name for tensor in proto.initializer) == sorted(found[proto.name])
+    return found
+
+
+def test_constants_stay_where_they_were_declared_also_when_unused_from_the_start() -> None:
+    assert declared(graph()) == {"g": ["w", "v", "spare"], "t": [], "e": []}
+
+
+def test_a_new_constant_is_declared_where_all_its_users_see_it() -> None:
+    main = graph()
+    then, otherwise = branches(main)
+    alone, shared = constant("alone", np.float32(1)), constant("shared", np.float32(2))
+    then.nodes[0].inputs[1] = alone
+    assert declared(main) == {"g": ["w", "v", "spare"], "t": ["alone"], "e": []}
+
+    then.nodes[0].inputs[1] = otherwise.nodes[0].inputs[1] = shared
+    assert declared(main) == {"g": ["w", "spare", "shared"], "t": [], "e": []}
+
+
+def test_a_declared_constant_moves_outwards_when_the_graph_around_uses_it() -> None:
+    main = graph()
+    then, _ = branches(main)
+    inner = constant("inner", np.ones(4, np.float32))
+    then.initializers.append(inner)
+    then.nodes[0].inputs[1] = main.nodes[0].inputs[1] = inner
+
+    assert declared(main) == {"g": ["v", "spare", "inner"], "t": [], "e": []}
+
+
+def test_a_constant_that_lost_its_last_use_is_not_declared() -> None:
+    main = graph()
+    main.nodes[0].inputs[1] = main.initializers[1]
+
+    assert declared(main)["g"] == ["v", "spare"]
+
+
+def test_what_a_graph_returns_is_read_and_what_attributes_hold_is_not() -> None:
+    main = graph()
+    held = constant("held", np.float32(1))
+    main.nodes[0].attrs["value"] = held
+    main.outputs.append(main.initializers[2])
+
+    assert [tensor.name for tensor in constants_read(main)] == ["w", "spare"]
+    assert list(attribute_constants(main)) == [held]

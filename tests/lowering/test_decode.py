@@ -1,11 +1,13 @@
-"""Decoders run on onnxruntime and give what numpy gives, bit for bit, in every combination that a spec can name."""
+"""Codes in the ONNX type of their format, or in one that onnxruntime can read and that loses nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from onnx import TensorProto
@@ -13,11 +15,208 @@ from onnx import TensorProto
 from lowering.combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rounding, Storage
-from onnxq.ir import Graph, Names, to_model
-from onnxq.lowering import NodeBuilder, decode_folded, decode_linear, is_linear
+from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
+from onnxq.lowering import NodeBuilder, decode_folded, decode_linear, decode_rows, is_linear
+from onnxq.lowering.decode import (
+    codes_from_words,
+    is_packed,
+    native_numbers,
+    numbers_from_words,
+    numbers_in,
+    numbers_in_bytes,
+    scale_tensor,
+    store_bytes,
+    store_words,
+    stored_format,
+    strict_scale,
+    zero_point_codes,
+    zero_point_numbers,
+)
 from onnxq.numerics.affine import QTensor
-from onnxq.numerics.formats import format_named
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType, format_named
+from onnxq.numerics.packing import pack
 from onnxq.planning.weights import decide_weights
+from onnxq.runtime.sessions import open_session, run
+
+SMALL = [format for format in FORMATS.values() if format.bits <= 8]
+
+
+@pytest.mark.parametrize("format", SMALL, ids=lambda format: format.name)
+def test_the_stored_format_has_every_value(format: QuantDType) -> None:
+    stored = stored_format(format)
+    if stored.is_float or not format.is_float:
+        assert set(format.values[~np.isnan(format.values)]) <= set(stored.values)
+    else:
+        # Patterns are looked up in a table of all values.
+        assert 2**stored.bits == len(format.values)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "nbytes"),
+    [
+        ("float4e2m1", "uint4", 4),
+        ("float6e2m3", "float8e4m3fn", 8),
+        ("float6e3m2", "float8e4m3fn", 8),
+        ("float8e5m2", "float8e5m2", 8),
+        ("int2", "int2", 2),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_types_without_kernels_are_stored_in_others(name: str, stored: str, nbytes: int, strict: bool) -> None:
+    format = FORMATS[name]
+    chain = NodeBuilder("w", Names(Graph()))
+    native_numbers(chain, format.round(np.linspace(-2, 2, 8)), format, strict=strict)
+    codes = chain.nodes[0].inputs[0]
+    assert codes.tensor_data.onnx_dtype == (format if strict else FORMATS[stored]).onnx_type
+    assert codes.nbytes == (format.bits if strict else nbytes)
+
+
+# Codes in 32-bit words are the bytes that ONNX stores, where rows fill their words.
+
+FILLING = [format for format in FORMATS.values() if format.bits in (2, 4, 8)]
+
+
+def new_chain() -> NodeBuilder:
+    return NodeBuilder("w", Names(Graph()))
+
+
+def all_codes(name: str) -> np.ndarray:
+    """Every bit pattern, and some more so that the last word is not full."""
+    format = FORMATS[name]
+    patterns = np.concatenate([np.arange(2**format.bits), np.arange(3)]).astype(np.uint8)
+    if not format.is_float and format.signed:
+        half = 2 ** (format.bits - 1)
+        patterns = (patterns ^ half) - np.uint8(half)
+    return patterns.view(format.dtype)[None]
+
+
+@pytest.mark.parametrize("name", [format.name for format in FILLING])
+def test_every_pattern_leaves_its_word_as_the_number_it_is(name: str) -> None:
+    chain = new_chain()
+    found = numbers_from_words(chain, all_codes(name), FORMATS[name])
+    found.dtype = np.dtype(np.float32)
+    model = to_model(Graph(chain.nodes, outputs=[found], name="words", opset=18))
+    (values,) = run(open_session(model), {})
+    codebook = FORMATS[name].codebook
+    expected = all_codes(name) if codebook is None else np.float32(codebook.numbers)[all_codes(name)]
+    np.testing.assert_array_equal(values, expected.astype(np.float32))
+
+
+def test_full_words_are_the_bytes_of_the_onnx_type() -> None:
+    codes = np.array([[-8, -7, -1, 0, 1, 2, 6, 7]], np.int8)
+    stored = store_words(new_chain(), codes, FORMATS["int4"])
+    assert stored.values.tolist() == [[0x76210F98]]
+    assert stored.values.tobytes() == pack(codes, FORMATS["int4"]).tobytes()
+
+
+def test_words_that_are_looked_up_keep_their_leading_axes() -> None:
+    chain = new_chain()
+    found = numbers_in(chain, Variable("rows", np.dtype(np.uint32), ["a", "b", 2]), (0, 0, 13), FORMATS["uint4"])
+    found.dtype = np.dtype(np.float32)
+    rows = np.arange(12, dtype=np.uint32).reshape(2, 3, 2)
+    graph = Graph(chain.nodes, [chain.nodes[0].inputs[0]], [found], "rows", opset=18)
+    (values,) = run(open_session(to_model(graph)), {"rows": rows})
+    assert values.shape == (2, 3, 13)
+    np.testing.assert_array_equal(values[..., 0], rows[..., 0])
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4e2m1"])
+def test_codes_come_out_of_bytes_as_they_went_in(name: str) -> None:
+    chain, format = new_chain(), FORMATS[name]
+    codes = all_codes(name)[..., :-1]
+    found = numbers_in_bytes(chain, store_bytes(chain, codes, format), codes.shape, format)
+    found.dtype = np.dtype(np.float32)
+    (values,) = run(open_session(to_model(Graph(chain.nodes, outputs=[found], name="bytes", opset=18))), {})
+    expected = format.values[codes.view(np.uint8)] if format.is_float else codes
+    np.testing.assert_array_equal(values, expected)
+
+
+def test_nothing_is_shifted_out_that_a_division_would_round() -> None:
+    chain = new_chain()
+    numbers_in_bytes(chain, store_bytes(chain, all_codes("int4"), FORMATS["int4"]), (0, 16), FORMATS["int4"])
+    shift = next(node for node in chain.nodes if node.op == "BitShift")
+    mask, shifts = shift.inputs[0].inputs[0].inputs[1].values, shift.inputs[1].values
+    assert not (mask % (1 << shifts)).any()
+
+
+def test_typed_codes_have_the_type_of_the_format() -> None:
+    chain = new_chain()
+    codes_from_words(chain, all_codes("int4"), FORMATS["int4"])
+    assert chain.nodes[-1].attrs == {"to": TensorProto.INT4}
+
+
+# Scales keep the format that they are stored in until a node needs another.
+
+
+def quantized(spec: QuantSpec) -> QTensor:
+    return encode_array(np.linspace(-3, 5, 64, dtype=np.float32).reshape(8, 8), spec, channel_axis=0, reduction_axis=1)
+
+
+@pytest.mark.parametrize("name", SCALE_FORMATS)
+def test_a_scale_is_stored_in_its_format_and_cast(name: str) -> None:
+    chain, spec = new_chain(), QuantSpec("int8", (4,), scale=name)
+    scale = scale_tensor(chain, quantized(spec), spec, (8, 2), TensorProto.FLOAT)
+    stored = scale if isinstance(scale, Constant) else chain.nodes[0].inputs[0]
+    assert stored.tensor_data.onnx_dtype == (TensorProto.UINT8 if name == "e8m0" else SCALE_FORMATS[name].onnx_type)
+    assert stored.shape == (8, 2)
+    assert [node.op for node in chain.nodes] == {"float32": [], "e8m0": ["Cast", "Gather"]}.get(name, ["Cast"])
+    values = stored.values.view(SCALE_FORMATS[name].dtype).astype(np.float32)
+    np.testing.assert_array_equal(values, quantized(spec).parameters.scale)
+
+
+def test_powers_of_two_are_looked_up_by_their_exponents() -> None:
+    chain, spec = new_chain(), QuantSpec("int8", (4,), scale="e8m0")
+    scale_tensor(chain, quantized(spec), spec, (8, 2), TensorProto.FLOAT16)
+    table = chain.nodes[1].inputs[0].values
+    assert (table[127], table[128], table[1]) == (1.0, 2.0, np.float32(2.0**-126))
+    assert [node.op for node in chain.nodes] == ["Cast", "Gather", "Cast"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype", "ops"),
+    [
+        ("ue4m3", TensorProto.FLOAT, ["Cast", "Mul"]),
+        ("float16", TensorProto.FLOAT16, ["Cast", "Mul", "Cast"]),
+    ],
+)
+def test_two_levels_are_multiplied_in_float32(scale: str, dtype: int, ops: list[str]) -> None:
+    chain, spec = new_chain(), QuantSpec("int4", (4,), scale=scale, two_level=True)
+    scale_tensor(chain, quantized(spec), spec, (8, 2), dtype)
+    assert [node.op for node in chain.nodes] == ops
+
+
+@pytest.mark.parametrize(
+    ("scale", "two_level", "ops"),
+    [
+        ("e8m0", False, []),
+        ("bfloat16", False, []),
+        ("ue4m3", False, ["DequantizeLinear"]),
+        ("ue4m3", True, ["DequantizeLinear"]),
+        ("float16", True, ["Cast", "Mul"]),
+    ],
+)
+def test_strict_scales_are_cast_only_where_dequantizelinear_takes_none_of_them(
+    scale: str, two_level: bool, ops: list[str]
+) -> None:
+    chain, spec = new_chain(), QuantSpec("int4", (4,), scale=scale, two_level=two_level)
+    strict_scale(chain, quantized(spec), spec, (8, 2))
+    assert [node.op for node in chain.nodes] == ops
+
+
+def test_a_symmetric_weight_has_no_zero_point() -> None:
+    spec = QuantSpec("int4", (4,))
+    assert zero_point_codes(new_chain(), quantized(spec), (8, 2)) is None
+    assert zero_point_numbers(new_chain(), quantized(spec), (8, 2), in_bytes=False) is None
+
+
+@pytest.mark.parametrize(("in_bytes", "dtype"), [(True, TensorProto.UINT8), (False, TensorProto.UINT4)])
+def test_a_zero_point_takes_the_type_of_the_codes_or_bytes(in_bytes: bool, dtype: int) -> None:
+    chain, spec = new_chain(), QuantSpec("uint4", (4,), symmetric=False)
+    zero_point_numbers(chain, quantized(spec), (8, 2), in_bytes=in_bytes)
+    assert chain.nodes[0].inputs[0].tensor_data.onnx_dtype == dtype
+
+
+# Decoders run on onnxruntime and give what numpy gives, bit for bit, in every combination that a spec can name.
 
 # Convolutions multiply no codes, so that weight-only stores their weights.
 MATRICES = [
@@ -33,10 +232,6 @@ def matrix_of(spec: QuantSpec, rows: int = 24, columns: int = 20) -> QTensor:
 
 def ops(chain: NodeBuilder) -> list[str]:
     return [node.op for node in chain.nodes]
-
-
-def new_chain() -> NodeBuilder:
-    return NodeBuilder("w", Names(Graph()))
 
 
 # --- the matrix -----------------------------------------------------------------------------------------------------
@@ -196,3 +391,67 @@ def test_strict_keeps_every_type_and_is_valid_onnx(
     onnx.checker.check_model(model, full_check=True)
     stored = {tensor.name: TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
     assert (stored["w.codes"], stored["w.scale"]) == (codes, scale)
+
+
+# Rows that are looked up quantized equal the rows of the decoded table, bit for bit.
+
+TABLE = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)
+INT64 = np.dtype(np.int64)
+
+
+def table(spec: QuantSpec) -> QTensor:
+    return encode_array(TABLE, spec, channel_axis=0, reduction_axis=-1)
+
+
+def rows(spec: QuantSpec, indices: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[Node]]:
+    """What onnxruntime looks up when the extents of the indices are only known at run time, and the nodes."""
+    chain = NodeBuilder("w", Names(Graph()))
+    given = Variable("i", indices.dtype, [None] * indices.ndim)
+    found = decode_rows(chain, table(spec), spec, given, indices.ndim, TensorProto.FLOAT)
+    found.dtype = np.dtype(np.float32)
+    model = to_model(Graph(chain.nodes, [given], [found], "rows", opset=25))
+    (values,) = run(open_session(model), {"i": indices})
+    return values, chain.nodes
+
+
+@pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL, (8,), (16,), (64,)], ids=str)
+@pytest.mark.parametrize("format", STORED)
+def test_rows_are_those_of_the_decoded_table(format: str, per: Granularity | tuple[int, ...]) -> None:
+    spec = QuantSpec(format, per, symmetric=not format.startswith("u"))
+    indices = np.array([[0, 49, -1], [7, 7, -50]])
+    found, _ = rows(spec, indices)
+    np.testing.assert_array_equal(found, table(spec).dequantize()[indices], strict=True)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0), (2, 1, 3, 2)])
+@pytest.mark.parametrize("storage", Storage)
+def test_indices_have_any_rank_and_extent(shape: tuple[int, ...], storage: Storage) -> None:
+    spec = QuantSpec("int4", (16,), storage=storage)
+    indices = np.random.default_rng(0).integers(-50, 50, shape)
+    found, _ = rows(spec, np.asarray(indices, INT64))
+    np.testing.assert_array_equal(found, table(spec).dequantize()[indices], strict=True)
+
+
+@pytest.mark.parametrize("format", STORED)
+def test_the_table_is_never_decoded_as_a_whole(format: str) -> None:
+    _, nodes = rows(QuantSpec(format, (8,), symmetric=not format.startswith("u")), np.array([3]))
+    first = next(node for node in nodes if node.op == "Gather" and node.inputs[1].name == "i")
+    assert first.inputs[0].shape[0] == len(TABLE)
+    assert first.inputs[0].nbytes * 8 >= TABLE.size * min(format_named(format).bits, 8)
+    assert all(
+        node.inputs[0].shape is None or node.inputs[0].shape[0] != len(TABLE) for node in nodes if node.op == "Mul"
+    )
+
+
+@pytest.mark.parametrize(
+    ("format", "storage", "words"),
+    [
+        ("int4", Storage.NATIVE, True),
+        ("float4e2m1", Storage.NATIVE, True),
+        ("int8", Storage.NATIVE, False),
+        ("int8", Storage.WORDS, True),
+        ("float6e2m3", Storage.NATIVE, False),
+    ],
+)
+def test_parts_of_bytes_are_packed(format: str, storage: Storage, words: bool) -> None:
+    assert is_packed(QuantSpec(format, storage=storage), format_named(format)) is words

@@ -1,8 +1,12 @@
-"""Payloads of what was read give what the model stores, wherever and however it lies, and refuse what does not fit."""
+"""Payloads hold the values of a constant as arrays or packed bytes, and write them as ONNX stores them."""
 
 from __future__ import annotations
 
+import gc
 import math
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import ml_dtypes
@@ -16,13 +20,111 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from stored_values import NUMBERS, same_bits
 
 from onnxq.errors import ModelError
-from onnxq.ir import ArrayData, Constant, ProtoTensor
+from onnxq.ir import ArrayData, Constant, PackedTensor, ProtoTensor, constant, spilling
 from onnxq.ir.data_types import numpy_dtype, stored_bytes
 from onnxq.ir.external_data import DataFolder
-from onnxq.ir.tensor_data import as_tensor_data
+from onnxq.ir.tensor_data import KEEP, SMALLEST_SPILLED_BYTES, as_tensor_data, place_of
+
+PACKED = [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.float4_e2m1fn]
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+@given(st.sampled_from(NUMBERS), shapes, st.integers(0, 2**32))
+def test_an_array_of_every_type_is_stored_as_onnx_stores_it(data_type: int, shape, seed: int) -> None:
+    array = np.random.default_rng(seed).integers(0, 2, shape).astype(numpy_dtype(data_type))
+    tensor_data = ArrayData(array)
+    stored = tensor_data.to_proto("t")
+
+    assert stored == numpy_helper.from_array(array, "t")
+    assert (tensor_data.onnx_dtype, tensor_data.shape, tensor_data.nbytes) == (
+        data_type,
+        array.shape,
+        len(stored.raw_data),
+    )
+    assert same_bits(ProtoTensor(stored).load(), array)
+
+
+@given(st.sampled_from(PACKED), shapes, st.integers(0, 2**32))
+def test_packed_bytes_and_arrays_hold_the_same_values(dtype, shape, seed: int) -> None:
+    array = np.random.default_rng(seed).integers(0, 2, shape).astype(dtype)
+    as_array = ArrayData(array)
+    packed = PackedTensor(as_array.onnx_dtype, shape, as_array.to_proto("").raw_data)
+
+    assert same_bits(packed.load(), array)
+    assert packed.to_proto("t") == as_array.to_proto("t")
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x21\x03", bytearray(b"\x21\x03"), memoryview(b"\x21\x03"), np.array([0x21, 3], np.uint8)]
+)
+def test_packed_data_may_be_any_buffer(data) -> None:
+    assert PackedTensor(TensorProto.UINT4, (3,), data).load().tolist() == [1, 2, 3]
+
+
+def test_big_and_small_arrays_in_any_layout_are_stored_in_row_order() -> None:
+    array = np.arange(24, dtype=">i4").reshape(4, 6).T[::2]
+
+    assert numpy_helper.to_array(ArrayData(array).to_proto("")).tolist() == array.tolist()
+
+
+def test_arrays_are_streamed_in_pieces(monkeypatch) -> None:
+    monkeypatch.setattr("onnxq.ir.tensor_data.CHUNK_BYTES", 16)
+    array = np.arange(10, dtype=np.float32)
+
+    assert [len(chunk) for chunk in ArrayData(array).chunks()] == [16, 16, 8]
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "é"]), np.array([b"a", "é"], object)])
+def test_arrays_of_text_are_stored_as_strings(array) -> None:
+    assert list(constant("t", array).tensor_data.to_proto("t").string_data) == [b"a", "é".encode()]
+
+
+def test_loaded_values_are_read_only_and_assigned_ones_are_the_callers() -> None:
+    read = Constant("t", ProtoTensor(numpy_helper.from_array(np.zeros(2, np.float32))))
+    with pytest.raises(ValueError, match="read-only"):
+        read.values[0] = 1
+
+    mine = np.zeros(2, np.float32)
+    read.values = mine
+    read.values[0] = 1
+
+    assert mine[0] == 1
+    assert numpy_helper.to_array(read.tensor_data.to_proto("t")).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "shape", "message"),
+    [
+        (TensorProto.INT4, (3,), "takes 2 bytes, found 3"),
+        (TensorProto.INT4, (-1,), "cannot be negative"),
+        (TensorProto.STRING, (3,), "cannot hold strings"),
+    ],
+)
+def test_packed_data_must_have_the_size_of_its_shape(data_type: int, shape, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        PackedTensor(data_type, shape, b"123")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.float32([[1.5, 2], [3, 4]]), "1.5 4.0"),
+        (np.float32([[1.5, 2], [3, 4]]).T, "1.5 4.0"),
+        (np.array(np.nan), "nan nan"),
+        (np.array([-1, 7], ">i4"), "-1 7"),
+        (np.array([0.5], ml_dtypes.bfloat16), "0.5 0.5"),
+        (np.zeros((0, 2), np.float32), ""),
+        (np.array(["text"]), ""),
+        (np.array([1, 2], ml_dtypes.int4), ""),
+    ],
+)
+def test_ends_stay_where_they_are_and_are_told_of_whole_numbers_of_bytes(values: np.ndarray, expected: str) -> None:
+    assert Constant("t", values).tensor_data.fingerprint == expected
+
+
+# Payloads of what was read give what the model stores, wherever and however it lies, and refuse what does not fit.
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
-shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
 def beside(folder: Path, data_type: int, shape: tuple[int, ...], raw: bytes, offset: int = 4) -> ProtoTensor:
@@ -253,3 +355,89 @@ def test_values_that_graphsurgeon_read_are_stored_without_being_loaded() -> None
     lazy = gs.Constant("w", LazyValues(numpy_helper.from_array(VALUES, "w")))
 
     assert same_bits(as_tensor_data(lazy._values).load(), VALUES)
+
+
+# Constants wait in a file and not in memory, and are the same.
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float16, ml_dtypes.bfloat16, ml_dtypes.int4, np.bool_])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_spilled_array_is_the_same(dtype: type, order: str, tmp_path: Path) -> None:
+    array = np.asarray(np.random.default_rng(0).integers(0, 2, (1031, 1033)).astype(dtype), order=order)
+    with spilling(tmp_path):
+        kept = KEEP.get()(array), KEEP.get()(array[::-1])
+    for found, expected in zip(kept, (array, array[::-1]), strict=True):
+        assert found.base is not None
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_small_arrays_text_and_whatever_is_outside_the_context_stay(tmp_path: Path) -> None:
+    small, large, text = (
+        np.zeros(SMALLEST_SPILLED_BYTES - 1, np.uint8),
+        np.zeros(SMALLEST_SPILLED_BYTES, np.uint8),
+        np.full(SMALLEST_SPILLED_BYTES, "a", object),
+    )
+    with spilling(tmp_path):
+        assert KEEP.get()(small) is small
+        assert KEEP.get()(text) is text
+        kept = KEEP.get()(large)
+        assert KEEP.get()(kept) is kept
+    assert KEEP.get()(large) is large
+
+
+def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None:
+    codes = np.random.default_rng(0).integers(0, 256, SMALLEST_SPILLED_BYTES, np.uint8)
+    with spilling(tmp_path):
+        plain = constant("w", codes)
+        packed = PackedTensor(TensorProto.INT4, (2 * SMALLEST_SPILLED_BYTES,), codes.tobytes())
+        again = ArrayData(plain.values)
+    assert not np.shares_memory(plain.values, codes)
+    assert again.array is plain.values
+    np.testing.assert_array_equal(plain.values, codes)
+    assert b"".join(packed.chunks()) == codes.tobytes()
+
+
+def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
+    codes = np.arange(2 * SMALLEST_SPILLED_BYTES, dtype=np.uint32).view(np.uint8)
+    with spilling(tmp_path, "codes.data"):
+        kept = KEEP.get()(codes).reshape(8, -1)
+        again = PackedTensor(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1))
+        assert place_of(kept) == (tmp_path / "codes.data", 0)
+        assert place_of(kept[1]) == (tmp_path / "codes.data", SMALLEST_SPILLED_BYTES)
+        assert place_of(kept[:, ::2]) is None
+        assert again.stored is not None
+        assert place_of(again.stored) == place_of(kept)
+    with spilling(tmp_path, "codes.data"):
+        other = KEEP.get()(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
+    assert place_of(other) == (tmp_path / "codes.data", codes.nbytes)
+    assert (tmp_path / "codes.data").read_bytes() == codes.tobytes() + other.tobytes()
+    assert place_of(codes) is None
+
+
+def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
+    with spilling(tmp_path):
+        kept = KEEP.get()(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
+    assert list(tmp_path.iterdir()) == []
+    assert kept.all()
+    del kept
+    gc.collect()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts anonymous memory as Linux does")
+def test_memory_does_not_grow_with_what_is_spilled(tmp_path: Path) -> None:
+    script = f"""
+    from pathlib import Path
+    import numpy as np
+    from onnxq.ir import constant
+    from onnxq.ir import spilling
+    def anonymous():
+        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    before = anonymous()
+    with spilling(Path({str(tmp_path)!r})):
+        kept = [constant(f"w{{i}}", np.full(16 << 20, i, np.uint8)) for i in range(10)]
+    assert [int(each.values[-1]) for each in kept] == list(range(10))
+    print((anonymous() - before) // 1024)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 40

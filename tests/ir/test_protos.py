@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
+import pytest
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper
 
-from onnxq.ir.protos import external_files, stored_tensors
+from onnxq.ir.protos import (
+    NEWEST_IR_VERSION,
+    NEWEST_OPSET,
+    external_files,
+    is_large,
+    minimum_ir_version,
+    stored_tensors,
+)
 
 
 def tensor(name: str, location: str = "") -> TensorProto:
@@ -51,3 +60,46 @@ def test_files_are_those_of_all_tensors_that_are_not_in_the_model(tmp_path: Path
     expected = tuple(tmp_path / name for name in ("b.bin", "deep/a.bin", "f.bin"))
     assert external_files(model(), tmp_path) == expected
     assert external_files(helper.make_model(GraphProto(initializer=[tensor("w")])), tmp_path) == ()
+
+
+# A model is large by the weights that lie beside it.
+
+
+def test_a_model_is_large_by_its_external_data(large: Path, perceptron: ModelProto, tmp_path: Path) -> None:
+    assert is_large(large)
+    assert is_large(large.read_bytes())
+    assert is_large(onnx.load(large, load_external_data=False))
+    assert not is_large(perceptron)
+    assert not is_large(tmp_path / "missing.onnx")
+    assert not is_large(b"no model")
+
+
+def test_weights_of_bodies_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 2000)
+    helper = onnx.helper
+
+    def weight(name: str) -> onnx.TensorProto:
+        tensor = onnx.TensorProto(name=name, dims=[300], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+        tensor.external_data.add(key="length", value="1200")
+        return tensor
+
+    inner = helper.make_node("Constant", [], ["c"], value=weight("c"))
+    then = helper.make_graph([inner], "then", [], [helper.make_tensor_value_info("c", 1, [300])])
+    other = helper.make_graph([], "other", [], [helper.make_tensor_value_info("w", 1, [300])], [weight("w")])
+    branch = helper.make_node("If", ["x"], ["y"], then_branch=then, else_branch=other)
+    given, made = helper.make_tensor_value_info("x", 9, []), helper.make_tensor_value_info("y", 1, [300])
+    assert is_large(helper.make_model(helper.make_graph([branch], "g", [given], [made])))
+    assert not is_large(helper.make_model(then))
+
+
+@pytest.mark.parametrize(
+    ("opset", "expected"),
+    [(7, 3), (12, 3), (13, 7), (18, 7), (19, 9), (21, 10), (23, 11), (24, 12), (25, 13), (28, 13)],
+)
+def test_the_file_format_follows_from_the_opset(opset: int, expected: int) -> None:
+    assert minimum_ir_version(opset) == expected
+    assert minimum_ir_version(opset, all_initializers_are_inputs=False) == max(expected, 4)
+
+
+def test_the_newest_opset_asks_for_the_newest_file_format() -> None:
+    assert minimum_ir_version(NEWEST_OPSET) == NEWEST_IR_VERSION
