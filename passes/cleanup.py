@@ -114,7 +114,7 @@ class DropWheres(RewriteRule):
         values = match.condition.values
         if not values.size or (values.any() and not values.all()):
             return "its condition differs from entry to entry"
-        shapes = [named_shape(tensor) for tensor in (match.condition, match.x, match.y)]
+        shapes: list[Any] = [named_shape(tensor) for tensor in (match.condition, match.x, match.y)]
         if None in shapes:
             return "the shape of an operand is not known"
         made, taken = broadcast(shapes), named_shape(_taken(match))

@@ -51,7 +51,7 @@ _PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
 # What constants and weights are ---------------------------------------------------------------------------------------
 
 
-def _times(tensor: Constant, factor: npt.ArrayLike) -> Array | None:
+def _times(tensor: Constant, factor: Doubles | float) -> Any:
     """Return a constant times factors, or None if its type cannot hold a value of that."""
     values = np.asarray(tensor.values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -68,7 +68,7 @@ class GroupedCommand(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if any(isinstance(one, GroupedOption) and one.is_advanced for one in self.params):
-            settings = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+            settings: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
             self.params.append(GroupedOption(["--help-all"], help="Show all options and exit.", **settings))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -620,7 +620,7 @@ def _build_budget(
 ) -> Budget:
     from onnxq.steps.request import Budget
 
-    limits = {"time_limit": time_limit or math.inf, "max_candidates": max_candidates or math.inf}
+    limits: dict[str, Any] = {"time_limit": time_limit or math.inf, "max_candidates": max_candidates or math.inf}
     return Budget(**given, **limits, engine=engine or "")
 
 
