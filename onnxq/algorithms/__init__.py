@@ -1,1 +1,1 @@
-"""Published algorithms from statistics and weights to encodings, before any graph is edited."""
+"""Published algorithms that turn statistics and weights into encodings. They edit no graph."""

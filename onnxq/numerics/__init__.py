@@ -1,1 +1,1 @@
-"""Numbers: formats, scales and codes. Arrays in, arrays out; knows no graph."""
+"""Number formats, scales and quantized values: arrays in, arrays out. Nothing here knows a graph."""

@@ -1,7 +1,7 @@
-"""Affine quantization of arrays: ranges to scales and zero points, values to quantized values and back. Knows no graph.
+"""Affine quantization of arrays: ranges to scales and zero points, values to quantized values and back.
 
-One invariant covers per-tensor, per-channel and per-block scales: along every axis a scale serves a block of equal
-extent, of which the last may be partial.
+One invariant covers per-tensor, per-channel and per-block scales: along every axis a scale covers a block of equal
+extent. The last block of an axis may be partial.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxq.numerics.spec import QuantSpec, Rounding
 
 Array = npt.NDArray[Any]
 
-# Dividing by a denormal scale overflows, so the smallest scale is the smallest normal number of its type.
+# Division by a denormal scale overflows, so the smallest scale is the smallest normal number of its type.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
 
@@ -38,12 +38,12 @@ class QuantParams:
     """Scale and zero point of a tensor.
 
     Attributes:
-        scale: float32, positive, finite and normal, on the grid of its scale format; of the rank of the tensor, with
-            one entry for each block along each axis, or a scalar.
-        zero_point: codes of the format, same shape as ``scale``; None means symmetric.
-        tensor_scale: float32 that every scale is multiplied by; None without a second level.
-        block: extents of the values that share a scale, one for each axis, the last block of an axis may be partial;
-            None when each axis of the tensor is a multiple of that axis of the scale.
+        scale: float32, positive, finite and normal, rounded to its scale format. It is a scalar, or has the rank of the
+            tensor and one entry for each block.
+        zero_point: in the tensor's format and the shape of `scale`; None means symmetric.
+        tensor_scale: float32 factor of every scale; None without a second level.
+        block: extents of the values that share a scale, one for each axis; the last block of an axis may be partial.
+            None means that each extent of the tensor is a multiple of that of the scale.
     """
 
     scale: npt.NDArray[np.float32]
@@ -53,7 +53,7 @@ class QuantParams:
 
     @property
     def effective_scale(self) -> npt.NDArray[np.float32]:
-        """The scale with the tensor's own multiplied in, in float32."""
+        """`scale` times `tensor_scale`, in float32."""
         if self.tensor_scale is None:
             return self.scale
         return np.asarray(self.scale * self.tensor_scale)
@@ -68,32 +68,32 @@ class QuantParams:
 
 @dataclass(frozen=True, eq=False)
 class QTensor:
-    """Codes with the parameters that give them meaning: ``value = scale * (codes - zero_point)``."""
+    """Quantized values with their parameters: `value = scale * (codes - zero_point)`."""
 
     codes: Array
     parameters: QuantParams
     format: QuantDType
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the float32 values the codes stand for."""
+        """Return the float32 values."""
         return dequantize(self.codes, self.parameters, self.format)
 
 
 def params_from_range(
     minimum: npt.ArrayLike, maximum: npt.ArrayLike, format: QuantDType, *, symmetric: bool
 ) -> QuantParams:
-    """Choose scale and zero point so that ``[minimum, maximum]`` and zero are representable.
+    """Choose scale and zero point so that `minimum`, `maximum` and zero are representable.
 
-    The range is extended to zero first. Symmetric: ``scale = max(|minimum|, |maximum|) / ((high - low) / 2)`` without
-    a zero point; affine: ``scale = (maximum - minimum) / (high - low)`` and
-    ``zero_point = low - round(minimum / scale)``, after onnxruntime's and PyTorch's min-max observers. Computed in
-    float64 and stored in float32. A range of width zero gives scale 1.
+    The range is extended to zero first. Symmetric: `scale = max(|minimum|, |maximum|) / ((high - low) / 2)`, no zero
+    point. Affine: `scale = (maximum - minimum) / (high - low)` and `zero_point = low - round(minimum / scale)`. Both
+    follow the min-max observers of onnxruntime and PyTorch. The arithmetic is float64, the result float32. An empty
+    range gives scale 1.
 
     Args:
         minimum: lowest value, scalar or array.
         maximum: highest value, same shape.
-        format: the codes' format; floating-point codes are symmetric.
-        symmetric: whether zero must be code zero.
+        format: format of the quantized values; floating-point formats are symmetric.
+        symmetric: whether the zero point must be zero.
 
     Returns:
         Parameters of the shape of the arguments.
@@ -116,7 +116,7 @@ def params_from_range(
 def weight_range(
     weight: npt.NDArray[np.floating], axes: tuple[int, ...] | None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Minimum and maximum over ``axes``, which stay as extent 1; None reduces everything to a scalar."""
+    """Return minimum and maximum over `axes`, which stay with extent 1; None reduces all axes to a scalar."""
     keep = axes is not None
     low = np.min(weight, axis=axes, keepdims=keep, initial=np.inf)
     high = np.max(weight, axis=axes, keepdims=keep, initial=-np.inf)
@@ -124,15 +124,12 @@ def weight_range(
 
 
 def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType) -> QTensor:
-    """Quantize as ONNX QuantizeLinear does: ``saturate(round_half_even(values / scale) + zero_point)`` in float32.
+    """Quantize as ONNX QuantizeLinear does: `saturate(round_half_even(values / scale) + zero_point)` in float32.
 
     Args:
         values: float array.
-        parameters: scale and zero point; a scale of the rank of ``values`` may be smaller by a whole factor per axis.
-        format: the codes' format.
-
-    Returns:
-        Codes of the shape of ``values`` with the parameters given.
+        parameters: scale and zero point. A scale of the rank of `values` may be smaller by a whole factor per axis.
+        format: format of the result.
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> narrow = FORMATS["int8-narrow"]
@@ -147,7 +144,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
         part = piece.part(values).astype(np.float32, copy=False)
         np.divide(part, piece.own(scale), out=scaled)
         if zero_point is not None:
-            # Exact in float32 for every code of 16 bits; what is beyond saturates anyway.
+            # Exact in float32 for every 16-bit integer; larger values saturate anyway.
             np.rint(scaled, out=scaled)
             scaled += piece.own(zero_point)
         format.round_into(scaled, piece.part(codes))
@@ -155,7 +152,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
 
 
 def dequantize(codes: Array, parameters: QuantParams, format: QuantDType) -> npt.NDArray[np.float32]:
-    """Return ``scale * (codes - zero_point)`` in float32, as ONNX DequantizeLinear does."""
+    """Return `scale * (codes - zero_point)` in float32, as ONNX DequantizeLinear does."""
     values = np.empty(codes.shape, np.float32)
     scale, zero_point = _arrays(parameters, codes.ndim)
     for piece in pieces(codes.shape, parameters.block_in(codes.shape)):
@@ -168,14 +165,15 @@ def dequantize(codes: Array, parameters: QuantParams, format: QuantDType) -> npt
 
 
 def _arrays(parameters: QuantParams, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
-    """Return scale and zero point as float32 arrays of the tensor's rank."""
     scale, zero_point = parameters.effective_scale, parameters.zero_point
     shape = scale.shape or (1,) * rank
     return scale.reshape(shape), None if zero_point is None else zero_point.astype(np.float32).reshape(shape)
 
 
 def sqnr_db(signal: float, noise: float) -> float:
-    """Signal-to-quantization-noise ratio in decibels from two energies; infinite without noise, -inf without signal.
+    """Return the signal-to-quantization-noise ratio (SQNR) of two energies in dB.
+
+    The ratio is infinite if the quantization error is 0, and -inf if only the signal is 0.
 
     >>> round(sqnr_db(100.0, 1.0), 3)
     20.0
@@ -201,7 +199,8 @@ def block_range(values: npt.NDArray[Any], block: tuple[int, ...]) -> tuple[Float
         block: extents of a block, one for each axis.
 
     Returns:
-        Two arrays of the grid's shape, float64 if the values are and else float32; NaN where a block holds NaN.
+        Two arrays with an entry for each block, float64 for float64 values and float32 otherwise. A block with a NaN
+        gives NaN.
 
     >>> block_range(np.array([1.0, -2.0, 5.0]), (2,))
     (array([-2.,  5.]), array([1., 5.]))
@@ -216,26 +215,26 @@ def block_range(values: npt.NDArray[Any], block: tuple[int, ...]) -> tuple[Float
 def params_of_blocks(
     low: Floats, high: Floats, spec: QuantSpec, block: tuple[int, ...], tensor_scale: np.float32 | None = None
 ) -> QuantParams:
-    """Choose scales and zero points so that each range and zero are representable, as a Spec says.
+    """Choose scales and zero points of a spec so that each range and zero are representable.
 
-    The range of a scale is that of ``numerics.parameters_from_range``; the sizes of floating-point codes are those of
-    their largest value. Two levels follow Burn and NVFP4: the tensor's scale brings the largest of the others to the
-    largest number of its format. All is computed in float64.
+    Ranges become scales as in `params_from_range`; for floating-point formats the largest value of the format is the
+    limit. With two levels, as in Burn and NVFP4, the tensor scale maps the largest block scale to the maximum of the
+    scale format. The arithmetic is float64.
 
     Args:
         low: minimum of each block.
         high: maximum of each block, same shape.
         spec: format, symmetry and scales.
         block: extents of a block, one for each axis.
-        tensor_scale: the second level; None finds it when the Spec has two.
+        tensor_scale: the second level; None computes it if the spec has two levels.
 
     Returns:
-        Parameters of the shape of ``low``.
+        Parameters of the shape of `low`.
     """
     format = format_named(spec.format)
     scale = np.empty(low.shape, np.float32)
     zero_point = None if spec.symmetric else np.empty(low.shape, format.dtype)
-    # A grid of small blocks is large itself, so the float64 arrays are kept to parts of it.
+    # The grid of small blocks is large itself, so float64 arrays only hold parts of it.
     parts = [slice(start, start + PIECE) for start in range(0, low.size, PIECE)]
     ends = low.reshape(-1), high.reshape(-1)
     if spec.two_level and tensor_scale is None:
@@ -255,12 +254,11 @@ def params_of_blocks(
 
 
 def _to_zero(low: Floats, high: Floats, part: slice) -> tuple[Doubles, Doubles]:
-    """Return a part of the ranges, extended to zero."""
     return np.minimum(low[part].astype(np.float64), 0.0), np.maximum(high[part].astype(np.float64), 0.0)
 
 
 def _wanted_scale(low: Doubles, high: Doubles, spec: QuantSpec) -> Doubles:
-    """Return the scales that the ranges ask for, zero for a range of width zero."""
+    """Return the exact scale of each range; 0 for an empty range."""
     format, magnitude = format_named(spec.format), np.maximum(-low, high)
     if spec.scale_rounding is Rounding.FLOOR:
         wanted = _microscaling(magnitude, format)
@@ -271,75 +269,73 @@ def _wanted_scale(low: Doubles, high: Doubles, spec: QuantSpec) -> Doubles:
 
 
 def on_grid(scales: Doubles, spec: QuantSpec) -> npt.NDArray[np.float32]:
-    """Bring scales to the format of a Spec; to a power of two that FLOOR found, nothing is left to do."""
+    """Round scales to the scale format of a spec. Powers of two from `FLOOR` stay as they are."""
     scale_format = scale_format_named(spec.scale)
-    # Half a unit in the last place of a float32 scale clips nothing that a code could tell.
+    # Half a unit in the last place of a float32 scale clips less than any integer can resolve.
     if spec.scale_rounding is Rounding.UP and spec.scale != "float32":
         return scale_format.round_up(scales)
     return scale_format.round_nearest(scales)
 
 
 def _microscaling(magnitude: Doubles, format: QuantDType) -> Doubles:
-    """Return ``2 ** (floor(log2(magnitude)) - floor(log2(maximum)))`` (OCP Microscaling Formats 1.0, section 6.3)."""
+    """Return `2 ** (floor(log2(magnitude)) - floor(log2(maximum)))` (OCP Microscaling Formats 1.0, section 6.3)."""
     exponent = np.frexp(magnitude)[1] - np.frexp(float(format.maximum))[1]
     powers: Doubles = np.ldexp(np.ones_like(magnitude), exponent)
     return powers
 
 
 def _tensor_scale(largest: float, scale_format: ScaleFormat) -> np.float32:
-    """Return the float32 scale that leaves the largest scale within its format and each product normal."""
+    """Return the float32 scale that keeps the largest block scale within its format and each product normal."""
     if largest == 0:
         return np.float32(1)
     wanted = max(largest / scale_format.maximum, SMALLEST_SCALE / scale_format.smallest)
     return np.float32(SCALE_FORMATS["float32"].round_up(np.array(wanted)))
 
 
-# --- the int32 accumulator: room for a bias, and the quantized bias -------------------------------------------------
+# --- biases in the int32 accumulator --------------------------------------------------------------------------------
 
-# Half of an int32 accumulator is the bias's, the other half the products'.
+# One half of the int32 accumulator is for the bias, the other half for the products.
 _LARGEST_BIAS = 2**30
 
 
 def raise_scale_for_bias(
     scale: npt.NDArray[np.float32], bias: npt.NDArray[np.floating], input_scale: float
 ) -> npt.NDArray[np.float32]:
-    """Raise the scales of a weight until the accumulator of its products has room for the bias.
+    """Raise the scales of a weight until its bias fits half of the int32 accumulator.
 
-    Where a bias would exceed half of the int32 range, or the product of the two scales would not be a normal number,
-    the weight's scale of that channel (or the one scale) is raised until it fits: such a bias is so much larger than
-    the products, or the products are so small, that their coarser codes do not matter.
+    A scale is also raised until its product with the input scale is a normal number. In both cases the products are
+    tiny beside the bias, so the coarser weights do not matter.
 
     Args:
-        scale: of the weight, one or one for each channel, in any shape.
-        bias: one value for each channel, or for each of every group in turn, which share a weight's scales.
-        input_scale: scale of the data that the weight multiplies.
-
-    Returns:
-        The scales in their shape; the same where there is room.
+        scale: scales of the weight, one or one for each channel, in any shape.
+        bias: one value for each channel. If groups share the scales, one value for each channel of each group in turn.
+        input_scale: scale of the activations that the weight multiplies.
 
     >>> raise_scale_for_bias(np.array([0.5, 0.5], np.float32), np.array([1.0, 2.0**31]), input_scale=1.0)
     array([0.5, 2. ], dtype=float32)
     """
     flat = scale.reshape(-1).astype(np.float64)
     wanted = np.abs(bias.reshape(-1, flat.size).astype(np.float64)).max(0, initial=0.0) / (input_scale * _LARGEST_BIAS)
-    # The product of the two scales has to be a normal number as well.
+    # The product of the two scales must be a normal number as well.
     least = np.maximum(wanted, SMALLEST_SCALE / input_scale)
     return np.clip(flat, least, LARGEST_SCALE).astype(np.float32).reshape(scale.shape)
 
 
 def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: float) -> QTensor:
-    """Quantize the bias of a quantized weight to int32 with scale ``input_scale * weight scale`` and zero point 0.
+    """Quantize a bias to int32 with scale `input_scale * weight scale` and zero point 0.
+
+    Values beyond half of the int32 range are clipped.
 
     Args:
-        bias: one value for each channel of the weight, or for each of every group in turn, which are within half of the
-            int32 range or clipped to it.
-        weight: has one scale, or one for each channel of a group.
-        input_scale: scale of the data that the weight multiplies.
+        bias: one value for each channel. If groups share the scales, one value for each channel of each group in turn.
+        weight: the quantized weight, with one scale or one for each channel of a group.
+        input_scale: scale of the activations that the weight multiplies.
 
     Returns:
-        Codes of shape (channels,) of all groups; so is the scale when the weight has several, else it is a scalar.
+        int32 values of shape (channels,), all groups included. The scale has the same shape, or is a scalar if the
+        weight has one scale.
     """
-    # The kernel multiplies the two float32 scales in float32, so the bias's scale is made the same way.
+    # The kernel multiplies the two scales in float32, so the scale of the bias is computed in float32 too.
     weight_scale = weight.parameters.scale
     weight_scale = weight_scale.reshape(-1 if weight_scale.size > 1 else ())
     scale = np.maximum(np.float32(input_scale) * weight_scale, np.float32(SMALLEST_SCALE))
@@ -354,7 +350,7 @@ def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: 
 
 
 def sqnr_of_ratio(ratio: float) -> float:
-    """Return a noise-to-signal ratio as SQNR.
+    """Convert a noise-to-signal ratio to SQNR in dB.
 
     >>> sqnr_of_ratio(0.01), sqnr_of_ratio(0.0)
     (20.0, inf)
@@ -363,7 +359,7 @@ def sqnr_of_ratio(ratio: float) -> float:
 
 
 def worst_ratio(ratios: NDArray[np.float64]) -> float:
-    """Return the largest ratio, that of the worst output; infinite where one is not finite.
+    """Return the largest ratio, that of the worst output; infinite if one is not finite.
 
     >>> worst_ratio(np.array([0.5, 0.25])), worst_ratio(np.array([0.5, np.nan])), worst_ratio(np.zeros(0))
     (0.5, inf, 0.0)

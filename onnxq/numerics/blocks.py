@@ -1,4 +1,4 @@
-"""Blocks: which values share a scale, and the walk over a tensor in pieces that fit in a processor's cache."""
+"""Blocks of values that share a scale, and a walk over a tensor in pieces that fit the processor's cache."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from onnxq.numerics.spec import Granularity
 Shape = tuple[int, ...]
 
 PIECE = 2**16
-"""Elements of a piece: what is read of it and what is written take half a megabyte, so that they stay in the cache."""
+"""Elements of a piece: input and output together take half a megabyte, which fits the cache."""
 
 _SHORT_ROW = 512
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor, seen so that its scales broadcast without being repeated.
+    """A part of a tensor, reshaped so that its scales broadcast without being repeated.
 
     Attributes:
-        values: where it lies in the tensor.
-        scales: where its scales lie in the scales' array.
-        split: shape of the part with each axis of several blocks cut in two, blocks and places in the block.
-        spread: shape of its scales that broadcasts against ``split``.
-        shared: axes of ``split`` along which a scale is shared.
+        values: slices of the part in the tensor.
+        scales: slices of its scales in the array of scales.
+        split: shape of the part. An axis with several blocks is split into blocks and positions within a block.
+        spread: shape of the scales that broadcasts against `split`.
+        shared: axes of `split` along which a scale is shared.
     """
 
     values: tuple[slice, ...]
@@ -46,28 +46,28 @@ class Piece:
         return math.prod(self.split)
 
     def part(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a view of the part in ``values``, of shape ``split``."""
-        # The ellipsis makes a view of a tensor without axes as well.
+        """Return a view of the part of `values`, of shape `split`."""
+        # The ellipsis makes the result a view for a scalar tensor, too.
         place: tuple[Any, ...] = (*self.values, ...)
         view: npt.NDArray[Any] = values[place].reshape(self.split)
         return view
 
     def own(self, scales: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a view of the part's entries in ``scales``, which broadcasts with the part."""
+        """Return a view of the part's entries of `scales`, which broadcasts with the part."""
         place: tuple[Any, ...] = (*self.scales, ...)
         view: npt.NDArray[Any] = scales[place].reshape(self.spread)
         return view
 
     def gather(self, terms: npt.NDArray[Any], *into: tuple[np.ufunc, npt.NDArray[Any]]) -> None:
-        """Combine the terms of each block with its entry in an array of the scales' shape.
+        """Reduce the terms of each block and combine the result with the block's entry of an array.
 
         Args:
-            terms: array of shape ``split``.
-            into: pairs of what combines, such as ``np.add``, and the array.
+            terms: array of shape `split`.
+            into: pairs of a ufunc, such as `np.add`, and an array of the scales' shape.
         """
         axes = self.shared
         if axes and axes[-1] == terms.ndim - 1 and terms.shape[-1] < _SHORT_ROW:
-            # Reducing many short rows is slow: turned around, the blocks are the long rows.
+            # Reducing many short rows is slow, so the shared axes move to the front.
             axes = tuple(range(len(axes)))
             terms = np.moveaxis(terms, self.shared, axes).copy()
         for combine, array in into:
@@ -80,10 +80,10 @@ def block_shape(per: Granularity | Shape, shape: Sequence[int], *, channel_axis:
     """Return the extents of the values that share a scale, one for each axis of a tensor.
 
     Args:
-        per: what a Spec says.
-        shape: of the tensor.
+        per: granularity or block shape of a spec.
+        shape: shape of the tensor.
         channel_axis: axis of the operator's output channels.
-        reduction_axis: axis that the operator sums over, along which a single block extent lies.
+        reduction_axis: axis of the operator's sum, along which a single block extent lies.
 
     Raises:
         SchemeError: the block has more axes than the tensor.
@@ -110,7 +110,7 @@ def block_shape(per: Granularity | Shape, shape: Sequence[int], *, channel_axis:
 
 
 def grid_shape(shape: Sequence[int], block: Shape) -> Shape:
-    """Return how many blocks lie along each axis; the last may be partial.
+    """Return the number of blocks along each axis; the last one may be partial.
 
     >>> grid_shape((70, 4), (32, 1))
     (3, 4)
@@ -119,14 +119,14 @@ def grid_shape(shape: Sequence[int], block: Shape) -> Shape:
 
 
 def pieces(shape: Sequence[int], block: Shape, elements: int = PIECE) -> Iterator[Piece]:
-    """Cut a tensor into pieces of at most ``elements`` values, in row-major order.
+    """Cut a tensor into pieces of at most `elements` values, in row-major order.
 
     Along each axis a piece holds whole blocks of equal length, or a part of one block.
 
     Args:
-        shape: of the tensor.
+        shape: shape of the tensor.
         block: extents of a block, one for each axis.
-        elements: most values in a piece.
+        elements: largest number of values in a piece.
     """
     room, cuts = max(elements, 1), []
     for extent, length in zip(reversed(shape), reversed(block), strict=True):
@@ -159,7 +159,7 @@ def pieces(shape: Sequence[int], block: Shape, elements: int = PIECE) -> Iterato
 
 
 def _cuts(extent: int, length: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Cut one axis into (start, stop, length of the blocks inside)."""
+    """Yield (start, stop, block length) for each cut of one axis."""
     whole = extent // length * length
     if most >= length:
         step = most // length * length

@@ -1,6 +1,6 @@
-"""What the Burn framework computes, to the last bit: its rounding, scales, second level and offsets.
+"""The arithmetic of the Burn framework, to the last bit: rounding, scales, second level and zero points.
 
-Rules of burn-ndarray and cubecl as of Burn 0.22, of burn-tensor 0.14 to 0.16 for offsets. Arithmetic is float32.
+After burn-ndarray and cubecl of Burn 0.22; zero points after burn-tensor 0.14 to 0.16. Arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxq.numerics.spec import Granularity, Method, QuantSpec, Rounding
 
 Floats = npt.NDArray[np.float32]
 
-# Burn stores scales below the smallest normal number too; ours never are.
+# Smallest scales of Burn, which stores denormal scales. The scale formats of onnxq exclude them.
 _DENORMAL = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "e8m0": 2.0**-127}
 _EMPTY_SCALE = np.float32(0.1)
 
@@ -26,15 +26,15 @@ _EMPTY_SCALE = np.float32(0.1)
 def encode(values: npt.NDArray[np.floating], spec: QuantSpec) -> QTensor:
     """Quantize a tensor as Burn's Quantizer does with any parameter of a module.
 
-    Q8S, Q4S, Q2S are the narrow integer formats and Q8F, Q4F, Q2F the full ones. Integers round half away from zero,
-    floating-point codes half to even.
+    Q8S, Q4S and Q2S are the narrow integer formats, Q8F, Q4F and Q2F the full ones. Integers round half away from zero,
+    floating-point formats half to even.
 
     Args:
         values: float array.
-        spec: per tensor or per block; extents of blocks are aligned to the tensor's last axes.
+        spec: per tensor or per block. The extents of a block are aligned to the tensor's last axes.
 
     Raises:
-        SchemeError: Burn has no such scheme.
+        SchemeError: Burn has no equivalent of the spec.
 
     >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), QuantSpec("int8-narrow")).codes
     array([-127,  -71,    0,   35], dtype=int8)
@@ -43,7 +43,7 @@ def encode(values: npt.NDArray[np.floating], spec: QuantSpec) -> QTensor:
     single = values.astype(np.float32, copy=False)
     per = spec.per
     if isinstance(per, tuple):
-        # One extent or several, they lie along the last axes.
+        # Burn aligns a single extent to the last axis as well.
         per = (1,) * (single.ndim - len(per)) + per
     block = block_shape(per, single.shape, channel_axis=0, reduction_axis=-1)
     low, high = (ends.astype(np.float32) for ends in block_range(single, block))
@@ -52,20 +52,20 @@ def encode(values: npt.NDArray[np.floating], spec: QuantSpec) -> QTensor:
 
 
 def symmetric_scale(low: Floats, high: Floats, format: QuantDType) -> Floats:
-    """Return ``2 * max(|low|, |high|) / (maximum - minimum)``; the range is not extended to zero."""
+    """Return `2 * max(|low|, |high|) / (maximum - minimum)`; the range is not extended to zero."""
     magnitude = np.maximum(np.abs(low), np.abs(high))
     scale: Floats = np.float32(2) * magnitude / np.float32(format.maximum - format.minimum)
     return scale
 
 
 def stored_scale(scale: Floats, name: str) -> Floats:
-    """Return the smallest scale of a format that is not below each given one, denormal ones included."""
+    """Return the smallest scale of a scale format that is not below each given scale, denormals included."""
     format = scale_format_named(name)
     return replace(format, smallest=_DENORMAL.get(name, format.smallest)).round_up(scale)
 
 
 def half_away(values: Floats) -> Floats:
-    """Round to the nearest integer, halves away from zero, as Rust's ``f32::round`` does.
+    """Round to the nearest integer, halves away from zero, as Rust's `f32::round` does.
 
     >>> half_away(np.array([0.5, -2.5, 0.49999997], np.float32)).tolist()
     [1.0, -3.0, 0.0]
@@ -77,10 +77,10 @@ def half_away(values: Floats) -> Floats:
 
 
 def check(spec: QuantSpec) -> None:
-    """Check that Burn has a scheme for a Spec.
+    """Check that Burn has an equivalent of a spec.
 
     Raises:
-        SchemeError: it has none; the message says what to give instead.
+        SchemeError: it has none; the message suggests a change.
     """
     for wrong, what in (
         (spec.per is Granularity.CHANNEL, "scales per channel; give a block such as [1, 64]"),
@@ -107,7 +107,7 @@ def _parameters(low: Floats, high: Floats, spec: QuantSpec) -> QuantParams:
 
 
 def _affine(low: Floats, high: Floats, format: QuantDType) -> QuantParams:
-    """Return scale and zero point of offsets, which Burn 0.14 to 0.16 truncated towards zero."""
+    """Return scale and zero point. Burn 0.14 to 0.16 truncates zero points towards zero."""
     low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
     scale = (high - low) / np.float32(format.maximum - format.minimum)
     scale = np.where(scale == 0, _EMPTY_SCALE, scale)

@@ -1,4 +1,4 @@
-"""Number formats: the tables of quantized types and of scale types, and how a real number is rounded to each."""
+"""Number formats and scale formats: the tables, and how a real number is rounded to each."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _BIAS = 127
 
 @dataclass(frozen=True)
 class Minifloat:
-    """The bit layout of a sign, ``exponent_bits`` and ``mantissa_bits``, with denormals as IEEE 754 has them.
+    """A floating-point layout: sign, exponent and mantissa bits, with denormals as in IEEE 754.
 
     Attributes:
-        exponent_bits: bits of the exponent, biased by ``2 ** (exponent_bits - 1) - 1``.
-        mantissa_bits: bits of the mantissa behind the leading one.
-        maximum: largest finite magnitude; what is beyond saturates to it.
-        nan: the positive code of NaN; None when the format has none, then NaN rounds to zero.
+        exponent_bits: bits of the exponent, biased by `2 ** (exponent_bits - 1) - 1`.
+        mantissa_bits: bits of the mantissa without the leading one.
+        maximum: largest finite magnitude; larger values saturate to it.
+        nan: bit pattern of the positive NaN. If None, the format has no NaN and NaN rounds to zero.
     """
 
     exponent_bits: int
@@ -40,21 +40,21 @@ class Minifloat:
 
     @property
     def bits(self) -> int:
-        """Bits of one code."""
+        """Bits of one value."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     def encode_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.uint8]) -> None:
-        """Round to the nearest code, ties to even, saturating, and write the codes.
+        """Round to the nearest value, ties to even, saturate, and write the bit patterns.
 
-        A power of two is added whose last place is the spacing of the grid at the value: the addition itself rounds,
+        The method adds a power of two whose last place is the spacing of the format at the value. The addition rounds,
         and the low bits of the sum are the significand.
 
         Args:
             values: contiguous; used as scratch and lost.
-            codes: receives the bit patterns, shape of ``values``.
+            codes: receives the bit patterns, shape of `values`.
         """
         dropped = _MANTISSA_BITS - self.mantissa_bits
-        # The exponent field of the smallest normal number: below it the grid is as fine as at it.
+        # Exponent field of the smallest normal number. Below it the spacing stays the same.
         smallest = (_BIAS + 2 - 2 ** (self.exponent_bits - 1)) << _MANTISSA_BITS
         bits = values.view(np.int32)
         sign = bits >> 31
@@ -74,12 +74,12 @@ class Minifloat:
 
 
 def narrowed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-    """Return a float32 copy that any coarser rounding treats as it would the original: float64 is rounded to odd.
+    """Return a float32 copy that rounds to any coarser format as the original does: float64 is rounded to odd.
 
-    Rounding to odd keeps in the last bit that something was cut off, so that no false tie comes up (Boldo and
-    Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    Rounding to odd keeps the lost digits visible in the last bit, so that no false tie arises (Boldo and Melquiond,
+    "Emulation of FMA and correctly rounded sums", 2008).
     """
-    # Above float32's largest number nothing is left to round.
+    # Values above the largest float32 become infinite; no rounding is left for them.
     with np.errstate(over="ignore"):
         nearest = values.astype(np.float32)
     if values.dtype != np.float64:
@@ -97,10 +97,10 @@ def narrowed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Codebook:
-    """The number that each code stands for.
+    """The number of each code.
 
     Attributes:
-        numbers: in ascending order, zero among them.
+        numbers: in ascending order; one of them is zero.
     """
 
     numbers: tuple[float, ...]
@@ -122,11 +122,11 @@ class Codebook:
         return middles
 
     def encode_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.uint8]) -> None:
-        """Write the code of the nearest number, of the lower one in the middle between two.
+        """Write the code of the nearest number; halfway between two numbers, that of the lower one.
 
         Args:
             values: of any shape.
-            codes: receives the codes, shape of ``values``.
+            codes: receives the codes, shape of `values`.
         """
         np.copyto(codes, np.searchsorted(self._middles, values), casting="unsafe")
 
@@ -139,18 +139,18 @@ _ROUNDER = np.float32(12582912.0)
 
 @dataclass(frozen=True)
 class QuantDType:
-    """A code type: the grid of values that a scaled tensor is rounded to.
+    """A quantized type: the values that a scaled tensor is rounded to.
 
     Attributes:
-        name: the name users write, such as ``int8``.
-        dtype: numpy dtype that holds one code; integers below 8 bits lie in int8 or uint8.
-        onnx_type: ``TensorProto.DataType`` of the stored codes.
-        bits: bits one code takes in a packed initializer.
-        minimum: lowest value that is used.
-        maximum: highest value that is used.
+        name: the name in schemes and options, such as `int8`.
+        dtype: numpy dtype of one value; integers below 8 bits are held in int8 or uint8.
+        onnx_type: `TensorProto.DataType` of the stored values.
+        bits: bits of one value in a packed initializer.
+        minimum: lowest value in use.
+        maximum: highest value in use.
         opset: lowest default-domain opset whose DequantizeLinear reads this type.
-        minifloat: the bit layout of a floating-point code; None for others.
-        codebook: the number of each code, where it is neither an integer nor a floating-point number.
+        minifloat: layout of a floating-point type; None for others.
+        codebook: number of each code; None for integers and minifloats.
     """
 
     name: str
@@ -165,17 +165,17 @@ class QuantDType:
 
     @property
     def signed(self) -> bool:
-        """Whether negative codes exist."""
+        """Whether the type has negative values."""
         return self.minimum < 0
 
     @property
     def is_float(self) -> bool:
-        """Whether codes stand for numbers that are no integers, which have no zero point."""
+        """Whether the type holds other numbers than integers. These types have no zero point."""
         return self.minifloat is not None or self.codebook is not None
 
     @cached_property
     def values(self) -> npt.NDArray[np.float32]:
-        """The float32 value of each bit pattern, ``2 ** bits`` of them; formats of 8 bits and fewer only.
+        """The float32 value of each of the `2 ** bits` bit patterns; only for formats of at most 8 bits.
 
         >>> FORMATS["float4e2m1"].values[:8].tolist()
         [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -194,33 +194,33 @@ class QuantDType:
         return values
 
     def numbers(self, codes: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-        """Return the float32 numbers that codes stand for before a scale.
+        """Return the float32 number of each quantized value, before scale and zero point.
 
         >>> FORMATS["int8"].numbers(np.array([3, -1], np.int8))
         array([ 3., -1.], dtype=float32)
         """
         if self.codebook is not None or self.minifloat is not None:
-            # Looking a minifloat up is faster than its own cast.
+            # For a minifloat a lookup is faster than the cast.
             table = self.values if self.codebook is not None else _table(self.dtype)
             return np.asarray(np.take(table, codes.view(np.uint8)))
         return codes.astype(np.float32)
 
     def round(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.generic]:
-        """Round to the nearest code, ties to even, and saturate (ONNX QuantizeLinear without its zero point).
+        """Round to the nearest value, ties to even, and saturate (ONNX QuantizeLinear without its zero point).
 
         Args:
-            values: scaled values of any shape, zero point already added; infinities saturate. NaN becomes the lowest
-                integer code, as in onnxruntime; the NaN of an 8-bit float; zero in a smaller float.
+            values: scaled values of any shape, zero point already added. Infinities saturate. NaN becomes the lowest
+                integer, as in onnxruntime; the NaN of an 8-bit float; or zero in other formats.
 
         Returns:
-            Codes of ``dtype`` in ``[minimum, maximum]``.
+            Values of `dtype` in `[minimum, maximum]`.
 
         >>> FORMATS["int8"].round(np.array([0.5, 1.5, -200.0]))
         array([   0,    2, -128], dtype=int8)
         """
         codes: npt.NDArray[np.generic] = np.empty(np.shape(values), self.dtype)
         if self.bits > 16:
-            # float32 holds every code of 16 bits, but not the last of int32.
+            # float32 holds every 16-bit integer, but not the largest int32.
             exact = np.fmin(np.fmax(np.rint(values.astype(np.float64)), self.minimum), self.maximum)
             np.copyto(codes, exact, casting="unsafe")
         else:
@@ -228,11 +228,11 @@ class QuantDType:
         return codes
 
     def round_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.generic]) -> None:
-        """Do what ``round`` does to float32 values without allocating.
+        """Round float32 values like `round`, without allocating.
 
         Args:
             values: contiguous; used as scratch and lost.
-            codes: array of ``dtype`` that receives the codes, of the same shape.
+            codes: array of `dtype` that receives the result, of the same shape.
         """
         if self.bits > 16:
             np.copyto(codes, self.round(values))
@@ -275,8 +275,8 @@ def _table(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
-# The NormalFloat of 4 bits of QLoRA (Dettmers et al. 2023, section 3): eight quantiles of the normal distribution below
-# zero and nine from it on, divided by the largest; as bitsandbytes and onnxruntime have them to the last bit.
+# NormalFloat 4 of QLoRA (Dettmers et al. 2023, section 3): quantiles of the normal distribution, divided by the
+# largest. The values are those of bitsandbytes and onnxruntime to the last bit.
 _NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -284,7 +284,7 @@ _NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 
-# Types that the oldest supported onnx does not name.
+# Types without a name in the oldest supported onnx.
 _UINT2, _INT2, _FLOAT6E2M3, _FLOAT6E3M2 = 25, 26, 27, 28
 
 _TABLE = (
@@ -312,14 +312,14 @@ _TABLE = (
 )
 
 FORMATS: Mapping[str, QuantDType] = MappingProxyType({row.name: row for row in _TABLE})
-"""Every number format by name. A new format is one more line in the table above."""
+"""Every number format by name. To add a format, add a line to the table above."""
 
 
 def format_named(name: str) -> QuantDType:
-    """Return the row of FORMATS called ``name``.
+    """Return the number format called `name`.
 
     Raises:
-        SchemeError: no such format; the message suggests the nearest one.
+        SchemeError: the format is unknown; the message suggests the nearest name.
     """
     check_name("number format", name, FORMATS)
     return FORMATS[name]
@@ -334,12 +334,12 @@ Scales = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 class ScaleFormat:
     """A type that stores scales.
 
-    What the three methods return is of the grid, within ``[smallest, maximum]``: positive, finite, and neither zero
-    nor NaN. float32, float16 and bfloat16 scales are never denormal, because a division by one overflows.
+    The rounding methods return numbers of the format within `[smallest, maximum]`: positive, finite, neither zero nor
+    NaN. float32, float16 and bfloat16 scales are never denormal, because division by a denormal overflows.
 
     Attributes:
-        name: the name users write, such as ``float16``.
-        onnx_type: ``TensorProto.DataType`` of stored scales; ``ue4m3`` is a positive FLOAT8E4M3FN.
+        name: the name in schemes and options, such as `float16`.
+        onnx_type: `TensorProto.DataType` of stored scales; `ue4m3` is a positive FLOAT8E4M3FN.
         dtype: numpy dtype of one stored scale.
         maximum: largest scale.
         smallest: smallest scale.
@@ -352,7 +352,7 @@ class ScaleFormat:
     smallest: float
 
     def round_up(self, scales: Scales) -> npt.NDArray[np.float32]:
-        """Return the smallest scale of the format that is not below each given one, so that no code is clipped.
+        """Return the smallest scale of the format that is not below each given scale, so that no value is clipped.
 
         >>> SCALE_FORMATS["ue4m3"].round_up(np.array([0.3, 500.0])).tolist()
         [0.3125, 448.0]
@@ -360,11 +360,11 @@ class ScaleFormat:
         return self._neighbours(scales)[1]
 
     def round_down(self, scales: Scales) -> npt.NDArray[np.float32]:
-        """Return the largest scale of the format that is not above each given one."""
+        """Return the largest scale of the format that is not above each given scale."""
         return self._neighbours(scales)[0]
 
     def round_nearest(self, scales: Scales) -> npt.NDArray[np.float32]:
-        """Return the nearest scale of the format; between two equally near the one with an even code."""
+        """Return the nearest scale of the format, ties to the even bit pattern."""
         below, above = self._neighbours(scales)
         exact = self._inside(scales)
         gap = (above.astype(np.float64) - exact) - (exact - below.astype(np.float64))
@@ -376,12 +376,11 @@ class ScaleFormat:
         return np.clip(np.asarray(scales, np.float64), self.smallest, self.maximum)
 
     def _codes(self, scales: Scales) -> npt.NDArray[np.unsignedinteger]:
-        """Return the bit patterns, which are in the order of the positive values."""
+        """Return the bit patterns, which sort like the positive values."""
         codes: npt.NDArray[np.unsignedinteger] = scales.astype(self.dtype).view(f"u{self.dtype.itemsize}")
         return codes
 
     def _neighbours(self, scales: Scales) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return the grid's values at or below, and at or above each scale."""
         exact = self._inside(scales)
         codes = self._codes(exact)
         found = codes.view(self.dtype).astype(np.float64)
@@ -399,20 +398,20 @@ _SCALE_TABLE = (
     _normal("float32", TensorProto.FLOAT, np.float32),
     _normal("float16", TensorProto.FLOAT16, np.float16),
     _normal("bfloat16", TensorProto.BFLOAT16, ml_dtypes.bfloat16),
-    # 2**-127 is a code, but denormal in the float32 that it is multiplied in. The number is that of FLOAT8E8M0.
+    # e8m0 also has 2**-127, but that is denormal in float32, the type of the multiplication. 24 is FLOAT8E8M0.
     ScaleFormat("e8m0", 24, np.dtype(ml_dtypes.float8_e8m0fnu), 2.0**127, 2.0**-126),
     ScaleFormat("ue4m3", TensorProto.FLOAT8E4M3FN, np.dtype(ml_dtypes.float8_e4m3fn), 448.0, 2.0**-9),
 )
 
 SCALE_FORMATS: Mapping[str, ScaleFormat] = MappingProxyType({row.name: row for row in _SCALE_TABLE})
-"""Every scale format by name. A new one is one more line in the table above."""
+"""Every scale format by name. To add a format, add a line to the table above."""
 
 
 def scale_format_named(name: str) -> ScaleFormat:
-    """Return the row of SCALE_FORMATS called ``name``.
+    """Return the scale format called `name`.
 
     Raises:
-        SchemeError: no such scale format; the message suggests the nearest one.
+        SchemeError: the format is unknown; the message suggests the nearest name.
     """
     check_name("scale format", name, SCALE_FORMATS)
     return SCALE_FORMATS[name]

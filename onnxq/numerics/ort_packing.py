@@ -1,4 +1,4 @@
-"""The layouts that onnxruntime's MatMulNBits and GatherBlockQuantized read, and back."""
+"""The weight layouts of onnxruntime's MatMulNBits and GatherBlockQuantized."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SMALLEST_BLOCK = 16
 
 
 class PackedWeights(NamedTuple):
-    """Inputs of a kernel that decodes blocks itself.
+    """Inputs of a kernel that dequantizes blocks itself.
 
     Attributes:
-        codes: packed unsigned codes.
+        codes: packed unsigned values.
         scales: float32, one for each block.
-        zero_points: packed like the codes; None for ``2 ** (bits - 1)``, which the kernels assume.
+        zero_points: packed like `codes`. None means `2 ** (bits - 1)`, the kernels' default.
     """
 
     codes: Bytes
@@ -32,20 +32,20 @@ class PackedWeights(NamedTuple):
 
 
 def pack_matmul_nbits(tensor: QTensor, block_size: int) -> PackedWeights:
-    """Pack a weight as MatMulNBits reads it: transposed, codes of each block of ``K`` together.
+    """Pack a weight for MatMulNBits: transposed, with each block along `K` contiguous.
 
-    Signed codes are stored from 0 up. Scales that serve more than a block are repeated.
+    Signed values are shifted to unsigned ones. A scale that covers several kernel blocks is repeated.
 
     Args:
-        tensor: integer codes of 2, 4 or 8 bits, shape ``[K, N]``.
-        block_size: the kernel's, a power of two of at least 16.
+        tensor: integers of 2, 4 or 8 bits, shape `[K, N]`.
+        block_size: the kernel's block, a power of two of at least 16.
 
     Returns:
-        codes ``[N, ceil(K / block_size), block_size * bits / 8]``, scales ``[N, ceil(K / block_size)]``, zero points
-        ``[N, ceil(ceil(K / block_size) * bits / 8)]``.
+        codes `[N, ceil(K / block_size), block_size * bits / 8]`, scales `[N, ceil(K / block_size)]`, zero points
+        `[N, ceil(ceil(K / block_size) * bits / 8)]`.
 
     Raises:
-        SchemeError: the kernel has no such codes or blocks.
+        SchemeError: the kernel does not support the format or the blocks.
     """
     bits = _checked_bits(tensor, block_size, axis=0, kernel="MatMulNBits")
     rows, columns = tensor.codes.shape
@@ -70,18 +70,18 @@ def unpack_matmul_nbits(
     block_size: int,
     rows: int,
 ) -> QTensor:
-    """Return the weight ``[K, N]`` that a MatMulNBits multiplies by; the inverse of ``pack_matmul_nbits``.
+    """Return the `[K, N]` weight of a MatMulNBits node; the inverse of `pack_matmul_nbits`.
 
     Args:
-        codes: the kernel's second input.
-        scales: its third.
-        zero_points: its fourth, packed uint8 or one float for each block; None when it has none.
-        bits: its attribute.
-        block_size: its attribute.
-        rows: its attribute ``K``.
+        codes: input 1 of the node.
+        scales: input 2.
+        zero_points: input 3, packed uint8 or one float for each block; None if absent.
+        bits: attribute `bits`.
+        block_size: attribute `block_size`.
+        rows: attribute `K`.
 
     Returns:
-        Unsigned codes with scales and zero points of shape ``[ceil(K / block_size), N]``.
+        Unsigned values with scales and zero points of shape `[ceil(K / block_size), N]`.
     """
     columns, blocks = codes.shape[0], codes.shape[1]
     words = np.ascontiguousarray(codes.reshape(columns, -1).view("<u4").T).astype(np.uint32, copy=False)
@@ -98,18 +98,18 @@ def unpack_matmul_nbits(
 
 
 def pack_gather_blocks(tensor: QTensor, block_size: int) -> PackedWeights:
-    """Pack an embedding table as GatherBlockQuantized reads it as uint8, blocks along the last axis.
+    """Pack an embedding for GatherBlockQuantized as uint8, with blocks along the last axis.
 
     Args:
-        tensor: integer codes of 2, 4 or 8 bits, rank 2 or more; rows are gathered along the first axis.
-        block_size: the kernel's, a power of two of at least 16.
+        tensor: integers of 2, 4 or 8 bits, rank 2 or more. The operator gathers along the first axis.
+        block_size: the kernel's block, a power of two of at least 16.
 
     Returns:
-        codes ``[..., ceil(D * bits / 8)]``, scales ``[..., ceil(D / block_size)]``, zero points
-        ``[..., ceil(ceil(D / block_size) * bits / 8)]``.
+        codes `[..., ceil(D * bits / 8)]`, scales `[..., ceil(D / block_size)]`, zero points
+        `[..., ceil(ceil(D / block_size) * bits / 8)]`.
 
     Raises:
-        SchemeError: the kernel has no such codes or blocks.
+        SchemeError: the kernel does not support the format or the blocks, or a row does not fill whole bytes.
     """
     bits = _checked_bits(tensor, block_size, axis=-1, kernel="GatherBlockQuantized")
     scales, zero_points = _per_block(tensor, block_size, axis=-1)
@@ -123,15 +123,15 @@ def pack_gather_blocks(tensor: QTensor, block_size: int) -> PackedWeights:
 
 
 def unfilled_rows(bits: int, extent: int, zero_points: int) -> str:
-    """Say why GatherBlockQuantized cannot look up rows of a table; an empty string where it can.
+    """Return why GatherBlockQuantized cannot read rows of this size; an empty string if it can.
 
-    onnxruntime 1.23 misreads zero points of 4 bits that end within a byte silently; of 2 bits it reads none, and later
+    onnxruntime 1.23 silently misreads 4-bit zero points that end within a byte. It supports no 2-bit zero points; later
     versions read all.
 
     Args:
-        bits: of a code.
-        extent: codes in a row.
-        zero_points: in a row; 0 where there are none.
+        bits: bits of one value.
+        extent: values in a row.
+        zero_points: zero points in a row; 0 if there are none.
 
     >>> unfilled_rows(4, 96, 0), unfilled_rows(8, 75, 5)
     ('', '')
@@ -152,15 +152,15 @@ def unpack_gather_blocks(
     block_size: int,
     extent: int,
 ) -> QTensor:
-    """Return the table that a GatherBlockQuantized on uint8 reads; the inverse of ``pack_gather_blocks``.
+    """Return the embedding of a GatherBlockQuantized node on uint8; the inverse of `pack_gather_blocks`.
 
     Args:
-        codes: the kernel's first input.
-        scales: its third.
-        zero_points: its fourth; None when it has none.
-        bits: its attribute.
-        block_size: its attribute.
-        extent: values in a row of the table.
+        codes: input 0 of the node.
+        scales: input 2.
+        zero_points: input 3; None if absent.
+        bits: attribute `bits`.
+        block_size: attribute `block_size`.
+        extent: values in a row of the embedding.
     """
     format = FORMATS[f"uint{bits}"]
     offsets = (
@@ -186,7 +186,7 @@ def _checked_bits(tensor: QTensor, block_size: int, *, axis: int, kernel: str) -
 
 
 def _unsigned(codes: npt.NDArray[Any], tensor: QTensor) -> Bytes:
-    """Return codes of a tensor, or its zero points, counted from its lowest code up."""
+    """Shift values or zero points of a tensor so that its lowest value becomes 0."""
     if not tensor.format.signed:
         return codes.view(np.uint8)
     flipped: Bytes = codes.view(np.uint8) ^ np.uint8(2 ** (tensor.format.bits - 1))
@@ -194,7 +194,7 @@ def _unsigned(codes: npt.NDArray[Any], tensor: QTensor) -> Bytes:
 
 
 def _per_block(tensor: QTensor, block_size: int, axis: int) -> tuple[npt.NDArray[np.float32], Bytes | None]:
-    """Return a scale, and an unsigned zero point if there are any, for each block of the kernel."""
+    """Return the scale and the unsigned zero point, if any, of each kernel block."""
     shape, parameters = tensor.codes.shape, tensor.parameters
     block = parameters.block_in(shape)
     axis %= len(shape)

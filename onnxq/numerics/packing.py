@@ -1,4 +1,4 @@
-"""Codes to bytes and back: ONNX sub-byte initializers, Burn's uint32 words, and rows of low bits first."""
+"""Pack quantized values into bytes and back: ONNX sub-byte tensors, Burn's uint32 words, and byte-aligned rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WORD_BITS = 32
 
 
 def pack(codes: Array, format: QuantDType) -> Bytes:
-    """Pack codes as the raw data of an ONNX tensor: row-major, low bits first, the last byte filled with zeros.
+    """Pack values as the raw data of an ONNX tensor: row-major, low bits first, the last byte padded with zeros.
 
     Args:
-        codes: codes of ``format``, of any shape.
+        codes: quantized values of any shape.
         format: their format.
 
     Returns:
-        ``ceil(codes.size * bits / 8)`` bytes, one-dimensional; codes of 8 bits and more are little-endian.
+        `ceil(codes.size * bits / 8)` bytes, one-dimensional. Values of 8 bits or more are little-endian.
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> pack(np.array([-8, -1, 0, 7, 3], np.int8), FORMATS["int4"]).tobytes().hex()
@@ -39,7 +39,7 @@ def pack(codes: Array, format: QuantDType) -> Bytes:
 
 
 def unpack(packed: Bytes, format: QuantDType, shape: tuple[int, ...]) -> Array:
-    """Return the codes of a tensor of this shape from its raw data; the inverse of ``pack``.
+    """Unpack the raw data of a tensor of this shape; the inverse of `pack`.
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> unpack(np.array([0xF8, 0x70, 0x03], np.uint8), FORMATS["int4"], (5,))
@@ -52,14 +52,14 @@ def unpack(packed: Bytes, format: QuantDType, shape: tuple[int, ...]) -> Array:
 
 
 def pack_rows(codes: Array, bits: int) -> Bytes:
-    """Pack the low bits of one-byte codes along the last axis, each row filled up to a whole byte.
+    """Pack the low bits of one-byte values along the last axis; each row is padded to a whole byte.
 
     Args:
-        codes: array of one-byte codes, at least one-dimensional.
+        codes: array of one-byte values, at least one-dimensional.
         bits: 2, 4 or 8.
 
     Returns:
-        Bytes of shape ``[..., ceil(extent * bits / 8)]``.
+        Bytes of shape `[..., ceil(extent * bits / 8)]`.
 
     >>> pack_rows(np.array([[1, 2, 3]], np.uint8), 4)
     array([[33,  3]], dtype=uint8)
@@ -71,27 +71,27 @@ def pack_rows(codes: Array, bits: int) -> Bytes:
 
 
 def unpack_rows(packed: Bytes, bits: int, extent: int) -> Bytes:
-    """Return the first ``extent`` fields of each row as unsigned codes; the inverse of ``pack_rows``."""
+    """Return the first `extent` unsigned values of each row; the inverse of `pack_rows`."""
     fields = packed.shape[-1] * 8 // bits
     codes = packed if bits == 8 else _spread(packed.reshape(-1), bits, packed.size * 8 // bits)
     return codes.reshape(*packed.shape[:-1], fields)[..., :extent]
 
 
 def pack_words(codes: Array, format: QuantDType, axis: int = -1) -> Words:
-    """Pack codes into uint32 words along an axis, first code in the low bits, as Burn's ``PackedU32`` does.
+    """Pack values into uint32 words along an axis, first value in the low bits, as Burn's `PackedU32` does.
 
-    Burn counts its dimension from the innermost: ``PackedU32(0)`` is axis -1.
+    Burn counts its dimension from the innermost: `PackedU32(0)` is axis -1.
 
     Args:
-        codes: codes of 2, 4 or 8 bits, at least one-dimensional.
+        codes: values of 2, 4 or 8 bits, at least one-dimensional.
         format: their format.
-        axis: axis along which codes share a word; its last word is filled with zeros.
+        axis: axis along which values share a word. The last word is padded with zeros.
 
     Returns:
-        uint32 array whose extent along the axis is ``ceil(extent * bits / 32)``.
+        uint32 array with the extent `ceil(extent * bits / 32)` along the axis.
 
     Raises:
-        SchemeError: the format's codes do not fill a word.
+        SchemeError: the format does not have 2, 4 or 8 bits.
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> pack_words(np.array([-128, 2, -3, 127], np.int8), FORMATS["int8"])
@@ -114,10 +114,10 @@ def pack_words(codes: Array, format: QuantDType, axis: int = -1) -> Words:
 
 
 def unpack_words(words: Words, format: QuantDType, extent: int, axis: int = -1) -> Array:
-    """Return the codes that words hold, ``extent`` of them along the axis; the inverse of ``pack_words``.
+    """Unpack `extent` values along the axis; the inverse of `pack_words`.
 
     Raises:
-        SchemeError: the format's codes do not fill a word.
+        SchemeError: the format does not have 2, 4 or 8 bits.
     """
     fields = _fields(format)
     axis %= words.ndim
@@ -143,7 +143,6 @@ def _every(axis: int, start: int, step: int) -> tuple[slice, ...]:
 
 
 def _padded(codes: Bytes, axis: int, multiple: int) -> Bytes:
-    """Return codes with zeros added along the axis up to a multiple; themselves when there is nothing to add."""
     missing = -codes.shape[axis] % multiple
     if not missing:
         return codes
@@ -152,7 +151,7 @@ def _padded(codes: Bytes, axis: int, multiple: int) -> Bytes:
 
 
 def _as_codes(patterns: Bytes, format: QuantDType) -> Array:
-    """Return bit patterns as the format's codes; negative integers get their sign."""
+    """Reinterpret bit patterns as values of the format, with sign extension. Changes `patterns` in place."""
     if format.bits < 8 and format.signed and not format.is_float:
         half = np.uint8(2 ** (format.bits - 1))
         patterns ^= half
@@ -161,7 +160,7 @@ def _as_codes(patterns: Bytes, format: QuantDType) -> Array:
 
 
 def _squeezed(codes: Bytes, bits: int) -> Bytes:
-    """Move the low ``bits`` of each byte together, eight bytes at a time: pairs, then pairs of pairs, then all."""
+    """Move the low `bits` of each byte together, eight bytes at a time: pairs, then pairs of pairs, then all."""
     packed = np.empty(-(-codes.size * bits // 8), np.uint8)
     for start in range(0, codes.size, PIECE):
         part = codes[start : start + PIECE]
@@ -174,14 +173,14 @@ def _squeezed(codes: Bytes, bits: int) -> Bytes:
             lanes |= upper
         filled = -(-part.size * bits // 8)
         first = start * bits // 8
-        # The low bytes of each lane; a cast is faster than a slice where there is a type of that width.
+        # The low bytes of each lane. If a type of that width exists, a cast is faster than a slice.
         kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(f"<u{bits}").view(np.uint8)
         packed[first : first + filled] = kept.reshape(-1)[:filled]
     return packed
 
 
 def _spread(packed: Bytes, bits: int, size: int) -> Bytes:
-    """Give each of ``size`` fields a byte of its own; the inverse of ``_squeezed``."""
+    """Give each of `size` fields a byte of its own; the inverse of `_squeezed`."""
     codes = np.empty(size, np.uint8)
     for start in range(0, size, PIECE):
         part = codes[start : start + PIECE]
@@ -200,12 +199,12 @@ def _spread(packed: Bytes, bits: int, size: int) -> Bytes:
 
 
 def _halves(lane: int, bits: int) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """Return where the lower and upper half of a packed lane are, and how far the upper one moves to be packed."""
+    """Return the masks of the lower and upper half of a packed lane, and the shift of the upper half."""
     width = lane // 8 * bits
     low = _mask(lane, width // 2)
     return low, _mask(lane, width) ^ low, np.uint64(lane // 2 - width // 2)
 
 
 def _mask(lane: int, width: int) -> np.uint64:
-    """Return ones in the low ``width`` bits of each ``lane`` bits."""
+    """Return ones in the low `width` bits of each `lane` bits."""
     return np.uint64(sum((2**width - 1) << shift for shift in range(0, 64, lane)))

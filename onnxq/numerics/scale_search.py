@@ -1,4 +1,4 @@
-"""Scales and zero points that are searched for: the clipping of least squared error, half-quadratic zero points."""
+"""Search for scales and zero points: least squared error by clipping, and half-quadratic quantization (HQQ)."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from onnxq.numerics.spec import Method, QuantSpec
 
 Measure = Callable[[Doubles], Doubles]
 
-# Parts of the min-max range that are tried. Two bits want about a third of the range of a bell-shaped channel.
+# Fractions of the min-max range to try. For 2 bits and a bell-shaped channel about a third is best.
 _KEPT = tuple(round(0.98 - 0.02 * step, 2) for step in range(40))
 
-# So many ranges are tried beyond it.
+# Number of wider ranges to try.
 _WIDENED = 3
 
 _ITERATIONS = 20
 _WEIGHT = 10.0
 _GROWTH = 1.01
-# A block whose values all have one code has no slope.
+# Below this spread a block has no slope: all its values round to the same number.
 _NOTHING = 1e-12
 
 
 def search_params(
     values: npt.NDArray[Any], low: Floats, high: Floats, spec: QuantSpec, block: tuple[int, ...]
 ) -> QuantParams:
-    """Choose scales and zero points by the Spec's method.
+    """Choose scales and zero points by the method of a spec.
 
     Args:
         values: float array.
@@ -52,7 +52,7 @@ def search_params(
 def _least_squares(
     values: npt.NDArray[Any], low: Floats, high: Floats, spec: QuantSpec, best: QuantParams, block: tuple[int, ...]
 ) -> QuantParams:
-    """Shrink each range as long as what clipping costs is less than what finer codes gain."""
+    """Keep, for each block, the tried range of least squared error."""
     format = format_named(spec.format)
     error = block_error(values, best, format, square)
     for kept in (*_widened(format, spec), *_KEPT):
@@ -65,7 +65,7 @@ def _least_squares(
 
 
 def _widened(format: QuantDType, spec: QuantSpec) -> tuple[float, ...]:
-    """Return by how much ranges are widened: symmetric codes with one less above zero clip what reaches farthest there.
+    """Return the factors by which ranges are widened: in a symmetric format the largest positive value clips first.
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> [round(one, 3) for one in _widened(FORMATS["int4"], QuantSpec("int4"))]
@@ -76,24 +76,21 @@ def _widened(format: QuantDType, spec: QuantSpec) -> tuple[float, ...]:
 
 
 def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: QuantSpec) -> QuantParams:
-    """Move scales and zero points so that the sum of the square roots of the errors becomes small.
+    """Move scales and zero points to reduce the sum of the square roots of the errors.
 
-    That norm hardly counts the few large errors that clipping makes. As in HQQ (Badri and Shaji 2023), half-quadratic
-    splitting alternates between shrinking the errors and fitting what is left. HQQ fits a zero point that is no code;
-    here the zero points are rounded to codes, so that a zero stays exact, and scales are fitted as well. A block keeps
-    the scale and zero point that it had when the new ones are no better.
+    This norm hardly counts the few large errors of clipping. The algorithm is HQQ (Badri and Shaji 2023):
+    half-quadratic splitting alternates between shrinking the errors and fitting the rest. HQQ fits a fractional zero
+    point. Here zero points are rounded, so zero stays exact, and scales are fitted as well. A block whose error does
+    not fall keeps its scale and zero point.
 
     Args:
         values: float array.
-        parameters: of an affine format.
+        parameters: initial scales and zero points of an affine format.
         spec: format and scales.
-
-    Returns:
-        Parameters of the same blocks.
     """
     assert parameters.zero_point is not None
     format = format_named(spec.format)
-    # The fit is of values in units of the first scale, so that it does not depend on the size of the weight.
+    # The values are divided by the initial scale first, so the fit does not depend on the size of the weight.
     slope, zero = np.ones(parameters.scale.shape), parameters.zero_point.astype(np.float64)
     weight = _WEIGHT
     for _ in range(_ITERATIONS):
@@ -117,7 +114,7 @@ def _fitted(
     *,
     move_zero: bool,
 ) -> tuple[Doubles, Doubles]:
-    """Fit a line through the codes to the values without their large errors, block by block."""
+    """Fit a line through the quantized values of each block to the values without their large errors."""
     block = parameters.block_in(values.shape)
     count, codes_sum, kept_sum, squares, products = np.zeros((5, *grid_shape(values.shape, block)))
     for piece in pieces(values.shape, block):
@@ -127,7 +124,7 @@ def _fitted(
         error = seen - step * codes
         size = np.abs(error)
         with np.errstate(divide="ignore"):
-            # The proximal step of the norm with power 1/2.
+            # Proximal step of the l_p norm with p = 1/2.
             shrunk = np.maximum(size - 1 / (weight * np.sqrt(size)), 0)
         kept = seen - np.copysign(shrunk, error)
         for sums, terms in (
@@ -151,13 +148,13 @@ def _fitted(
 def block_error(
     values: npt.NDArray[Any], parameters: QuantParams, format: QuantDType, measure: Measure
 ) -> npt.NDArray[np.float64]:
-    """Return the sum of what quantizing takes from the values of each scale.
+    """Return the summed quantization error of each block.
 
     Args:
         values: float array.
         parameters: scales and zero points.
-        format: the codes' format.
-        measure: what an error, in float64, counts.
+        format: format of the quantized values.
+        measure: maps float64 errors to the terms of the sum, such as `square`.
 
     Returns:
         Array of the scales' shape.
@@ -178,12 +175,12 @@ def block_error(
 
 
 def square(error: Doubles) -> Doubles:
-    """Return the squares."""
+    """Square the errors in place."""
     return np.square(error, out=error)
 
 
 def root(error: Doubles) -> Doubles:
-    """Return the square roots of the magnitudes."""
+    """Replace the errors by the square roots of their magnitudes, in place."""
     return np.sqrt(np.abs(error, out=error), out=error)
 
 

@@ -1,4 +1,4 @@
-"""Specs: how one tensor is quantized, as named choices that are checked not to contradict each other."""
+"""Quantization specs: how one tensor is quantized. The choices are checked against each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from onnxq.errors import SchemeError, check_type, parse_choice
 from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
 
-# Burn's blocks have as many at most.
+# Burn's blocks have at most this many axes.
 _MOST_AXES = 5
 _TWO_LEVEL = ("float16", "ue4m3")
 _WORD_FIELDS = (2, 4, 8)
@@ -25,12 +25,12 @@ class Granularity(StrEnum):
 
 
 class Rounding(StrEnum):
-    """How a scale is brought to its format."""
+    """How a scale is rounded to its format."""
 
     UP = "up"
-    """To the next larger one, so that rounding the scale clips nothing."""
+    """To the next larger scale, which clips nothing."""
     NEAREST = "nearest"
-    """To the nearest one."""
+    """To the nearest scale."""
     FLOOR = "floor"
     """The rule of the OCP microscaling formats: ``2 ** (floor(log2(absmax)) - exponent of the format's maximum)``."""
 
@@ -41,28 +41,28 @@ class Method(StrEnum):
     MINMAX = "minmax"
     """From the smallest and largest value."""
     MSE = "mse"
-    """The clipping that makes the squared error of each scale's values smallest."""
+    """The clipping of least squared error, for each scale."""
     HQQ = "hqq"
-    """The scale and zero point that make small the errors of most values; the few large ones hardly count."""
+    """Half-quadratic quantization: scales and zero points that reduce the error of most values and ignore outliers."""
     COMPENSATED = "compensated"
-    """From the smallest and largest value, and codes whose errors cancel in the sums that a product makes with data."""
+    """Min-max scales with GPTQ: rounding errors cancel in the sums of a matrix multiplication."""
     BURN = "burn"
-    """What Burn's Quantizer computes, which takes every float initializer, biases and norms too."""
+    """The arithmetic of Burn's Quantizer, which quantizes every float initializer, including biases and norms."""
     TORCH = "torch"
-    """What the observers and kernels of PyTorch's eager mode compute."""
+    """The arithmetic of the observers and kernels of PyTorch's eager mode."""
 
 
-# What they choose are scales; others may choose codes for those that a rule has decided.
+# These methods choose scales. The others only choose values for given scales.
 _METHODS_OF_SCALES = (Method.MSE, Method.HQQ, Method.BURN, Method.TORCH)
 
 
 class Storage(StrEnum):
-    """What a file holds codes in."""
+    """How a file stores quantized values."""
 
     NATIVE = "native"
-    """The ONNX type of the format."""
+    """In the ONNX type of the format."""
     WORDS = "words"
-    """uint32 words, as Burn packs them."""
+    """In uint32 words, as Burn packs them."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class QuantSpec:
     """How one tensor is quantized.
 
     Attributes:
-        format: a name of FORMATS.
-        per: one scale for the tensor, one for each output channel, or the shape of the blocks that have one each: a
-            single extent lies along the operator's reduction axis, several along the tensor's last axes.
-        symmetric: whether zero is code zero, so that no zero point is stored.
-        scale: a name of SCALE_FORMATS.
-        scale_rounding: how scales are brought to that format; a float32 scale is always the nearest.
-        two_level: whether scales are multiplied by one float32 scale of the tensor.
-        method: how scale, zero point and codes are found: a Method, or the name of an encoder that an installed package
-            registers; whether one does, a Rule and a plan that is carried out ask.
-        storage: what the file holds codes in.
+        format: a name of `FORMATS`.
+        per: one scale for the tensor, one for each output channel, or one for each block of this shape. A single extent
+            lies along the operator's reduction axis; several extents lie along the tensor's last axes.
+        symmetric: whether the zero point is zero, so that none is stored.
+        scale: a name of `SCALE_FORMATS`.
+        scale_rounding: how scales are rounded to that format. A float32 scale is always rounded to the nearest.
+        two_level: whether all scales are multiplied by one float32 scale of the tensor.
+        method: a `Method`, or the name of an encoder from an installed package. The name is checked later, by the rule
+            or plan that uses the spec.
+        storage: how a file stores the quantized values.
 
     >>> QuantSpec("int8-narrow", per=Granularity.CHANNEL).symmetric
     True
@@ -97,7 +97,6 @@ class QuantSpec:
     storage: Storage = Storage.NATIVE
 
     def __post_init__(self) -> None:
-        """Check the names, and that no two choices contradict each other."""
         scale_format_named(self.scale)
         for name, kind in (("scale_rounding", Rounding), ("storage", Storage)):
             object.__setattr__(self, name, parse_choice(kind, name.replace("_", " "), getattr(self, name)))
@@ -113,12 +112,12 @@ class QuantSpec:
 
     @property
     def is_followed(self) -> bool:
-        """Whether another toolkit's arithmetic is followed to the last bit, so that nothing may be chosen better."""
+        """Whether the spec reproduces another toolkit bit by bit, so that nothing may be optimized."""
         return self.method in (Method.BURN, Method.TORCH)
 
 
 def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool, str]]:
-    """Yield each choice that another one rules out, with whether it was made."""
+    """Yield a condition for each contradiction of two choices, with its error message."""
     name = spec.format
     yield (
         spec.symmetric and not format.signed,

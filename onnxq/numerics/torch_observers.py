@@ -1,6 +1,6 @@
-"""What PyTorch's eager-mode quantization computes, to the last bit: scales, zero points and codes.
+"""The arithmetic of PyTorch's eager-mode quantization, to the last bit: scales, zero points and quantized values.
 
-After ``torch/ao/quantization`` and ``aten/src/ATen/native/quantized`` of PyTorch 2.9 to 2.15.
+After `torch/ao/quantization` and `aten/src/ATen/native/quantized` of PyTorch 2.9 to 2.15.
 """
 
 from __future__ import annotations
@@ -14,27 +14,23 @@ from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.formats import FORMATS, QuantDType
 
 EPSILON = float(np.finfo(np.float32).eps)
-"""The smallest scale."""
+"""The smallest scale of an observer."""
 
 
 @dataclass(frozen=True)
 class Observer:
-    """An observer of PyTorch: from a range to scale and zero point.
+    """A PyTorch observer: turn a range into scale and zero point.
 
     Attributes:
-        format: ``int8`` for qint8, ``uint8`` for quint8, or a narrower row of FORMATS for fewer codes.
-        symmetric: whether zero is the middle code.
+        format: `int8` for qint8, `uint8` for quint8, or a narrower format of `FORMATS`.
+        symmetric: whether the zero point is the middle of the format's range.
     """
 
     format: str
     symmetric: bool = False
 
     def parameters(self, minimum: npt.ArrayLike, maximum: npt.ArrayLike) -> QuantParams:
-        """Return what ``calculate_qparams`` does for a range, in float32.
-
-        Args:
-            minimum: lowest value, scalar or array.
-            maximum: highest value, same shape.
+        """Return the result of `calculate_qparams` for a range, in float32.
 
         >>> Observer("int8", symmetric=True).parameters([-1.275], [0.5]).scale
         array([0.01], dtype=float32)
@@ -54,15 +50,15 @@ class Observer:
 
 
 def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType) -> QTensor:
-    """Quantize as FBGEMM does behind ``torch.quantize_per_tensor`` and ``quantize_per_channel``.
+    """Quantize as FBGEMM does behind `torch.quantize_per_tensor` and `quantize_per_channel`.
 
-    It multiplies by the inverse of the scale and adds the zero point before rounding:
-    ``saturate(round(zero_point + x * (1 / scale)))`` with ties to even.
+    FBGEMM multiplies by the inverse of the scale and adds the zero point before it rounds, ties to even:
+    `saturate(round(zero_point + x * (1 / scale)))`.
 
     Args:
         values: float array.
-        parameters: scale and zero point that broadcast with the values.
-        format: the codes' format.
+        parameters: scale and zero point that broadcast with `values`.
+        format: format of the result.
 
     >>> three = QuantParams(np.float32(1), np.uint8(3))
     >>> quantize(np.array([0.5, 1.5, 2.5, -0.5]), three, FORMATS["uint8"]).codes.tolist()
@@ -74,9 +70,9 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
 
 
 def fixed_parameters(low: float, high: float) -> QuantParams:
-    """Return the scale and zero point of quint8 data that an operator keeps in a range, such as a Sigmoid.
+    """Return the quint8 scale and zero point of an operator with a fixed output range, such as Sigmoid.
 
-    The end of the range itself is no code: ``FixedQParamsObserver`` divides by 256.
+    The upper end of the range is not representable: `FixedQParamsObserver` divides by 256.
 
     >>> fixed_parameters(-1.0, 1.0).scale, fixed_parameters(-1.0, 1.0).zero_point
     (array(0.0078125, dtype=float32), array(128, dtype=uint8))
