@@ -1,4 +1,4 @@
-"""Models in memory and in files: GraphSurgeon's classes without loss, edits in linear time, reader and writer."""
+"""Models in memory and in files: lossless subclasses of GraphSurgeon's, edits in linear time, reader and writer."""
 
 from __future__ import annotations
 

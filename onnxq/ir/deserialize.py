@@ -1,4 +1,4 @@
-"""GraphProto to Graph: names become shared tensors, and graphs that cannot be executed are refused."""
+"""Read a GraphProto as a Graph: names become shared tensors, and graphs that cannot be executed are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxq.ir.queries import Visible
 from onnxq.ir.tensor_data import TensorData
 from onnxq.ir.types import read_tensor_type
 
-# Protobuf reads 100 messages inside one another: a model, and three for each level.
+# Protobuf parses at most 100 nested messages: one for the model, and three for each level of control flow.
 _DEEPEST = 32
 _SHOWN = 40
 _KINDS = {"sequence_type": "sequence_type", "sparse_tensor_type": "sparse_tensor_type"}
@@ -27,16 +27,18 @@ _KINDS = {"sequence_type": "sequence_type", "sparse_tensor_type": "sparse_tensor
 def deserialize_graph(
     proto: GraphProto, opset_imports: dict[str, int], tensor_data: Callable[[TensorProto], TensorData]
 ) -> Graph:
-    """Return the graph of a proto with its bodies, nodes in the order of the proto.
+    """Return the graph of a proto with its bodies, with nodes in the order of the proto.
+
+    The graph keeps a reference to the proto.
 
     Args:
-        proto: the graph, to which the result refers.
-        opset_imports: the version of each domain.
-        tensor_data: makes the tensor_data of each stored tensor.
+        proto: the main graph.
+        opset_imports: version by domain.
+        tensor_data: wraps each stored tensor.
 
     Raises:
-        ModelError: a name is declared twice, not at all, or is no text, a node has inputs, outputs or attributes that
-            its operator cannot have, or bodies are nested too deeply.
+        ModelError: a name is not text, is declared twice, or is read but never declared. The number of inputs or
+            outputs, or an attribute, does not fit the operator. Bodies are nested more than 32 levels deep.
     """
     parsing = _Parsing(opset_imports, tensor_data)
     graph = parsing.graph(proto, None)
@@ -45,7 +47,7 @@ def deserialize_graph(
 
 
 def check_text(*names: str) -> None:
-    """Refuse what protobuf hands out as bytes because it is no text.
+    """Refuse names that are not UTF-8, which protobuf returns as bytes.
 
     Raises:
         ModelError: a name is not text.
@@ -57,8 +59,6 @@ def check_text(*names: str) -> None:
 
 @dataclass(eq=False)
 class _Scope(Visible):
-    """The tensors that nodes of a graph being parsed can name."""
-
     name: str = ""
     depth: int = 0
 
@@ -73,8 +73,6 @@ class _Scope(Visible):
 
 @dataclass(eq=False)
 class _Parsing:
-    """One model being parsed."""
-
     opset_imports: dict[str, int]
     tensor_data: Callable[[TensorProto], TensorData]
     graphs: list[Graph] = field(default_factory=list)
@@ -107,7 +105,7 @@ class _Parsing:
         return graph
 
     def finish(self) -> None:
-        """Mark the initializers that were unused from the start."""
+        # Mark the initializers that nothing used in the model as read.
         returned = {tensor for graph in self.graphs for tensor in graph.outputs}
         for graph in self.graphs:
             for initializer in graph.initializers:
@@ -202,7 +200,7 @@ def _describe(node: NodeProto) -> str:
     )
 
 
-# Checks against the schemas of ONNX: number of inputs and outputs, and types of attributes
+# Checks against the schemas of ONNX
 
 _Parameter = defs.OpSchema.FormalParameter
 _REQUIRED = defs.OpSchema.FormalParameterOption.Single
@@ -212,10 +210,11 @@ _UNBOUNDED = 2**31 - 1
 def check_node(node: NodeProto, opset: int) -> None:
     """Check the inputs, outputs and attributes of a node of the default domain against its schema.
 
-    Code that reads a graph can then rely on what the schema requires, and on the types of attributes.
+    Code that reads a graph can then rely on required inputs and on the types of attributes.
 
     Raises:
-        ModelError: there are too few or too many, one that is required is missing, or an attribute has another type.
+        ModelError: there are too few or too many inputs or outputs, a required input, output or attribute is missing,
+            or an attribute has another type.
     """
     signature = _signature(node.op_type, opset)
     if signature is None:
@@ -234,7 +233,7 @@ def _check_attributes(node: NodeProto, signature: _Signature) -> None:
     for attribute in node.attribute:
         missing.discard(attribute.name)
         expected = signature.attributes.get(attribute.name, attribute.type)
-        # Files of the first version of the format say no type.
+        # Files of IR version 1 leave the type of attributes undefined.
         if attribute.type not in (expected, AttributeProto.UNDEFINED):
             raise _damaged(
                 node,
@@ -246,7 +245,7 @@ def _check_attributes(node: NodeProto, signature: _Signature) -> None:
 
 
 class _Side(NamedTuple):
-    """How many inputs or outputs an operator has, and the indices of those that cannot be omitted."""
+    """How many inputs or outputs an operator has, and which indices cannot be omitted."""
 
     least: int
     most: int
@@ -265,7 +264,7 @@ class _Side(NamedTuple):
 
 
 class _Signature(NamedTuple):
-    """What a node of an operator looks like; ``attributes`` maps names to values of AttributeProto.AttributeType."""
+    """Inputs, outputs and attributes of an operator; ``attributes`` maps names to ``AttributeProto.AttributeType``."""
 
     inputs: _Side
     outputs: _Side
@@ -275,7 +274,6 @@ class _Signature(NamedTuple):
 
 @cache
 def _signature(op_type: str, opset: int) -> _Signature | None:
-    """Return what an operator takes; None for one that onnx does not know."""
     if not defs.has(op_type, max_inclusive_version=opset):
         return None
     schema = defs.get_schema(op_type, max_inclusive_version=opset)
@@ -288,7 +286,7 @@ def _signature(op_type: str, opset: int) -> _Signature | None:
 
 
 def _number(attribute: Any) -> int:
-    """Return the attribute's type as AttributeProto numbers it; the enumeration of schemas is another one."""
+    # As AttributeProto numbers the type; schemas have an enumeration of their own.
     return int(attribute.type.value)
 
 

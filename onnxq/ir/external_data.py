@@ -1,4 +1,4 @@
-"""External data: where a tensor's bytes lie in a file beside the model, resolved without trusting the model."""
+"""External data: find a tensor's bytes in a file beside the model, without trusting the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Stamp = tuple[int, int, int, int]
 ALIGNMENT = 4096
 """Tensors start at multiples of this many bytes, so that a runtime can map them."""
 
-# To map a part of a file takes 50 microseconds, more than to read so many bytes.
+# Mapping a part of a file takes 50 microseconds, longer than reading this many bytes.
 _SMALL = 1 << 18
 
 
@@ -28,7 +28,7 @@ class DataFolder:
 
     Attributes:
         path: the folder the model file was opened from.
-        real: the folder of the file behind it, when the model file is itself a link; data may lie there as well.
+        real: if the model file is a link, the folder of its target; data may lie there as well.
     """
 
     path: Path
@@ -41,10 +41,10 @@ class DataFolder:
         return cls(path.parent, path.resolve().parent)
 
     def locate(self, tensor: str, location: str) -> tuple[Path, Stamp]:
-        """Return the data file called ``location`` and its identity on disk when it was first looked up.
+        """Return the data file at ``location``, and its identity when it was first looked up.
 
         Raises:
-            ModelError: the location is absolute, climbs or leaves the folder, or is no regular file.
+            ModelError: the location is absolute, leaves the folder, or is not a regular file.
         """
         if location not in self._files:
             self._files[location] = self._resolve(tensor, location)
@@ -80,9 +80,8 @@ class DataRange:
 
     Attributes:
         tensor: name of the tensor, for messages.
-        path: the file.
         offset: first byte.
-        length: number of bytes.
+        length: in bytes.
         stamp: identity of the file when the model was read.
     """
 
@@ -93,7 +92,7 @@ class DataRange:
     stamp: Stamp
 
     def check(self) -> None:
-        """Raise ModelError when the file has been replaced or changed since the model was read."""
+        """Raise ModelError if the file was replaced or changed after the model was read."""
         try:
             current = stamp(self.path.stat())
         except OSError as error:
@@ -105,7 +104,7 @@ class DataRange:
             )
 
     def view(self) -> npt.NDArray[np.uint8]:
-        """Return the bytes as a read-only array: of a large tensor mapped from the file, of a small one read."""
+        """Return the bytes as an array. Up to 256 KiB are read; larger ranges are mapped read-only from the file."""
         self.check()
         try:
             if self.length <= _SMALL:
@@ -117,12 +116,12 @@ class DataRange:
             raise self.unreadable(error) from error
 
     def unreadable(self, error: OSError) -> ModelError:
-        """Return the error to raise when the file cannot be opened."""
+        """Return the error to raise if the file cannot be opened."""
         return ModelError(f"tensor {self.tensor!r} cannot be read from {self.path}: {error.strerror or error}")
 
 
 def stamp(status: os.stat_result) -> Stamp:
-    """Return what tells one version of a file from another."""
+    """Return device, inode, size and time of change, which together identify one version of a file."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -131,8 +130,8 @@ def locate(proto: TensorProto, folder: DataFolder | None, nbytes: int) -> DataRa
 
     Args:
         proto: the tensor, whose ``external_data`` is read.
-        folder: the folder of the model; None when the model came without one.
-        nbytes: the size that the tensor's shape and type ask for.
+        folder: the folder of the model; None if the model was read without one.
+        nbytes: the size that the tensor's shape and type require.
 
     Raises:
         ModelError: there is no folder, or location, offset and length do not name ``nbytes`` bytes of a file in it.

@@ -1,4 +1,4 @@
-"""Questions to a graph: its subgraphs, nodes, producers and consumers, the names in it, and origins of nodes."""
+"""Queries on a graph: its subgraphs, nodes, producers and consumers, the names in it, and origins of nodes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import onnx_graphsurgeon as gs
 from onnxq.ir.elements import Constant, Node, Origins, Tensor, Variable, subgraphs_of
 
 AnyGraph = TypeVar("AnyGraph")
-"""Graph, whose module builds on this one."""
+"""Graph, which this module cannot import because `onnxq.ir.graph` imports this one."""
 _HOLDERS = (gs.Graph, list)
 
 
 def all_graphs(graph: AnyGraph) -> Iterator[AnyGraph]:
-    """Yield this graph and every control-flow body inside it, a graph before its bodies, in node order."""
+    """Yield a graph and every control-flow body inside it, a graph before its bodies, in node order."""
     pending: list[Any] = [graph]
     while pending:
         scope = pending.pop()
         yield scope
-        # Faster than asking each node, and nodes of plain GraphSurgeon have another `subgraphs`.
+        # Faster than `Node.subgraphs` on each node, and nodes of plain GraphSurgeon define it differently.
         held = [value for node in scope.nodes for value in node.attrs.values() if isinstance(value, _HOLDERS)]
         pending.extend(reversed(subgraphs_of(held)))
 
 
 def owner_graphs(graph: AnyGraph) -> dict[Node, AnyGraph]:
-    """Return, for every node of this graph and its bodies, the graph that lists it."""
+    """Return, for every node of a graph and its bodies, the graph that lists it."""
     found: Any = all_graphs(graph)
     return {node: scope for scope in found for node in scope.nodes}
 
 
 def constants(graph: Any) -> list[Constant]:
-    """Return every constant of a graph and its bodies once: declared, read by a node, or held by an attribute."""
+    """Return each constant of a graph and its bodies once: declared, read by a node, or held by an attribute."""
     found: dict[Constant, None] = {}
     for scope in all_graphs(graph):
         found.update(dict.fromkeys(scope.initializers))
@@ -45,7 +45,7 @@ def constants(graph: Any) -> list[Constant]:
 
 
 def inner_variables(graph: Any) -> Iterator[Variable]:
-    """Yield the tensors that nodes of a graph and its bodies compute, without the outputs of graphs."""
+    """Yield the tensors that nodes of a graph and its bodies compute, except the outputs of graphs."""
     for scope in all_graphs(graph):
         outputs = set(scope.outputs)
         for node in scope.nodes:
@@ -54,10 +54,10 @@ def inner_variables(graph: Any) -> Iterator[Variable]:
 
 @dataclass(eq=False)
 class Visible:
-    """The tensors that nodes of a graph can name: its own, and those of the graphs around it.
+    """The tensors that nodes of a graph can name: its own and those of the enclosing graphs.
 
     Attributes:
-        parent: what is visible around the graph.
+        parent: the tensors of the enclosing graph; None for the main graph.
         tensors: the graph's own tensors by name.
     """
 
@@ -65,7 +65,7 @@ class Visible:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def find(self, name: str) -> Tensor | None:
-        """Return the tensor of that name in the innermost graph that has one."""
+        """Return the tensor of this name in the innermost graph that has one, or None."""
         scope: Visible | None = self
         while scope is not None:
             if name in scope.tensors:
@@ -75,9 +75,9 @@ class Visible:
 
 
 class Names:
-    """The names of tensors and nodes in a graph and its bodies, and a source of new ones.
+    """The names of tensors and nodes in a whole model, and a source of new ones.
 
-    The names of all graphs around it count too. They are collected on first use, because many passes need none.
+    The names of enclosing graphs count too. They are collected on first use, because many passes need none.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -105,7 +105,7 @@ class Names:
         return name in self._taken
 
     def unique(self, base: str) -> str:
-        """Return ``base``, or ``base.1``, ``base.2`` and so on when it is taken, and take it.
+        """Return ``base``, or if it is taken ``base.1``, ``base.2`` and so on, and reserve it.
 
         >>> from onnxq.ir import Graph
         >>> names = Names(Graph())
@@ -124,7 +124,7 @@ class Names:
 # Producers, consumers and operators
 
 OperatorKey: TypeAlias = "tuple[str, str]"
-"""Domain and op type, which together name an operator; the domain of ONNX is ``""``."""
+"""Domain and op type of an operator; the domain of ONNX is ``""``."""
 
 
 def operator_key(node: Node) -> OperatorKey:
@@ -143,7 +143,7 @@ def all_nodes(graph: AnyGraph) -> Iterator[tuple[AnyGraph, Node]]:
 
 
 def producer(tensor: Tensor) -> Node | None:
-    """Return the node that makes a tensor, or None for an input or a constant."""
+    """Return the node that computes a tensor; None for an input or a constant."""
     return tensor.inputs[0] if tensor.inputs else None
 
 
@@ -153,7 +153,7 @@ def sole_consumer(tensor: Tensor) -> Node | None:
 
 
 def optional_input(node: Node, index: int) -> Tensor | None:
-    """Return the input at an index, or None if it is omitted.
+    """Return the input at an index; None if it is omitted.
 
     >>> from onnxq.ir import Variable
     >>> clip = Node("Clip", "c", {}, [Variable("x"), Variable(""), Variable("most")])
@@ -176,7 +176,7 @@ def is_constant(tensor: Any) -> TypeGuard[Constant]:
 
 
 def constant_values(tensor: Tensor | None) -> list[Any] | None:
-    """Return the values of a constant as a flat list of Python values; None if they are computed or omitted.
+    """Return the values of a constant as a flat list of Python values; None for any other tensor.
 
     >>> import numpy as np
     >>> from onnxq.ir import Variable, constant
@@ -186,9 +186,9 @@ def constant_values(tensor: Tensor | None) -> list[Any] | None:
     return list(tensor.values.reshape(-1).tolist()) if is_constant(tensor) else None
 
 
-# Origins: the nodes of the given model that a rewritten node stands for
+# Origins: the nodes of the given model that a rewritten node replaces
 
-# A chain of any length may become one node.
+# A chain of any length may be fused into one node.
 _MOST_ORIGINS: Final = 32
 
 
@@ -203,12 +203,12 @@ def join_origins(nodes: Iterable[Node]) -> Origins:
 
 
 def origins_by_name(graph: Any) -> dict[str, Origins]:
-    """Return the origins of nodes in a graph and its bodies by the names of the nodes, where there are any."""
+    """Return the origins of nodes in a graph and its bodies by node name; nodes without origins are left out."""
     return {node.name: node.origins for scope in all_graphs(graph) for node in scope.nodes if node.origins}
 
 
 def restore_origins(graph: Any, origins: Mapping[str, Origins]) -> None:
-    """Set the origins of nodes by their names, after a conversion that made all nodes anew."""
+    """Set the origins of nodes by name, after a conversion that created all nodes anew."""
     for scope in all_graphs(graph):
         for node in scope.nodes:
             node.origins = origins.get(node.name, node.origins)

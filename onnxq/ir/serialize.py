@@ -1,4 +1,4 @@
-"""Graph to ModelProto: unchanged parts are written as they were read, everything else from the graph."""
+"""Write a Graph as a ModelProto: unchanged parts as they were read, everything else from the graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxq.ir.tensor_data import TensorData
 from onnxq.ir.types import is_declarable, serialize_declaration
 
 Store = Callable[[TensorProto, TensorData, str], None]
-"""Writes the values of a tensor_data, under a name, into an empty TensorProto."""
+"""Writes values under a name into an empty TensorProto."""
 
 _MODEL_FIELDS = {"graph", "opset_import", "ir_version", "functions", "producer_name", "producer_version"}
 _SHOWN = 40
@@ -31,8 +31,8 @@ def serialize_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store:
 
     Args:
         graph: the main graph, after `restore_classes`.
-        placed: which constants each graph declares.
-        store: writes the tensors.
+        placed: the constants that each graph declares.
+        store: writes the values of each constant.
 
     Raises:
         ModelError: two tensors of a graph share a name, a node reads a tensor that it cannot see, or text is not UTF-8.
@@ -76,8 +76,6 @@ def _emit_versions(graph: Graph, source: ModelProto, model: ModelProto, emission
 
 
 class _Visible(Visible):
-    """The tensors that nodes of a written graph can name."""
-
     def declare(self, tensor: Tensor, graph: Graph) -> None:
         known = self.tensors.setdefault(tensor.name, tensor)
         if known is not tensor:
@@ -155,7 +153,7 @@ class _Emission:
             target.domain = node.domain
             self.domains.add(node.domain)
         elif source is not None and source.HasField("domain") and not canonical_domain(source.domain):
-            # ONNX's own domain is written as it was read.
+            # The domain of ONNX keeps the spelling of the model.
             target.domain = source.domain
         for tensor in node.inputs:
             if tensor.name:
@@ -224,7 +222,7 @@ class _Emission:
 
 
 def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
-    """Return the graph's inputs and overridable initializers, woven in the order in which they were read."""
+    # Inputs and overridable initializers are interleaved in the order in which they were read.
     stored = {tensor for tensor in placed if tensor.overridable_input is not None}
     sparse = {tensor for tensor, _ in graph.sparse_initializers}
     wanted, ordered = set(graph.inputs), set(graph.input_order)
@@ -245,14 +243,15 @@ def _describe(node: Node) -> str:
     return f"{node.op} node {node.name!r}" if node.name else f"the {node.op} node that makes {made}"
 
 
-# Placement of constants: each is declared once, in a graph where all its users can see it
+# Placement of constants: each is declared once, in a graph where all its consumers can see it
 
 
 def place_constants(graph: Graph) -> dict[Graph, list[Constant]]:
     """Return for every graph the constants that it must declare.
 
-    A constant stays in the graph that declares it unless it is also read outside that graph. A new one goes into the
-    innermost graph around all its users. Unused constants are left out unless a caller may feed them.
+    A constant stays in the graph that declares it unless it is also read outside that graph. A new constant goes into
+    the innermost graph around all its consumers. Unused constants are dropped, unless a caller may feed them or they
+    were already unused when read.
     """
     placed: dict[Graph, list[Constant]] = {}
     depth: dict[Graph, int] = {}
@@ -276,7 +275,7 @@ def place_constants(graph: Graph) -> dict[Graph, list[Constant]]:
 
 
 def constants_read(scope: Graph) -> Iterator[Constant]:
-    """Yield the constants that the nodes of one graph read, that it returns, or that a caller may feed in its place."""
+    """Yield the constants among the inputs of a graph's nodes and among the graph's own inputs and outputs."""
     for node in scope.nodes:
         for tensor in node.inputs:
             if isinstance(tensor, Constant):
@@ -287,7 +286,7 @@ def constants_read(scope: Graph) -> Iterator[Constant]:
 
 
 def attribute_constants(scope: Graph) -> Iterator[Constant]:
-    """Yield the tensors in the attributes of the nodes of one graph."""
+    """Yield the tensors in the attributes of one graph's nodes."""
     for node in scope.nodes:
         for value in node.attrs.values():
             if isinstance(value, Constant):

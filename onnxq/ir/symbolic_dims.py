@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 SymbolicDim: TypeAlias = "int | bool | str | None"
-"""A number; a name of a dimension, or of a sum or product of them, never negative; or None while unknown."""
+"""A number, the name of a dimension or of an expression of dimensions (never negative), or None if unknown."""
 
-# Such as "?", "-1", "None" and the unk__12 of tools: each occurrence may be another number.
+# Exporters write "?", "-1", "None" or "unk__12" for unknown dimensions: each occurrence may be another number.
 _PLACEHOLDER = re.compile(r"(any|dyn(amic)?|nan|none|null|undefined|unk(nown)?)?[\W_]*\d*", re.IGNORECASE)
 
 
 def is_symbol(name: str) -> bool:
-    """Whether a name of a dimension stands for one number wherever it occurs.
+    """Whether a dimension's name stands for the same number wherever it occurs.
 
     >>> is_symbol("batch"), is_symbol("s77"), is_symbol("?"), is_symbol("None"), is_symbol("unk__12")
     (True, True, False, False, False)
@@ -23,7 +23,7 @@ def is_symbol(name: str) -> bool:
 
 
 def plus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return the sum of two entries.
+    """Return the sum of two dimensions.
 
     >>> plus("seq", 0), plus("seq", "past"), plus("seq", None)
     ('seq', '(past+seq)', None)
@@ -36,7 +36,7 @@ def plus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def times(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return the product of two entries.
+    """Return the product of two dimensions.
 
     >>> times("seq", 1), times(0, "seq"), times("seq", "batch"), times("seq", -1)
     ('seq', 0, '(batch*seq)', None)
@@ -49,7 +49,7 @@ def times(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def product(entries: Iterable[SymbolicDim]) -> SymbolicDim:
-    """Return the product of all entries.
+    """Return the product of all dimensions.
 
     >>> product([2, "seq", 3]), product([])
     ('((2*seq)*3)', 1)
@@ -61,7 +61,7 @@ def product(entries: Iterable[SymbolicDim]) -> SymbolicDim:
 
 
 def smaller(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return the smaller of two entries.
+    """Return the smaller of two dimensions.
 
     >>> smaller(4, 3), smaller("seq", 64), smaller("seq", -1)
     (3, 'min(64,seq)', None)
@@ -73,7 +73,7 @@ def smaller(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def is_bounded(extent: str, by: str) -> bool:
-    """Whether an extent is the smaller of another and of a number above 1.
+    """Whether ``extent`` is the minimum of ``by`` and a number above 1.
 
     >>> is_bounded("min(64,seq)", "seq"), is_bounded("min(1,seq)", "seq")
     (True, False)
@@ -88,7 +88,7 @@ def _term(sign: str, one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def minus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return the difference of two entries; that of two names may be negative, and has no name."""
+    """Return the difference of two dimensions; None for two different names, because it may be negative."""
     if isinstance(one, int) and isinstance(other, int):
         return one - other
     if one is None or other is None:
@@ -97,7 +97,7 @@ def minus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def over(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Divide as integers are: towards zero."""
+    """Return the quotient of two dimensions, rounded towards zero."""
     if isinstance(one, int) and isinstance(other, int) and other:
         return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
     if other == 1:
@@ -106,13 +106,13 @@ def over(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def remainder(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return the remainder of a division, where the signs leave no doubt."""
+    """Return the remainder of a division; None unless the dividend is at least 0 and the divisor positive."""
     natural = isinstance(one, int) and isinstance(other, int) and one >= 0 and other > 0
     return one % other if natural else None  # type: ignore[operator]
 
 
 def equal(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return whether two entries are equal: a name may be any number that is not negative.
+    """Return whether two dimensions are equal; None if unknown. A name may be any number that is not negative.
 
     >>> equal("seq", "seq"), equal("seq", -1), equal("seq", 4)
     (True, False, None)
@@ -125,17 +125,17 @@ def equal(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def numbers_only(compute: Callable[[int, int], int | bool]) -> Callable[[SymbolicDim, SymbolicDim], SymbolicDim]:
-    """Return a function of two numbers as one of two entries."""
+    """Extend a function of two numbers to dimensions: it returns None unless both are numbers."""
     return lambda one, other: compute(one, other) if isinstance(one, int) and isinstance(other, int) else None
 
 
 def larger(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return the larger of two entries."""
+    """Return the larger of two dimensions; None unless they are numbers or equal."""
     return one if one == other else numbers_only(max)(one, other)
 
 
 def choose(condition: SymbolicDim, one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return one entry where a condition holds, and the other where it does not."""
+    """Return ``one`` if a condition holds, else ``other``; None if the condition is unknown and they differ."""
     if condition is None:
         return one if one == other else None
     return one if condition else other
