@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
-# ONNX packs these into bytes: one element takes fewer bits than its numpy form does.
+# ONNX packs these into bytes: an element takes fewer bits in ONNX than in numpy.
 _PACKED_BITS: Final = {
     "UINT4": 4,
     "INT4": 4,
@@ -54,12 +54,12 @@ _BITS: Final = {
 
 
 def is_known(data_type: int) -> bool:
-    """Return whether the installed onnx and ml_dtypes can hold values of this ``TensorProto.DataType``."""
+    """Return whether the installed onnx and ml_dtypes have this ``TensorProto.DataType``."""
     return data_type in _NUMPY
 
 
 def numpy_dtype(data_type: int) -> np.dtype[np.generic] | None:
-    """Return the numpy dtype of a ``TensorProto.DataType``, or None when it is 0 or unknown.
+    """Return the numpy dtype of a ``TensorProto.DataType``; None if it is 0 or unknown.
 
     >>> numpy_dtype(TensorProto.INT4)
     dtype(int4)
@@ -85,7 +85,7 @@ def data_type_of(dtype: object) -> int:
 
 @cache
 def _of_numpy(wanted: np.dtype[np.generic]) -> int:
-    # Asked for every tensor by every pass.
+    # Cached because every pass calls it for every tensor.
     if wanted.kind in "USO":
         return int(TensorProto.STRING)
     if wanted.newbyteorder("=") not in _ONNX:
@@ -94,13 +94,13 @@ def _of_numpy(wanted: np.dtype[np.generic]) -> int:
 
 
 def data_type_name(data_type: int) -> str:
-    """Return the name of a ``TensorProto.DataType`` in lower case, or its number when it has none."""
+    """Return the name of a ``TensorProto.DataType`` in lower case, or ``"type N"`` for an unknown number."""
     known = data_type in TensorProto.DataType.values()
     return TensorProto.DataType.Name(data_type).lower() if known else f"type {data_type}"
 
 
 def bits_per_element(data_type: int) -> int:
-    """Return how many bits one stored element takes; strings count as 0."""
+    """Return the number of bits of one stored element; 0 for strings."""
     return 0 if data_type == TensorProto.STRING else _BITS[data_type]
 
 
@@ -110,7 +110,7 @@ def is_packed(data_type: int) -> bool:
 
 
 def stored_bytes(data_type: int, elements: int) -> int:
-    """Return how many bytes ``elements`` values take as raw data; strings count as 0.
+    """Return the number of bytes of ``elements`` values as raw data; 0 for strings.
 
     >>> stored_bytes(TensorProto.INT4, 3)
     2

@@ -1,4 +1,4 @@
-"""Edits in one pass each: however many nodes go in or out, the lists of a graph are rebuilt once."""
+"""Edits that rebuild the lists of a graph once, however many nodes are inserted or removed; metadata removal."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def insert_nodes(
     after: Mapping[Node, Sequence[Node]] | None = None,
     first: Sequence[Node] = (),
 ) -> None:
-    """Splice nodes into one graph, in one pass over its list.
+    """Insert nodes into one graph, in one pass over its list.
 
     Args:
         graph: the graph that lists the anchor nodes; its bodies are not searched.
-        before: new nodes to put right before a node.
-        after: new nodes to put right after a node.
-        first: new nodes to put at the beginning.
+        before: for each anchor, the new nodes right before it.
+        after: for each anchor, the new nodes right after it.
+        first: new nodes at the beginning.
 
     Raises:
         ModelError: the graph does not list an anchor node.
@@ -53,7 +53,7 @@ def insert_nodes(
 
 
 def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
-    """Take nodes out of a graph or its bodies and detach them, with the bodies that they hold, from all tensors."""
+    """Remove nodes from a graph or its bodies, and detach them and the nodes of their bodies from all tensors."""
     gone = set(nodes)
     if not gone:
         return
@@ -64,11 +64,11 @@ def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
 
 
 def replace_nodes(graph: Graph, replacements: Mapping[Node, Sequence[Node]]) -> None:
-    """Put new nodes in the place of others, in a graph or its bodies, and detach the old ones as `remove_nodes` does.
+    """Replace nodes of a graph or its bodies, and detach the old nodes as `remove_nodes` does.
 
     Args:
-        graph: the graph that is searched with its bodies.
-        replacements: the new nodes for each old one, which already make the outputs that others read.
+        graph: searched with its bodies.
+        replacements: for each old node the new nodes, which already make the outputs that others read.
     """
     if not replacements:
         return
@@ -85,14 +85,14 @@ def replace_uses(
     *,
     graph_outputs: bool = False,
 ) -> None:
-    """Make nodes read ``new`` wherever they read ``old``; the time is linear in the number of uses.
+    """Make nodes read ``new`` wherever they read ``old``, in time linear in the number of uses.
 
     Args:
         old: the tensor to take away.
-        new: the tensor to read instead; a node that makes it from ``old`` should not be among the consumers.
-        consumers: the nodes to change, in any graph; by default all that read ``old``, except the producers of ``new``.
-        graph_outputs: also let the graphs and bodies that return ``old`` return ``new``. The outputs of a model are
-            known by their names, so where the main graph returned ``old``, the two tensors swap names.
+        new: the tensor to read instead. A node that computes it from ``old`` must not be among the consumers.
+        consumers: the nodes to change, in any graph; None for all consumers of ``old`` but the producers of ``new``.
+        graph_outputs: also replace ``old`` among the outputs of graphs and bodies. The names of a model's outputs are
+            part of its interface: if the main graph returned ``old``, the two tensors swap names.
     """
     chosen = set(old.outputs) - set(new.inputs) if consumers is None else set(consumers)
     kept: list[Node] = []
@@ -112,10 +112,10 @@ def replace_uses(
 
 
 def remove_unused(graph: Graph) -> None:
-    """Remove nodes that nothing depends on, in all scopes, and declared constants that have lost their last use.
+    """Remove nodes that no output depends on, in all scopes, and declared constants that lost their last consumer.
 
-    What a body reads from the graphs around it counts as used while the node that holds the body is. Graph inputs stay,
-    and so do initializers that a caller may override, and those that were unused when the model was read.
+    What a body reads from enclosing graphs counts as used while the node that holds the body is used. Graph inputs
+    stay. Initializers stay if a caller may override them or if they were already unused in the model as read.
     """
     restore_classes(graph)
     root_scopes = list(all_graphs(graph))
@@ -149,7 +149,7 @@ def _drop(scope: Graph, nodes: Iterable[Node]) -> None:
 
 
 def _detach(gone: set[Node]) -> None:
-    """Empty the nodes' inputs and outputs, and those of nodes in their bodies, visiting each tensor once."""
+    """Empty the inputs and outputs of nodes and of the nodes in their bodies, visiting each tensor once."""
     inner = {node for outer in gone for body in outer.subgraphs() for scope in all_graphs(body) for node in scope.nodes}
     everything = gone | inner
     read = {tensor: None for node in everything for tensor in node.inputs}
@@ -170,10 +170,10 @@ def _replace_outputs(old: Tensor, new: Tensor) -> None:
             old.name, new.name = new.name, old.name
 
 
-# Metadata that exporters write for people and tools, and no runtime reads
+# Metadata that exporters write for people and tools, and that no runtime reads
 
 _METADATA: Final = frozenset({"doc_string", "metadata_props"})
-# Documentation of a graph stays; nodes and initializers are written from the Graph, not from its source.
+# The doc_string of a graph stays; nodes and initializers are written from the Graph, not from its source.
 _NOT_IN_GRAPHS: Final = frozenset({"metadata_props", "node", "initializer", "sparse_initializer"})
 _LARGE: Final = frozenset(
     {
@@ -188,17 +188,17 @@ _LARGE: Final = frozenset(
 
 
 def metadata_bytes(graph: Graph) -> int:
-    """Return how many bytes of a model's file are metadata of nodes, tensors and graphs."""
+    """Return the size in a model's file of the metadata of nodes, tensors and graphs."""
     return sum(_bytes(source) for scope in all_graphs(graph) for source in _sources(scope))
 
 
 def strip_metadata(graph: Graph) -> list[str]:
-    """Let a graph and its bodies be written without the metadata of nodes, tensors and graphs.
+    """Remove the metadata of nodes, tensors and graphs from what is written.
 
     The documentation of graphs and the metadata of the model stay. Protos that were read are not changed.
 
     Returns:
-        The names of the nodes and tensors that had any.
+        The names of the nodes and tensors that had metadata.
     """
     changed: list[str] = []
     for scope in all_graphs(graph):
@@ -224,7 +224,7 @@ def _sources(scope: Graph) -> Iterator[Message]:
 
 
 def _bytes(source: Any) -> int:
-    """Return the bytes that stripping a proto saves, tags and lengths included."""
+    # The bytes that stripping a proto saves, tags and lengths included.
     parts = [entry.ByteSize() for entry in source.metadata_props]
     if not isinstance(source, GraphProto) and source.doc_string:
         parts.append(len(source.doc_string.encode()))

@@ -23,17 +23,17 @@ Origins: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, eq=False)
 class OpaqueAttribute:
-    """A node attribute of a kind that GraphSurgeon has no value for (types, sparse tensors, lists of tensors).
+    """A node attribute that GraphSurgeon has no value for: a type, a sparse tensor or a list of tensors.
 
     Attributes:
-        proto: the attribute, carried unchanged.
+        proto: the attribute, which is written unchanged.
     """
 
     proto: AttributeProto
 
 
 def canonical_domain(name: str | None) -> str:
-    """Return the name of a domain as used here; models write the domain of ONNX in three ways.
+    """Return a domain's canonical name; the domain of ONNX is ``""``, ``"ai.onnx"`` or missing in models.
 
     >>> canonical_domain(None), canonical_domain("ai.onnx"), canonical_domain("com.microsoft")
     ('', '', 'com.microsoft')
@@ -42,7 +42,7 @@ def canonical_domain(name: str | None) -> str:
 
 
 def subgraphs_of(values: Iterable[Any]) -> list[Any]:
-    """Return the control-flow bodies among the values of attributes, in order."""
+    """Return the control-flow bodies among attribute values, in order."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, gs.Graph):
@@ -53,14 +53,14 @@ def subgraphs_of(values: Iterable[Any]) -> list[Any]:
 
 
 def _links(owner: Any, field: str) -> SynchronizedList:
-    """Return an empty list that keeps a field of its entries in step."""
+    """Return an empty list that registers ``owner`` in ``field`` of each entry."""
     links = SynchronizedList.__new__(SynchronizedList)
     links.parent_obj, links.field_name = owner, field
     return links
 
 
 class Identity:
-    """Two objects are equal when they are the same one; GraphSurgeon compares names and cannot hash."""
+    """Equality by identity. GraphSurgeon compares names and is not hashable."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -70,9 +70,9 @@ class Node(Identity, gs.Node):
     """An operator call.
 
     Attributes:
-        source: the NodeProto it was read from, or None; documentation and metadata are written back from it.
-        origins: names and operators of the given model's nodes that this one replaces, first the one whose work it
-            does; empty for a node of the given model.
+        source: the NodeProto it was read from, or None. Documentation and metadata are written from it.
+        origins: names and operators of the given model's nodes that this node replaces; the first is the node whose
+            work it does. Empty for a node of the given model.
     """
 
     op: str
@@ -92,7 +92,7 @@ class Node(Identity, gs.Node):
         outputs: Iterable[Any] | None = None,
         domain: str | None = None,
     ) -> None:
-        # GraphSurgeon compares each attribute that is set with the names of its lists.
+        # Faster than setting attributes: GraphSurgeon's __setattr__ compares each name with those of its lists.
         self.__dict__.update(
             op=op,
             name=name or "",
@@ -106,7 +106,7 @@ class Node(Identity, gs.Node):
 
     @property
     def domain(self) -> str:
-        """The domain of the operator; that of ONNX itself is ``""``, however it was written."""
+        """The domain of the operator, as `canonical_domain` writes it."""
         return canonical_domain(self.__dict__.get("domain"))
 
     @domain.setter
@@ -114,7 +114,11 @@ class Node(Identity, gs.Node):
         self.__dict__["domain"] = domain
 
     def subgraphs(self, recursive: bool = False) -> list[Any]:
-        """Return the control-flow bodies of this node in attribute order, each before those inside it."""
+        """Return the control-flow bodies of this node in attribute order, each before those inside it.
+
+        Args:
+            recursive: also return the bodies inside bodies.
+        """
         found = subgraphs_of(self.attrs.values())
         if not recursive:
             return found
@@ -126,18 +130,18 @@ class Node(Identity, gs.Node):
         outputs: Sequence[Tensor] | None = None,
         tensor_map: dict[str, Tensor] | None = None,
     ) -> Node:
-        """Return a node of the same operator and attributes on other tensors; bodies are shared."""
+        """Return a node with the same operator and attributes on other tensors; bodies are shared."""
         twin = Node(self.op, self.name, dict(self.attrs), list(inputs or ()), list(outputs or ()), self.domain)
         twin.source, twin.origins = self.source, self.origins
         return twin
 
 
 class Variable(Identity, gs.Variable):
-    """A tensor that is computed or fed.
+    """A tensor that a node computes or a caller feeds.
 
     Attributes:
-        dtype: numpy dtype, or None while unknown or when it is no tensor (sequence, map, optional).
-        shape: list of numbers, names and None for unknown dimensions; None while the rank is unknown.
+        dtype: numpy dtype; None if it is unknown, or if this is not a tensor but a sequence, map or optional.
+        shape: a number, a name or None for each dimension; None if the rank is unknown.
         source: the ValueInfoProto it was read with, or None.
         graph_output_of: the graphs that list it among their outputs.
     """
@@ -170,7 +174,7 @@ class Variable(Identity, gs.Variable):
         return self
 
     def copy(self) -> Variable:
-        """Return a tensor of the same name, type and shape without producers and consumers."""
+        """Return a tensor with the same name, type and shape, without producers and consumers."""
         twin = Variable(self.name, self.dtype, None if self.shape is None else list(self.shape), self.type)
         twin.source = self.source
         return twin
@@ -181,7 +185,7 @@ class Constant(Identity, gs.Constant):
 
     Attributes:
         overridable_input: the graph input that lets a caller override it, or None.
-        declared_unused: whether it was declared and unused when read, and so is written although nothing uses it.
+        declared_unused: whether nothing used it when read; it is then written although nothing uses it.
         graph_output_of: the graphs that list it among their outputs.
     """
 
@@ -206,14 +210,14 @@ class Constant(Identity, gs.Constant):
 
     @property
     def tensor_data(self) -> TensorData:
-        """The values in the form in which they are stored and written."""
+        """The values in the form in which they are stored."""
         data = self._values
         assert isinstance(data, TensorData), "restore_classes() converts what stock GraphSurgeon code assigns"
         return data
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """The values as an array: read anew each time, and read-only unless an array was assigned."""
+        """The values as an array, loaded anew each time. It is read-only unless an array was assigned."""
         return self.tensor_data.load()
 
     @values.setter
@@ -232,7 +236,7 @@ class Constant(Identity, gs.Constant):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored values, without loading them; 0 for strings."""
+        """Bytes of the stored values; 0 for strings."""
         return self.tensor_data.nbytes
 
     def to_variable(self, dtype: object = None, shape: Sequence[int | str] | None = None) -> Variable:
@@ -245,7 +249,7 @@ class Constant(Identity, gs.Constant):
         return self
 
     def copy(self) -> Constant:
-        """Return a tensor of the same name that shares the data, without consumers."""
+        """Return a tensor with the same name that shares the data, without consumers."""
         return Constant(self.name, self.tensor_data)
 
     def __repr__(self) -> str:
@@ -266,10 +270,10 @@ def constant(name: str, array: npt.ArrayLike) -> Constant:
 def become_constant(variable: Variable, tensor_data: TensorData) -> Constant:
     """Turn a variable into a constant in place, so that all its consumers read the data.
 
-    A producer with other outputs keeps them at their positions, and makes this one under the name ``x.unused``.
+    If a producer has other outputs, a new variable named ``x.unused`` takes the place of ``x`` among its outputs.
     """
     for producer in dict.fromkeys(variable.inputs):
-        # Kernels such as Split's crash where an output in the middle is omitted.
+        # Some kernels, such as Split's, crash if an output in the middle is omitted.
         others = any(output.name for output in producer.outputs if output is not variable)
         for index, output in enumerate(producer.outputs):
             if output is variable:
@@ -281,7 +285,7 @@ def become_constant(variable: Variable, tensor_data: TensorData) -> Constant:
 
 
 def onnx_dtype(tensor: Tensor) -> int:
-    """Return the ``TensorProto.DataType`` of a tensor; 0 when unknown.
+    """Return the ``TensorProto.DataType`` of a tensor; 0 if unknown.
 
     >>> onnx_dtype(Variable("x", np.float32)), onnx_dtype(Variable("y"))
     (1, 0)

@@ -19,8 +19,6 @@ from onnxq.ir.tensor_data import as_tensor_data
 
 
 class _Outputs(SynchronizedList):
-    """The outputs of a graph; each tensor knows the graphs that return it."""
-
     def __init__(self, graph: Graph, tensors: Iterable[Tensor]) -> None:
         super().__init__(graph, "graph_output_of", list(tensors))
 
@@ -43,7 +41,7 @@ class _Outputs(SynchronizedList):
         self.extend(tensors)
 
 
-# Operators, inputs and outputs in the short text of a graph.
+# The most operators, inputs and outputs that `Graph.__repr__` lists.
 _SHOWN = 8
 
 
@@ -51,16 +49,15 @@ class Graph(Identity, gs.Graph):
     """A model, or the body of a control-flow node.
 
     Attributes:
-        nodes: the nodes, in an order of execution when read and when written.
-        inputs: what a caller must feed; initializers that a caller may override are not listed.
-        outputs: what the graph returns.
+        nodes: in execution order when read and when written.
+        inputs: what a caller must feed, without overridable initializers.
         initializers: constants that this graph declares. New ones need no entry: they are declared where needed.
-        sparse_initializers: sparse constants, carried unchanged, each with the Variable that stands for it.
-        opset_imports: version by domain, ``""`` being ONNX's own; shared with all bodies.
-        ir_version: version of the file format, raised on writing when the opset needs a higher one.
-        functions: model-local functions, carried unchanged.
-        folder: where the external data of the model lies, or None.
-        parent: the graph around this body, or None.
+        sparse_initializers: sparse constants, written unchanged, each with the Variable that stands for it.
+        opset_imports: version by domain; ``""`` is the domain of ONNX. Shared with all bodies.
+        ir_version: version of the file format, raised on writing if the opset needs a higher one.
+        functions: model-local functions, written unchanged.
+        folder: the folder of the model's external data, or None.
+        parent: the enclosing graph of a body, or None.
         source: the GraphProto it was read from, or None.
         model_source: the ModelProto around the main graph, or None.
     """
@@ -89,7 +86,6 @@ class Graph(Identity, gs.Graph):
         *,
         ir_version: int | None = None,
     ) -> None:
-        """Make a graph as GraphSurgeon does; functions, and who made it, are set afterwards."""
         self.opset_imports: dict[str, int] = {}
         self.initializers: list[Constant] = []
         self.sparse_initializers: list[tuple[Variable, SparseTensorProto]] = []
@@ -107,7 +103,7 @@ class Graph(Identity, gs.Graph):
         )
 
     def __repr__(self) -> str:
-        """Return what it is in a few lines; as text it is all of its nodes, as GraphSurgeon's."""
+        # A summary in a few lines; `str` lists all nodes, as GraphSurgeon does.
         counts = Counter(node.op for node in self.nodes).most_common()
         lines = (
             f"Graph {self.name} (Opset {self.opset})",
@@ -119,7 +115,7 @@ class Graph(Identity, gs.Graph):
 
     @property
     def opset(self) -> int:
-        """Version of the default domain; 0 when the model does not import it."""
+        """Version of the default domain; 0 if the model does not import it."""
         return self.opset_imports.get("", 0)
 
     @opset.setter
@@ -128,7 +124,7 @@ class Graph(Identity, gs.Graph):
 
     @property
     def import_domains(self) -> list[OperatorSetIdProto]:
-        """The imported domains in GraphSurgeon's form; change ``opset_imports`` instead."""
+        """The imported domains in GraphSurgeon's form. Change ``opset_imports`` instead."""
         return [helper.make_opsetid(domain, version) for domain, version in self.opset_imports.items()]
 
     @import_domains.setter
@@ -137,7 +133,7 @@ class Graph(Identity, gs.Graph):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The model's metadata_props, as a copy."""
+        """A copy of the model's metadata_props."""
         properties = self.model_source.metadata_props if self.model_source is not None else ()
         return {entry.key: entry.value for entry in properties}
 
@@ -151,7 +147,7 @@ class Graph(Identity, gs.Graph):
 
     @property
     def functions(self) -> list[FunctionProto]:
-        """The model-local functions; GraphSurgeon would make graphs of them, and lose what it has no place for."""
+        """The model-local functions as protos; as graphs, which GraphSurgeon makes of them, they would lose fields."""
         return self._functions
 
     @functions.setter
@@ -168,9 +164,9 @@ class Graph(Identity, gs.Graph):
         super().__setattr__(name, value)
 
     def adopt(self, other: Graph) -> None:
-        """Become the other graph in place; that one must not be used afterwards.
+        """Become the other graph in place; ``other`` must not be used afterwards.
 
-        For what makes a new graph, such as an opset upgrade, where the caller holds on to this one.
+        An opset upgrade, for example, makes a new graph while the caller keeps a reference to this one.
         """
         outputs = list(other.outputs)
         other.outputs = []
@@ -187,9 +183,9 @@ class Graph(Identity, gs.Graph):
         remove_unused_graph_inputs: bool = False,
         recurse_functions: bool = False,
     ) -> Graph:
-        """Remove what no output depends on, as GraphSurgeon does, and never shift the outputs of a node.
+        """Remove what no output depends on, as GraphSurgeon does, but never shift the outputs of a node.
 
-        Functions are carried unchanged, whatever ``recurse_functions`` says, and so are unused outputs.
+        ``recurse_functions`` and ``remove_unused_node_outputs`` have no effect: functions and unused outputs stay.
         """
         restore_classes(self)
         super().cleanup(False, recurse_subgraphs, remove_unused_graph_inputs, recurse_functions=False)
@@ -201,7 +197,7 @@ class Graph(Identity, gs.Graph):
         return self
 
     def copy(self, tensor_map: Mapping[str, Tensor] | None = None) -> Graph:
-        """Return an independent graph; the values of constants and the protos that were read are shared, not copied."""
+        """Return an independent graph that shares the values of constants and the protos that were read."""
         return copy_graph(restore_classes(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
@@ -213,7 +209,7 @@ def _first(things: Sequence[object]) -> str:
     return ", ".join([*map(str, things[:_SHOWN]), *([f"and {left} more"] if left > 0 else [])])
 
 
-# Copies: new nodes and tensors that share the values of constants
+# Copies
 
 AnyGraph = TypeVar("AnyGraph")
 
@@ -221,13 +217,13 @@ _SHARED = ("name", "doc_string", "ir_version", "producer_name", "producer_versio
 
 
 def copy_graph(graph: AnyGraph) -> AnyGraph:
-    """Return a graph with nodes and tensors of its own, in bodies too.
+    """Return a graph with its own nodes and tensors, in bodies too.
 
-    The data of constants and the protos that nodes were read from are shared, because nobody changes them. The copy of
-    a body reads the same tensors of the graphs around it.
+    Values of constants and protos that nodes were read from are shared, because they are never changed. The copy of a
+    body reads the same tensors of the enclosing graphs.
 
     Args:
-        graph: a Graph in which `restore_classes` has nothing to do.
+        graph: a Graph that holds no plain GraphSurgeon objects (see `restore_classes`).
     """
     root: Any = graph
     around: list[Any] = list(all_graphs(root))
@@ -258,7 +254,7 @@ def copy_graph(graph: AnyGraph) -> AnyGraph:
 
 
 class _Twins:
-    """The copy of each tensor that one of some graphs owns."""
+    """Copies of the tensors that the given graphs own."""
 
     def __init__(self, around: list[Any]) -> None:
         self._twins: dict[Tensor, Tensor] = {}
@@ -292,7 +288,7 @@ def _attribute(value: Any, twins: dict[Any, Any], tensors: _Twins) -> Any:
 
 
 def without_graph(source: ModelProto) -> ModelProto:
-    """Return the model's own fields, which `Graph.set_metadata` changes; the graph is what takes memory."""
+    """Return a copy of a model without graph and functions, which take most of the memory."""
     twin = ModelProto()
     for field, value in source.ListFields():
         if field.name in ("graph", "functions"):
@@ -304,19 +300,19 @@ def without_graph(source: ModelProto) -> ModelProto:
     return twin
 
 
-# Objects of plain GraphSurgeon, which code written against it puts into our graphs
+# Plain GraphSurgeon objects
 
 # Attributes that are neither tensors nor bodies.
 _SIMPLE = (bool, int, float, str, bytes)
 
 
 def restore_classes(graph: AnyGraph) -> AnyGraph:
-    """Give stock GraphSurgeon objects inside a graph our classes, in place, and set every body's parent.
+    """Convert plain GraphSurgeon objects in a graph to onnxq's classes, in place, and set the parent of every body.
 
-    Code written against plain GraphSurgeon puts such objects into our graphs; readers of the graph need not care.
+    Code written for GraphSurgeon puts plain objects into onnxq's graphs. Code that reads a graph need not handle them.
 
     Raises:
-        ModelError: a stock constant holds sparse values, or something that is no node or tensor stands in place of one.
+        ModelError: a plain constant holds sparse values, a body is a plain graph, or an entry is not a node or tensor.
     """
     root: Any = graph
     pending = [(root, getattr(root, "parent", None))]

@@ -1,4 +1,4 @@
-"""Order of execution: a stable topological sort that sees what control-flow bodies read from around them."""
+"""Execution order: a stable topological sort that counts what control-flow bodies read from enclosing graphs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _SHOWN = 4
 
 
 def toposort(graph: Any) -> None:
-    """Sort the nodes of a graph and of its bodies so that each follows the producers of what it reads.
+    """Sort the nodes of a graph and of its bodies so that each follows its producers.
 
-    A body's node reads on behalf of the node that holds the body. An order that is valid already is left alone, and
-    otherwise every node comes as early as its position in the list allows.
+    A node that holds a body also depends on everything that the body reads. A valid order is left alone. Otherwise
+    every node comes as early as its position in the list allows.
 
     Raises:
-        ModelError: nodes need each other's outputs; the message names them.
+        ModelError: the graph has a cycle; the message names its nodes.
     """
     for scope in all_graphs(graph):
         scope.nodes[:] = sorted_nodes(scope)
 
 
 def sorted_nodes(scope: Any) -> list[Node]:
-    """Return the nodes of one graph in order of execution, without changing it.
+    """Return the nodes of one graph in execution order, without changing the graph.
 
     Raises:
-        ModelError: nodes need each other's outputs.
+        ModelError: the graph has a cycle.
     """
     nodes: list[Node] = list(scope.nodes)
     position = {node: index for index, node in enumerate(nodes)}
@@ -60,7 +60,7 @@ def sorted_nodes(scope: Any) -> list[Node]:
 
 
 def tensors_read(node: Node) -> Iterator[Tensor]:
-    """Yield every tensor that a node reads: its inputs, and all that its bodies read or return."""
+    """Yield every tensor that a node reads: its inputs, and the inputs and outputs of its bodies."""
     yield from node.inputs
     for body in node.subgraphs():
         for scope in all_graphs(body):
@@ -75,7 +75,7 @@ def _producers(node: Node, position: dict[Node, int]) -> set[int]:
 
 
 def _one_cycle(needs: list[set[int]], waiting: list[int]) -> list[int]:
-    """Return the indices of one cycle: among unsorted nodes each needs another unsorted one, so a walk must return."""
+    # Each unsorted node needs another unsorted node, so a walk from one to the next must close a cycle.
     current = next(index for index, count in enumerate(waiting) if count)
     seen: dict[int, int] = {}
     path: list[int] = []

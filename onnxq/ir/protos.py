@@ -31,9 +31,9 @@ def copy_other_fields(source: Message, target: Message, handled: Collection[str]
 
 
 def read_attribute(proto: AttributeProto) -> Any:
-    """Return the value of an attribute that is no tensor and no graph: number, text, list, or OpaqueAttribute.
+    """Return the value of an attribute that is not a tensor or graph: a number, text, list or OpaqueAttribute.
 
-    Text that is not UTF-8 becomes bytes.
+    Text that is not UTF-8 is returned as bytes.
     """
     if proto.ref_attr_name:
         return OpaqueAttribute(proto)
@@ -53,7 +53,7 @@ def write_attribute(target: AttributeProto, name: str, value: Any, source: Attri
     """Write a plain attribute. If it still has the value that was read, the source is copied.
 
     Raises:
-        TypeError, ValueError: ONNX has no attribute of that kind.
+        TypeError, ValueError: ONNX has no attribute for this value.
     """
     if isinstance(value, OpaqueAttribute):
         target.CopyFrom(value.proto)
@@ -106,7 +106,7 @@ def _text(value: bytes) -> str | bytes:
 
 
 def _same(old: Any, new: Any) -> bool:
-    # 1 == 1.0 == True in Python, yet they are attributes of different kinds.
+    # In Python 1 == 1.0 == True, but ONNX stores them as different types of attribute.
     if type(old) is not type(new):
         return False
     if isinstance(old, list):
@@ -116,12 +116,12 @@ def _same(old: Any, new: Any) -> bool:
 
 # Stored tensors
 
-# These fields hold no values, and there may be one entry for each tensor.
+# These fields hold no values, but may have an entry for each tensor, so they are skipped.
 _VALUELESS = frozenset({"value_info", "input", "output", "quantization_annotation", "metadata_props", "external_data"})
 
 
 def stored_tensors(part: Message) -> Iterator[onnx.TensorProto]:
-    """Yield the stored tensors of a model or a part of one: initializers and attributes, in bodies and functions too.
+    """Yield the stored tensors of a model or a part of it: initializers and attributes, also in bodies and functions.
 
     >>> node = onnx.helper.make_node("Constant", [], ["c"], value=onnx.TensorProto(name="one"))
     >>> [tensor.name for tensor in stored_tensors(onnx.GraphProto(node=[node]))]
@@ -149,14 +149,14 @@ def external_locations(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
-    """Return the files that hold external tensors of a model in this folder."""
+    """Return the paths of the files in a folder that hold external tensors of a model."""
     return tuple(folder / location for location in external_locations(model))
 
 
-# Large models, whose weights stay in their files
+# Large models
 
 _LARGE_BYTES = 1 << 30
-# A model file with external weights is no larger than this itself.
+# A larger model file is assumed to hold its weights itself, so it is not parsed.
 _LARGEST_GRAPH_BYTES = 1 << 28
 
 
@@ -179,7 +179,7 @@ _is_large_file = cached_by_mtime(_is_large)
 
 
 def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
-    """Return the model itself, or an empty one if the file holds its weights or is no model."""
+    """Return the parsed model; an empty one if the file is over 256 MiB or damaged."""
     if isinstance(model, onnx.ModelProto):
         return model
     found = onnx.ModelProto()
@@ -195,7 +195,7 @@ def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
 # Versions of the file format
 
 NEWEST_IR_VERSION: Final = 13
-"""The newest file format that onnxruntime loads; a higher one is only ever kept, never set."""
+"""The newest IR version that onnxruntime loads. A model with a higher one keeps it; onnxq never sets one."""
 NEWEST_OPSET: Final = 26
 """The newest ONNX opset that onnxruntime loads."""
 
@@ -206,6 +206,10 @@ _IR_BY_OPSET: Final = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (13, 7))
 
 def minimum_ir_version(opset: int, *, all_initializers_are_inputs: bool = True) -> int:
     """Return the lowest IR version that a model of this ONNX opset may have, at most 13.
+
+    Args:
+        opset: of the default domain.
+        all_initializers_are_inputs: False if an initializer is not among the graph inputs, which takes IR version 4.
 
     >>> minimum_ir_version(21)
     10

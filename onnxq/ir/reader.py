@@ -1,4 +1,4 @@
-"""Reading: model files, ModelProtos and plain GraphSurgeon graphs become a Graph, without loading external data."""
+"""Read model files, ModelProtos and plain GraphSurgeon graphs as a Graph, without loading external data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GIT_LFS = b"version https://git-lfs"
 def load(path: str | os.PathLike[str]) -> Graph:
     """Read a model file.
 
-    External data is checked to be there and to fit, but not loaded.
+    External data must exist and fit, but is not loaded.
 
     Args:
         path: an ONNX file; its external data lies in the same folder.
@@ -73,12 +73,12 @@ def read_model(
     *,
     tensor_data: Callable[[TensorProto], TensorData] | None = None,
 ) -> Graph:
-    """Read a model in memory; the graph refers to the proto, which must not be changed afterwards.
+    """Read a model in memory. The graph refers to the proto, which must not be changed afterwards.
 
     Args:
         model: the model.
-        folder: where its external data lies; without one external constants cannot be loaded.
-        tensor_data: makes the data of each stored tensor; a ProtoTensor by default.
+        folder: the folder of its external data; without one, external constants cannot be loaded.
+        tensor_data: wraps each stored tensor; by default a ProtoTensor.
 
     Raises:
         ModelError: the model is incomplete, or holds a graph that cannot be executed.
@@ -99,9 +99,9 @@ def read_model(
 
 
 def from_graphsurgeon(graph: gs.Graph) -> Graph:
-    """Return our form of a GraphSurgeon graph; one that is ours already is returned as it is.
+    """Return a GraphSurgeon graph as a `Graph`; a `Graph` is returned as it is.
 
-    A plain graph is exported by GraphSurgeon first, so nothing is shared but the stored tensors it was imported with.
+    A plain graph is exported by GraphSurgeon first. The result shares only the stored tensors of the plain graph.
 
     Raises:
         ModelError: GraphSurgeon cannot export the graph, or would change it.
@@ -118,7 +118,7 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
         model: a path, a ModelProto or a GraphSurgeon graph. The values of its constants are shared, not copied.
 
     Raises:
-        ModelError: it cannot be read, or is none of these.
+        ModelError: the model cannot be read, or is of another type.
     """
     if isinstance(model, ModelProto):
         graph = read_model(model)
@@ -156,15 +156,15 @@ def _check_model(model: ModelProto) -> None:
             )
 
 
-# Open a model, and refuse an output that would overwrite it
-
-
 def open_model(model: str | Path | Any, output: str | Path | None) -> tuple[Graph, Path | None, Path | None]:
-    """Return the graph of a model, its file if it is in one, and the file to write.
+    """Open a model, and refuse an output path that would overwrite it.
 
     Args:
-        model: a file, a ModelProto or a GraphSurgeon graph.
-        output: file to write; None writes nothing.
+        model: a path, a ModelProto or a GraphSurgeon graph.
+        output: the file to write; None if nothing is written.
+
+    Returns:
+        The graph; the model's file, None if the model was not given as a path; and the file to write.
 
     Raises:
         ModelError: the model cannot be read.
@@ -183,8 +183,12 @@ def open_model(model: str | Path | Any, output: str | Path | None) -> tuple[Grap
 def refuse_overwriting(graph: Graph, data: Path) -> None:
     """Refuse an output whose external data would overwrite the model's own.
 
+    Args:
+        graph: the model.
+        data: the external data file to write.
+
     Raises:
-        OutputError: the model reads the file ``data``.
+        OutputError: the model reads ``data``.
     """
     external = (tensor.tensor_data for tensor in constants(graph) if tensor.tensor_data.external)
     read = {tensor_data.data_range().path for tensor_data in external if isinstance(tensor_data, ProtoTensor)}
@@ -192,7 +196,7 @@ def refuse_overwriting(graph: Graph, data: Path) -> None:
         raise OutputError(f"output data {data} is the external data of the model itself; give another name")
 
 
-# Graphs of plain GraphSurgeon, exported where that loses nothing
+# Plain GraphSurgeon graphs, which are exported only if that loses nothing
 
 _ADVICE = "read the model with onnxq.load instead of GraphSurgeon's import"
 
@@ -201,19 +205,19 @@ def export_plain_graph(graph: gs.Graph) -> ModelProto:
     """Return the model of a plain GraphSurgeon graph, which is not changed.
 
     Raises:
-        ModelError: GraphSurgeon would change the type of a constant or the name of a shared one, or cannot export the
-            graph at all.
+        ModelError: GraphSurgeon cannot export the graph, or would change the type of a constant or the name of a shared
+            one.
     """
     constants = list(_constants(graph))
     _refuse_losses(constants)
     domains = graph.import_domains
     imported = [(tensor._values, tensor._values.tensor) for tensor in constants if _is_imported(tensor)]
     try:
-        # The exporter writes names into the protos that the graph was imported from, so it gets copies.
+        # The exporter writes names into the protos that the graph was imported from, so give it copies.
         for values, proto in imported:
             values.tensor = TensorProto()
             values.tensor.CopyFrom(proto)
-        # It also adds domains to the list that it finds, which is the one of the model read.
+        # The exporter also adds domains to the graph's list, which belongs to the imported model.
         graph.import_domains = None if domains is None else list(domains)
         model: ModelProto = gs.export_onnx(graph, do_type_check=False)  # noqa: TID251 - losses are refused above
     except (
@@ -231,10 +235,10 @@ def export_plain_graph(graph: gs.Graph) -> ModelProto:
             values.tensor = proto
     for entry in model.opset_import:
         if not canonical_domain(entry.domain):
-            # It ignores an opset that was set after the import.
+            # The exporter ignores an opset that was set after the import.
             entry.version = graph.opset
     if graph.ir_version is None:
-        # GraphSurgeon takes the newest that onnx knows, which onnxruntime may not load; the writer sets what is needed.
+        # GraphSurgeon writes onnx's newest IR version, which onnxruntime may not load. The writer sets the lowest one.
         model.ClearField("ir_version")
     return model
 
@@ -273,7 +277,7 @@ def _refuse_losses(constants: list[Any]) -> None:
             data_type = data_type_of(np.asarray(tensor._values).dtype)
         except TypeError as error:
             raise ModelError(f"constant {tensor.name!r} cannot be stored: {error}") from error
-        # GraphSurgeon writes packed types one to a byte, strings not at all, and this type under another's number.
+        # GraphSurgeon writes packed types one to a byte, fails on strings, and writes FLOAT8E4M3FNUZ as another type.
         if is_packed(data_type) or data_type in (TensorProto.STRING, TensorProto.FLOAT8E4M3FNUZ):
             raise ModelError(
                 f"constant {tensor.name!r} holds {data_type_name(data_type)} values, which GraphSurgeon cannot export; "

@@ -1,4 +1,4 @@
-"""The values of constants in the form in which they came: arrays, packed bytes, protos, or external data."""
+"""The values of constants in the form in which they were read or made: arrays, packed bytes, protos, external data."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from onnxq.ir.data_types import (
 from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange, locate
 
 CHUNK_BYTES = 1 << 24
-"""Pieces of at most this size are streamed from arrays."""
+"""Values are streamed in pieces of at most this size."""
 
-# The limit of numpy 1, and far more than any operator takes.
+# The limit of numpy 1, far above the rank of any operator's inputs.
 _MOST_DIMENSIONS = 32
 
 Keep: TypeAlias = "Callable[[npt.NDArray[np.generic]], npt.NDArray[np.generic]]"
 KEEP: ContextVar[Keep] = ContextVar("keep", default=lambda array: array)
-"""Keeps the array of a new constant: as it is, or moved to a file by `spilling`."""
+"""Called on the array of each new constant; `spilling` sets a function that moves large arrays to a file."""
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
@@ -48,7 +48,6 @@ class TensorData(LazyValues):
 
     Attributes:
         onnx_dtype: ``TensorProto.DataType`` of the elements.
-        shape: the dimensions.
     """
 
     onnx_dtype: int
@@ -61,19 +60,19 @@ class TensorData(LazyValues):
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The numpy dtype of the loaded array."""
+        """The numpy dtype of `load`."""
         dtype = numpy_dtype(self.onnx_dtype)
         assert dtype is not None, "the type is checked when the tensor is made"
         return dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored form (packed types count packed); 0 for strings."""
+        """Bytes of the stored form, packed if the type is packed; 0 for strings."""
         return stored_bytes(self.onnx_dtype, math.prod(self.shape))
 
     @property
     def stored(self) -> npt.NDArray[np.generic] | None:
-        """The array whose bytes are the stored form; None where there is none."""
+        """The array whose bytes are the stored form; None if there is none."""
         return None
 
     @property
@@ -85,7 +84,8 @@ class TensorData(LazyValues):
     def fingerprint(self) -> str:
         """The first and the last element, which distinguish most constants without reading all values.
 
-        Reshaping and transposing keep both in their places. Empty for strings, packed types and no elements.
+        Reshaping and transposing keep both in their places. Empty for strings, packed types and tensors without
+        elements.
         """
         if is_packed(self.onnx_dtype) or not self.nbytes:
             return ""
@@ -93,14 +93,14 @@ class TensorData(LazyValues):
         return f"{values[(0,) * values.ndim].item()!r} {values[(-1,) * values.ndim].item()!r}"
 
     def digest(self) -> bytes:
-        """Return a hash of the stored bytes, which are read in chunks."""
+        """Return a 20-byte BLAKE2b hash of the stored bytes, which are read in chunks."""
         digest = hashlib.blake2b(digest_size=20)
         for chunk in self.chunks():
             digest.update(chunk)
         return digest.digest()
 
     def load(self) -> npt.NDArray[np.generic]:
-        """Return the values; the array is read-only unless it is an `ArrayData`."""
+        """Return the values. The array is read-only unless it is an `ArrayData`."""
         array = np.asarray(numpy_helper.to_array(self.to_proto("")))
         array.flags.writeable = False
         return array
@@ -111,20 +111,20 @@ class TensorData(LazyValues):
         proto.raw_data = b"".join(self.chunks())
 
     def fill_without_values(self, proto: TensorProto, name: str) -> None:
-        """Write everything but the values, and where they lie, into an empty TensorProto."""
+        """Write name, type and shape into an empty TensorProto, without values or their location."""
         if name:
             proto.name = name
         proto.data_type = self.onnx_dtype
         proto.dims.extend(self.shape)
 
     def to_proto(self, name: str) -> TensorProto:
-        """Return a new TensorProto that holds the values itself."""
+        """Return a new TensorProto that contains the values."""
         proto = TensorProto()
         self.fill(proto, name)
         return proto
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the raw data in order, in pieces fit for writing to a file; strings have none."""
+        """Yield the raw data in order, in pieces fit for writing to a file; strings have no raw data."""
         yield memoryview(self.to_proto("").raw_data)
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class ArrayData(TensorData):
     """Values in a numpy array, which is not copied unless it is spilled to a file.
 
     Attributes:
-        array: any array of a type that ONNX has.
+        array: an array of any type that ONNX has.
     """
 
     array: npt.NDArray[np.generic]
@@ -187,12 +187,12 @@ class ArrayData(TensorData):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedTensor(TensorData):
-    """Raw data as ONNX stores it, for types that share bytes between elements and for any other.
+    """Raw data as ONNX stores it, for any type but strings.
 
     Attributes:
         onnx_dtype: ``TensorProto.DataType`` of the elements.
         shape: the dimensions, counted in elements.
-        data: the bytes; 4-bit types put the first element in the low half, 2-bit types in the lowest quarter.
+        data: the bytes. 4-bit types store the first element in the low half, 2-bit types in the lowest quarter.
 
     >>> PackedTensor(TensorProto.INT4, (3,), bytes([0x21, 0x03])).load()
     array([1, 2, 3], dtype=int4)
@@ -213,14 +213,14 @@ class PackedTensor(TensorData):
                 f"packed data of {data_type_name(self.onnx_dtype)} with shape {list(self.shape)} "
                 f"takes {self.nbytes} bytes, found {found}"
             )
-        # The array itself stays, so that one in a file already is not written again.
+        # Keep the given array unless it was spilled: an array mapped from a file is not written again.
         stored = _as_bytes(self.data)
         if (kept := KEEP.get()(stored)) is not stored:
             object.__setattr__(self, "data", kept)
 
     @property
     def stored(self) -> npt.NDArray[np.generic] | None:
-        """The bytes, where they are an array."""
+        """The bytes, if they are an array."""
         return self.data if isinstance(self.data, np.ndarray) else None
 
     def load(self) -> npt.NDArray[np.generic]:
@@ -237,7 +237,7 @@ class PackedTensor(TensorData):
 
 
 def check_type_and_dims(subject: str, data_type: int, dims: tuple[int, ...]) -> None:
-    """Raise ModelError when no tensor can have this type and these dimensions."""
+    """Raise ModelError if no tensor can have this type and these dimensions."""
     if not is_known(data_type):
         raise ModelError(f"{subject} has {data_type_name(data_type)}, which this version of onnx cannot store")
     if len(dims) > _MOST_DIMENSIONS:
@@ -256,9 +256,9 @@ def _bytes(data: Bytes) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
-# Tensors as read from a model, inline or in a file beside it
+# Tensors as read from a model
 
-# The field of each type without raw data, and the number of entries for an element.
+# For each type, the field that stores it without raw data, and the number of entries per element.
 _TYPED_FIELDS: Final[dict[int, tuple[str, int]]] = {
     TensorProto.FLOAT: ("float_data", 1),
     TensorProto.COMPLEX64: ("float_data", 2),
@@ -269,7 +269,7 @@ _TYPED_FIELDS: Final[dict[int, tuple[str, int]]] = {
     TensorProto.UINT64: ("uint64_data", 1),
     TensorProto.STRING: ("string_data", 1),
 }
-# Fields are copied one by one: CopyFrom would copy all values.
+# `fill_without_values` copies fields one by one, because CopyFrom would copy all values.
 _VALUES = {"raw_data", "int32_data", "external_data", "data_location", "segment"} | {
     x for x, _ in _TYPED_FIELDS.values()
 }
@@ -281,8 +281,8 @@ class ProtoTensor(TensorData):
     """Values of a TensorProto as read from a model, inline or in an external file.
 
     Attributes:
-        proto: the tensor; it is never changed.
-        folder: where external data lies; None when the model came without a folder.
+        proto: the tensor, which is never changed.
+        folder: the folder of external data; None if the model was read without one.
 
     Raises:
         ModelError: type, dimensions and data do not fit together.
@@ -333,14 +333,18 @@ class ProtoTensor(TensorData):
         return self.proto.data_location == TensorProto.EXTERNAL
 
     def lies_in(self, folder: Path) -> bool:
-        """Return whether the values are external data of a model in this folder, given as a resolved path."""
+        """Return whether the values are external data of a model in this folder.
+
+        Args:
+            folder: a resolved path.
+        """
         return self.external and self.folder is not None and self.folder.path.resolve() == folder
 
     def data_range(self) -> DataRange:
         """Return where the external values lie.
 
         Raises:
-            ModelError: the file is unsafe, missing or too short, or changed after the model was read.
+            ModelError: the file is unsafe, missing, too short, or changed after the model was read.
         """
         return locate(self.proto, self.folder, self.nbytes)
 
@@ -350,7 +354,7 @@ class ProtoTensor(TensorData):
         return super().fingerprint
 
     def load(self) -> npt.NDArray[np.generic]:
-        """Return the values; the array is read-only, and mapped from the file when they are external."""
+        """Return the values. The array is read-only; external values are mapped from the file."""
         if self.onnx_dtype == TensorProto.STRING:
             return _strings(self.proto.string_data, self.shape)
         if self.external and not is_packed(self.onnx_dtype):
@@ -360,7 +364,7 @@ class ProtoTensor(TensorData):
         return super().load()
 
     def fill(self, proto: TensorProto, name: str) -> None:
-        """Write everything that the source tensor says into an empty TensorProto; external values are read in."""
+        """Write all fields of the source tensor into an empty TensorProto; external values are read in."""
         if self.external:
             self.fill_without_values(proto, name)
             proto.raw_data = self.data_range().view().tobytes()
@@ -369,7 +373,7 @@ class ProtoTensor(TensorData):
         _rename(proto, name)
 
     def fill_without_values(self, proto: TensorProto, name: str) -> None:
-        """Write everything but the values and where they lie into an empty TensorProto."""
+        """Write all fields except the values and their location into an empty TensorProto."""
         for field in _DESCRIBING:
             if isinstance(value := getattr(self.proto, field), str | int):
                 if self.proto.HasField(field):
@@ -400,6 +404,10 @@ class ProtoTensor(TensorData):
 def as_tensor_data(values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> TensorData:
     """Return the data of an array or of GraphSurgeon's lazy values.
 
+    Args:
+        values: an array, or lazy values of GraphSurgeon.
+        export_dtype: a type to convert an array to; None keeps its own.
+
     Raises:
         ModelError: the values are sparse, or of a type that ONNX does not have.
     """
@@ -423,12 +431,12 @@ def as_tensor_data(values: npt.NDArray[Any] | LazyValues, export_dtype: object =
 
 
 def _shares_entries(data_type: int) -> bool:
-    """Return whether several elements share an entry of ``int32_data``, because they share a byte."""
+    """Whether several elements share an entry of ``int32_data``, because they share a byte."""
     return is_packed(data_type) and 8 % bits_per_element(data_type) == 0
 
 
 def _strings(values: Iterable[bytes], shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    """Return an array of text, of bytes where the values are not UTF-8."""
+    """Return an array of text, or of bytes if a value is not UTF-8."""
     stored = list(values)
     array = np.empty(len(stored), object)
     try:
@@ -444,7 +452,7 @@ def _rename(proto: TensorProto, name: str) -> None:
         proto.name = name
 
 
-# Spilling: arrays that wait to be written are moved to a file, so that memory does not grow with the model
+# Spilling: new constants are moved to a file until they are written, so that memory does not grow with the model
 
 SMALLEST_SPILLED_BYTES = 1 << 20
 """Smaller arrays stay in memory."""
@@ -458,8 +466,8 @@ def spilling(folder: Path, name: str = "") -> Iterator[None]:
     contexts append to it, so that models beside it can refer to its contents (`place_of`).
 
     Args:
-        folder: a folder on a disk with room for all of them.
-        name: of the file.
+        folder: a folder on a disk with space for all of these arrays.
+        name: name of the file; empty for a temporary one.
     """
     with _opened(folder / name) if name else tempfile.TemporaryFile(dir=folder) as file:
         token = KEEP.set(partial(_spilled, file))
@@ -470,7 +478,7 @@ def spilling(folder: Path, name: str = "") -> Iterator[None]:
 
 
 def place_of(array: npt.NDArray[np.generic]) -> tuple[Path, int] | None:
-    """Return the file that an array is mapped from and its offset; None if it is not a contiguous part of a file."""
+    """Return the file that an array is mapped from, and the offset in bytes; None unless contiguous and mapped."""
     whole = _whole(array)
     if not isinstance(whole, np.memmap) or whole.filename is None or not array.flags.c_contiguous:
         return None
@@ -478,7 +486,6 @@ def place_of(array: npt.NDArray[np.generic]) -> tuple[Path, int] | None:
 
 
 def _whole(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the array that an array is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -490,7 +497,6 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _spilled(file: IO[bytes], array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return a small array itself, and of a large one a read-only copy in the file."""
     if array.nbytes < SMALLEST_SPILLED_BYTES or array.dtype.hasobject or _is_mapped(array):
         return array
     offset = file.seek(-(-file.seek(0, 2) // ALIGNMENT) * ALIGNMENT)
@@ -501,5 +507,5 @@ def _spilled(file: IO[bytes], array: npt.NDArray[np.generic]) -> npt.NDArray[np.
 
 
 def _is_mapped(array: npt.NDArray[np.generic]) -> bool:
-    """Whether an array is mapped from a file, or is a contiguous part of one that is."""
+    """Whether an array is mapped from a file, or is a contiguous part of a mapped array."""
     return isinstance(array, np.memmap) or (array.flags.c_contiguous and isinstance(_whole(array), np.memmap))

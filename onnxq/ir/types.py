@@ -1,4 +1,4 @@
-"""Types and shapes of tensors: declarations of a model, and inference for single nodes."""
+"""Types and shapes of tensors: declarations in a model, and inference for single nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_tensor_type(info: ValueInfoProto) -> tuple[Any, Shape | None]:
 
 
 def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[int, ...] | None) -> None:
-    """Set dtype and shape of a declaration, keeping the denotations of dimensions whose rank stays."""
+    """Set dtype and shape of a declaration. Denotations of dimensions are kept if the rank stays the same."""
     old = TypeProto()
     old.CopyFrom(info.type)
     info.ClearField("type")
@@ -60,7 +60,7 @@ def forget_claims(graph: Graph) -> None:
     """Forget names of dimensions that only an exporter claims.
 
     Equal names in the model's inputs mean equal numbers, except placeholders and a name that one input has twice.
-    Names of outputs and inner tensors, and all names in bodies, are forgotten unless they were inferred.
+    Names in outputs and inner tensors, and all names in bodies, are forgotten unless they were inferred.
 
     Args:
         graph: the main graph.
@@ -98,9 +98,9 @@ def serialize_declaration(
     Args:
         target: the empty declaration.
         tensor: the tensor.
-        declared: its earlier declaration, or None.
+        declared: its earlier declaration; None for the one that a Variable was read with.
         complete: whether the earlier declaration completes an unknown type or shape.
-        names: whether it also names dimensions of unknown extent; placeholders are left out.
+        names: whether it also names unknown dimensions. Placeholders are left out.
     """
     if declared is None and isinstance(tensor, Variable):
         declared = tensor.source
@@ -142,7 +142,7 @@ def _is_as_read(tensor: Variable) -> bool:
 
 
 def is_declarable(tensor: Tensor) -> bool:
-    """Return whether the type of a tensor inside a graph is known, so that it can be declared."""
+    """Return whether the type of an inner tensor is known, so that it can be declared."""
     return isinstance(tensor, Constant) or tensor.dtype is not None or _is_as_read(tensor)
 
 
@@ -161,18 +161,18 @@ def _fits(tensor: Constant, declared: ValueInfoProto) -> bool:
     )
 
 
-# Inference for single nodes, by onnx
+# Type inference for single nodes, by onnx
 
-# Inference reads only shapes, axes and repeats, which are short.
+# Inference needs only the values of shapes, axes and repeats, which are short.
 _MOST_READ_BYTES: Final = 1024
-# At these opsets onnx infers wrong shapes; a later version of the operator takes the same inputs and infers right ones.
+# At these opsets onnx infers wrong shapes. A later version of the operator takes the same inputs and infers them right.
 _LATER: Final = {"Slice": (range(10, 11), 11), "Squeeze": (range(11), 11), "Unsqueeze": (range(11), 11)}
-# Before these opsets onnx infers wrong shapes for outputs from this index on.
+# Operator to (opset, index): below this opset onnx infers wrong shapes for the outputs from this index on.
 _WRONG: Final = {"If": (11, 0), "DFT": (20, 0), "Attention": (10**6, 3)}
 
 
 def inferred_at(op: str, opset: int) -> int:
-    """Return the opset at which onnx infers the right shapes for an operator of a given opset.
+    """Return the opset to infer shapes at; onnx infers wrong shapes for some operators at their own opset.
 
     >>> inferred_at("Slice", 10), inferred_at("Slice", 17)
     (11, 17)
@@ -182,7 +182,7 @@ def inferred_at(op: str, opset: int) -> int:
 
 
 def believed_outputs(op: str, opset: int) -> int | None:
-    """Return how many outputs of an operator onnx infers right shapes for; None for all.
+    """Return how many of an operator's outputs onnx infers right shapes for; None for all.
 
     >>> believed_outputs("If", 10), believed_outputs("If", 11)
     (0, None)
@@ -192,7 +192,7 @@ def believed_outputs(op: str, opset: int) -> int | None:
 
 
 def einsum_terms(equation: str) -> tuple[list[str], str]:
-    """Return the letters of the operands of an Einsum, and those of its result.
+    """Return the subscripts of an Einsum's operands, and the subscripts of its result.
 
     >>> einsum_terms("bij, bjk -> bik"), einsum_terms("ij,jk")
     ((['bij', 'bjk'], 'bik'), (['ij', 'jk'], 'ik'))
@@ -205,10 +205,11 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
 def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
     """Set dtype and shape of a node's outputs from the types of its inputs.
 
-    Outputs of unknown operators and of operators with bodies stay as they are.
+    Outputs of unknown operators and of operators with bodies stay as they are. The same holds if the type of an input
+    is unknown.
 
     Args:
-        node: a node whose inputs have types where they are known.
+        node: a node.
         opset_imports: version by domain.
 
     Raises:
@@ -247,7 +248,7 @@ def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
 
 
 def _letters_agree(node: Node) -> bool:
-    """Whether each letter of an Einsum stands for one length, where onnx takes that of the first operand."""
+    # onnx takes a subscript's length from the first operand that has it, even if another operand broadcasts to more.
     equation = node.attrs.get("equation", "")
     terms, _ = einsum_terms(equation)
     shapes = [tensor.shape for tensor in node.inputs]
@@ -275,7 +276,7 @@ def _type_proto(tensor: Tensor) -> TypeProto:
 
 
 def shape_of(tensor: Tensor) -> Shape | None:
-    """Return the shape of a tensor in every run. A caller may override an initializer by one of another shape."""
+    """Return the shape that a tensor has in every run; a caller may replace an initializer by one of another shape."""
     if not isinstance(tensor, Constant) or tensor.overridable_input is None:
         return None if tensor.shape is None else list(tensor.shape)
     declared = tensor.overridable_input.type.tensor_type
@@ -305,8 +306,8 @@ def _read(made: TypeProto) -> tuple[Any, Shape | None]:
 def types_to_declare(graph: Any) -> frozenset[str]:
     """Return the names of inner tensors whose types a runtime cannot infer.
 
-    A Reshape that copies some dimensions and infers another loses their names. Its output must be declared, so that the
-    runtime sees which dimensions are equal there and in everything behind.
+    A Reshape that copies some dimensions and infers another loses their names. Its output must be declared, so that a
+    runtime knows which dimensions are equal there and downstream.
 
     Args:
         graph: a Graph with inferred types.
@@ -315,7 +316,7 @@ def types_to_declare(graph: Any) -> frozenset[str]:
 
 
 def forget_types(graph: Any, kept: Collection[str]) -> None:
-    """Forget the types of tensors inside a graph and its bodies, except those of the given names."""
+    """Forget the types of inner tensors of a graph and its bodies, except tensors named in ``kept``."""
     for tensor in inner_variables(graph):
         if tensor.name not in kept:
             tensor.dtype = tensor.shape = tensor.source = None
@@ -330,7 +331,7 @@ def _lost_names(node: Node, opset_imports: dict[str, int]) -> list[Variable]:
     try:
         infer_types(twin, opset_imports)
     except ValueError:
-        # A damaged model; the runtime says so better.
+        # The model is damaged; the runtime reports the error in more detail.
         return []
     finally:
         twin.inputs.clear()

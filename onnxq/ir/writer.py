@@ -1,4 +1,4 @@
-"""Writing: a Graph becomes a ModelProto, or files that appear whole or not at all."""
+"""Write a Graph as a ModelProto, or as files that appear completely or not at all."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> M
 
     Args:
         graph: the main graph.
-        folder: external data that lies in this folder stays there, and the model keeps its references to it; arrays
-            that lie in a file there stay as well.
+        folder: if given, values that lie in a file of this folder stay there, and the model refers to them.
 
     Raises:
-        ModelError: the graph is not whole, its external data cannot be read, or the model would exceed 2 GiB.
+        ModelError: the graph is not consistent, its external data cannot be read, or the model would exceed 2 GiB.
     """
     kept = None if folder is None else Path(folder).resolve()
     total = 0
@@ -56,19 +55,19 @@ def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> M
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
-    """Write a model file and, where wanted, its weights to ``<file name>.data`` beside it.
+    """Write a model file, and optionally its weights to ``<file name>.data`` beside it.
 
-    Weights are streamed, so memory is bounded by the largest of them. Files are written into a temporary folder and
-    renamed when complete; a graph may be saved over the files that it was read from.
+    Weights are streamed, so memory is bounded by the largest one. Files are written into a temporary folder and renamed
+    when complete. A graph may be saved over the files that it was read from.
 
     Args:
         graph: the main graph.
         path: the model file, replaced if it exists.
-        external_data: whether tensors of 1 KiB and more go to the data file; by default when the graph was read with
-            external data, or is larger than 1.9 GiB.
+        external_data: whether tensors of 1 KiB and more go to the data file. None for external data if the graph was
+            read with external data or is larger than 1.9 GiB.
 
     Raises:
-        ModelError: the graph is not whole, its external data cannot be read, or it exceeds 2 GiB in one file.
+        ModelError: the graph is not consistent, its external data cannot be read, or it exceeds 2 GiB in one file.
         OutputError: the folder does not exist, cannot be written, or is full.
     """
     target = Path(path)
@@ -106,7 +105,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
 def _write_with_sidecar(
     graph: Graph, placed: Mapping[Graph, list[Constant]], staged: Path, sidecar: Path
 ) -> Mapping[TensorData, TensorProto]:
-    """Write a model and its data, and return the payloads that lie in the data file that is going to be replaced."""
+    """Return the values that lie in the data file that is going to be replaced, with their new tensors."""
     with data_file(staged).open("xb") as file:
         writer = SidecarWriter(file, sidecar)
         model = serialize_model(graph, placed, writer.store)
@@ -131,21 +130,21 @@ def _serialize(model: ModelProto) -> bytes:
     return data
 
 
-# External data: tensors are streamed into a file beside the model
+# External data
 
 SMALLEST_EXTERNAL_BYTES = 1024
 """Smaller tensors stay in the model."""
 
-# Errors of a kernel that cannot copy between these two files.
+# Errors of a system kernel that cannot copy between these two files.
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
 class SidecarWriter:
-    """Streams tensors into an open file.
+    """Stream tensors into the external data file of a model.
 
     Attributes:
         end: bytes written so far.
-        replaced: payloads that lie in the file which this one is going to replace, with their new tensors.
+        replaced: values that lie in the file which this one will replace, with their new tensors.
     """
 
     def __init__(self, file: BinaryIO, final: Path) -> None:
@@ -157,7 +156,10 @@ class SidecarWriter:
         self._written: dict[TensorData, tuple[int, int]] = {}
 
     def store(self, proto: TensorProto, tensor_data: TensorData, name: str) -> None:
-        """Write a tensor into the file, and the reference to it into ``proto``; small ones and strings go inline."""
+        """Write a tensor into the file and a reference to it into ``proto``.
+
+        Tensors below 1 KiB and strings are written into ``proto`` itself.
+        """
         source = tensor_data.data_range() if isinstance(tensor_data, ProtoTensor) and tensor_data.external else None
         if tensor_data.nbytes < SMALLEST_EXTERNAL_BYTES:
             tensor_data.fill(proto, name)
@@ -187,14 +189,20 @@ class SidecarWriter:
 
 
 def refer(proto: TensorProto, location: str, offset: int, length: int) -> None:
-    """Make a tensor refer to external data."""
+    """Make a tensor refer to external data.
+
+    Args:
+        proto: the tensor, without values.
+        location: name of the file.
+        offset: first byte.
+        length: in bytes.
+    """
     proto.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         proto.external_data.add(key=key, value=value)
 
 
 def _copy(source: DataRange, target: BinaryIO, offset: int) -> None:
-    """Copy bytes between files: inside the kernel where it can, else through a small buffer."""
     source.check()
     try:
         opened = source.path.open("rb")
@@ -213,7 +221,7 @@ def _copy(source: DataRange, target: BinaryIO, offset: int) -> None:
 
 
 def _copy_in_kernel(file: BinaryIO, source: DataRange, target: BinaryIO, offset: int) -> int:
-    """Return how many bytes the kernel copied before it gave up."""
+    """Return how many bytes the system kernel copied; the caller copies the rest."""
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done
