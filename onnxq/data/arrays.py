@@ -1,4 +1,4 @@
-"""Arrays in .npy, .npz and .pb files, read without pickles, row by row and never beyond a declared size."""
+"""Read arrays from .npy, .npz and .pb files: without pickles, row by row, and never beyond a declared size."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from onnxq.data.stores import Location, size_of
 from onnxq.errors import DataError, OnnxqError
 
 ARRAY_LIMIT = 2 * 1024**3
-"""Most bytes that one array may take in memory, or one compressed array may unpack to."""
+"""Maximum bytes of one array in memory, and of one compressed array after unpacking."""
 PACKED_LIMIT = 64 * 1024**2
-"""Bytes that a compressed array may unpack to however small it is; constant data of this size is nothing odd."""
+"""A compressed array may always unpack to this many bytes: constant data of this size is plausible."""
 HIGHEST_RATIO = 1000
-"""Most times its compressed size that a larger one may unpack to; deflate packs only constant data more tightly."""
+"""Maximum compression ratio above `PACKED_LIMIT`; deflate reaches a higher one only on constant data."""
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array on disk, known by its header: nothing else has been read yet; another process can read it too."""
+    """An array on disk of which only the header has been read; it can be sent to another process."""
 
     where: str
     stored: np.dtype[Any]
@@ -53,9 +53,9 @@ class StoredArray:
         return next(self._blocks(self.shape, [0]))
 
     def rows(self, indices: Iterable[int]) -> Iterator[NDArray[Any]]:
-        """Yield ``array[index]`` for ascending indices, holding one row in memory (Fortran order: the whole array).
+        """Yield ``array[index]`` for ascending indices, with one row in memory (in Fortran order: the whole array).
 
-        Rows between are skipped, if compressed after having been unpacked.
+        Rows in between are skipped; in a compressed file they are unpacked first.
 
         Raises:
             DataError: A row is larger than `ARRAY_LIMIT` or its bytes cannot be read.
@@ -82,19 +82,19 @@ def npy_array(path: Location) -> StoredArray:
     """Read the header of a ``.npy`` file.
 
     Raises:
-        DataError: The file is no ``.npy`` file, is truncated or holds pickled objects.
+        DataError: The file is not a ``.npy`` file, is truncated or holds pickled objects.
     """
     with _readable(str(path)), path.open("rb") as stream:
         return _stored(stream, size_of(path), str(path), partial(_open_file, path))
 
 
 def npz_arrays(path: Location) -> dict[str, StoredArray]:
-    """Read the headers of all arrays in an ``.npz`` archive; member names are keys and never become paths.
+    """Read the headers of all arrays in an ``.npz`` archive, by member name; names never become paths.
 
     Raises:
-        DataError: The archive is damaged, holds anything but ``.npy`` members or pickled objects, or a compressed
-            array that unpacks to more than `ARRAY_LIMIT` bytes, or to more than `PACKED_LIMIT` and `HIGHEST_RATIO`
-            times its size.
+        DataError: The archive is damaged, or it holds pickled objects or members other than ``.npy``. Or a compressed
+            array unpacks to more than `ARRAY_LIMIT` bytes, or to more than both `PACKED_LIMIT` bytes and
+            `HIGHEST_RATIO` times its size.
     """
     with _readable(str(path)), path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
         return {
@@ -112,7 +112,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Location) -> 
         raise DataError(
             f"{where} unpacks to {info.file_size} bytes, expected at most {ARRAY_LIMIT}; split it or save uncompressed"
         )
-    # What the archive says of the compressed size may be wrong.
+    # The compressed size in the archive's header may be wrong.
     packed = min(info.compress_size, size_of(path))
     if info.compress_type != zipfile.ZIP_STORED and info.file_size > max(PACKED_LIMIT, HIGHEST_RATIO * packed):
         raise DataError(
@@ -153,10 +153,10 @@ def _stored(
 
 
 def read_tensor(path: Location) -> tuple[str, NDArray[Any]]:
-    """Read a serialized ``onnx.TensorProto``: its name (may be empty) and its values.
+    """Read the name (which may be empty) and the values of a serialized ``onnx.TensorProto``.
 
     Raises:
-        DataError: The file is larger than `ARRAY_LIMIT`, no tensor, or refers to other files.
+        DataError: The file is larger than `ARRAY_LIMIT`, is not a tensor, or refers to other files.
     """
     with _readable(str(path)):
         size = size_of(path)
@@ -184,7 +184,7 @@ def _readable(where: str) -> Iterator[None]:
     except (FileNotFoundError, PermissionError) as error:
         advice = "check its path" if isinstance(error, FileNotFoundError) else "check its permissions"
         raise DataError(f"{where} cannot be read: {error.strerror or error}; {advice}") from error
-    # Hostile bytes make the parsers raise nearly anything.
+    # Hostile bytes make the parsers raise almost any exception.
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise DataError(f"{where} cannot be read: {reason}; write the file again") from error

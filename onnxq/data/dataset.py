@@ -1,4 +1,4 @@
-"""Sets of samples: some of them by index, where each comes from, and how they are split."""
+"""Access samples by index, trace each to its origin, and split them into calibration and holdout sets."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class SampleSlice:
-    """Some samples of one origin, in their order; iterating reads and checks them.
+    """Some samples of one origin, in their order. Iteration reads and checks them.
 
     Attributes:
-        indices: of the samples among all samples, rising.
+        indices: rising, among all samples.
         start: the index of the origin's first sample.
-        read: yields the samples of the origin at rising positions.
-        inputs: what samples have to fit; empty where they are known to.
-        where: the origin, for errors.
-        stacked: whether errors say which sample of the origin is meant.
-        stored: whether another process that sees the same files can read it.
-        places: positions in the origin; empty where the indices tell them.
+        read: yields the samples at rising positions in the origin.
+        inputs: checked against each sample; empty if the samples are known to fit.
+        where: the name of the origin in errors.
+        stacked: whether errors name the position in the origin.
+        stored: whether another process that has the same files can read the samples.
+        places: positions in the origin; empty if they equal ``indices - start``.
     """
 
     indices: Sequence[int]
@@ -45,10 +45,10 @@ class SampleSlice:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Read the samples one after the other.
+        """Read the samples one by one.
 
         Raises:
-            DataError: One cannot be read or does not fit, or the origin has become shorter.
+            DataError: A sample cannot be read or does not fit, or the origin has become shorter.
         """
         positions, read = self.positions, 0
         for position, sample in zip(positions, self.read(positions), strict=False):
@@ -60,11 +60,11 @@ class SampleSlice:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Where in the origin the samples lie."""
+        """The positions of the samples in the origin."""
         return self.places or [index - self.start for index in self.indices]
 
     def split(self, count: int) -> tuple[SampleSlice, SampleSlice]:
-        """Return the first so many samples, and the rest, which may be none."""
+        """Return the first `count` samples, and the rest, which may be empty."""
         return (
             replace(self, indices=self.indices[:count], places=self.places[:count]),
             replace(self, indices=self.indices[count:], places=self.places[count:]),
@@ -73,10 +73,10 @@ class SampleSlice:
 
 @runtime_checkable
 class RandomAccess(Protocol):
-    """What can be asked for the item at any place, such as a map-style data set."""
+    """An object that returns the item at any index, such as a map-style data set."""
 
     def __len__(self) -> int:
-        """Return how many items there are."""
+        """Return the number of items."""
         ...
 
     def __getitem__(self, place: int) -> Any:
@@ -86,10 +86,10 @@ class RandomAccess(Protocol):
 
 @runtime_checkable
 class IndexedSamples(Protocol):
-    """Samples that can be asked for by index, of which nothing else is then read."""
+    """Samples that can be read by index, without reading any others."""
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
         ...
 
     def __iter__(self) -> Iterator[Sample]:
@@ -97,17 +97,17 @@ class IndexedSamples(Protocol):
         ...
 
     def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
-        """Yield the samples with these indices, which rise, in a stretch for each origin."""
+        """Yield one slice for each origin of the samples at rising `indices`."""
         ...
 
 
 def held(indices: Sequence[int], samples: Sequence[Sample]) -> SampleSlice:
-    """Return samples that are in memory, and known to fit, as a stretch."""
+    """Return a slice of samples that are in memory and known to fit."""
     return SampleSlice(indices, 0, partial(_read_held, dict(zip(indices, samples, strict=True))))
 
 
 def stretches(source: SampleSource, indices: Sequence[int]) -> Iterator[SampleSlice]:
-    """Yield the samples with these indices, which rise, in stretches; a stream is read on the way."""
+    """Yield slices of the samples at rising `indices`; a stream is read on the way."""
     if isinstance(source, IndexedSamples):
         yield from source.stretches(indices)
         return
@@ -116,7 +116,7 @@ def stretches(source: SampleSource, indices: Sequence[int]) -> Iterator[SampleSl
 
 
 def is_random_access(given: object) -> TypeGuard[RandomAccess]:
-    """Return whether items are asked for by place, and in no other way: what can be iterated may then give others.
+    """Return whether an object offers items by index only; if it can also be iterated, iteration may give other items.
 
     >>> is_random_access([]), is_random_access(type("Items", (), {"__len__": len, "__getitem__": dict.get})())
     (False, True)
@@ -125,10 +125,10 @@ def is_random_access(given: object) -> TypeGuard[RandomAccess]:
 
 
 def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
-    """Yield the items with these indices, which rise; where it can be asked for them, nothing else is read.
+    """Yield the items at rising `indices`; if the items have random access, no others are read.
 
     Raises:
-        DataError: There are fewer items than that.
+        DataError: There are fewer items.
 
     >>> list(picked(range(10), [2, 5]))
     [2, 5]
@@ -136,7 +136,7 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
     if isinstance(items, IndexedSamples):
         for stretch in items.stretches(indices):
             yield from stretch
-    # A subclass may iterate as it likes.
+    # A subclass of list may override iteration.
     elif (isinstance(items, Sequence) and type(items) in (list, tuple, range)) or is_random_access(items):
         yield from (items[index] for index in indices)
     else:
@@ -151,7 +151,7 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
 
 
 def evenly_spaced_indices(count: int, most: int) -> list[int]:
-    """Return at most `most` of `count` places, evenly spaced.
+    """Return at most `most` evenly spaced indices below `count`.
 
     >>> evenly_spaced_indices(10, 4)
     [0, 3, 6, 9]
@@ -163,16 +163,16 @@ def _read_held(samples: Mapping[int, Sample], positions: Sequence[int]) -> Itera
     return (samples[position] for position in positions)
 
 
-# Where samples come from: their numbers among those that were given, and the files that they lie in.
+# Origins of samples: index among the given samples, and file.
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a sample comes from.
+    """The origin of a sample.
 
     Attributes:
-        place: its index among the samples that were given; of files that a limit left out, none are counted.
-        file: the file or folder that holds it; empty where it came from memory.
+        place: its index among the samples that the user gave; files that a limit leaves out are not counted.
+        file: the file or folder that holds it; empty for a sample from memory.
     """
 
     place: int
@@ -181,15 +181,15 @@ class Origin:
 
 @runtime_checkable
 class TraceableSamples(Protocol):
-    """Samples that know where each of them comes from."""
+    """Samples whose origins are known."""
 
     def origin(self, index: int) -> Origin:
-        """Return where the sample with an index among these comes from; nothing is read."""
+        """Return the origin of a sample; nothing is read."""
         ...
 
 
 def origin_of(samples: SampleSource, index: int) -> Origin:
-    """Return where the sample with an index comes from; those of a list are as they were given.
+    """Return the origin of a sample; samples of a list keep the indices of the list.
 
     >>> origin_of([{}, {}], 1)
     Origin(place=1, file='')
@@ -198,7 +198,7 @@ def origin_of(samples: SampleSource, index: int) -> Origin:
 
 
 def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return rising indices as pairs of the first and the last of those without a gap.
+    """Return rising indices as pairs of first and last of each gapless run.
 
     >>> ranges_of([0, 1, 2, 7])
     ((0, 2), (7, 7))
@@ -212,27 +212,27 @@ def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-# Samples that share a file are alike: what is found on some of them is not judged by others.
+# Samples that share a file are alike, so the calibration and holdout sets must not share a file.
 
-# Of fewer files, or where one holds so large a part, hardly any can be spared for judging alone.
+# With fewer files, or with a larger share in one file, too few samples would be left for a holdout.
 _FEWEST_FILES, _LARGEST = 8, 1 / 4
 
 
 @runtime_checkable
 class SelectedSamples(Protocol):
-    """Samples that are some of others."""
+    """Samples that were selected from a larger set."""
 
     @property
     def samples(self) -> SampleSource:
-        """All of them."""
+        """The set that they were selected from."""
         ...
 
 
 def group_by_file(samples: SampleSource) -> list[list[int]]:
-    """Return the places of samples, those of one file together, such as the rows of a stack.
+    """Group the indices of samples that share a file, such as the rows of a stack.
 
-    Each stands for itself where it has a file of its own, and where there are fewer than 8 files, or one of these holds
-    more than a quarter of all.
+    Each sample is its own group if there are fewer than 8 files, or if one file holds more than a quarter of the
+    samples.
 
     >>> group_by_file([{"x": 0}, {"x": 1}])
     [[0], [1]]
@@ -244,13 +244,13 @@ def group_by_file(samples: SampleSource) -> list[list[int]]:
 
 
 def list_shared_files(samples: SampleSource) -> tuple[str, ...]:
-    """Return for each sample the file that it shares with others of these, or an empty text where it shares none.
+    """Return for each sample the file that it shares with other samples; empty text if it shares none.
 
-    Samples of one file are alike and count as one in what is told of all others, where files can be told apart so, see
-    `group_by_file`: of selected samples, among all that they were selected from.
+    Samples of one file are alike, so statistics count them as one. `group_by_file` decides whether files count, on the
+    set that the samples were selected from.
 
     Returns:
-        Nothing where each sample counts by itself.
+        An empty tuple if each sample counts by itself.
 
     >>> list_shared_files([{"x": 0}, {"x": 1}])
     ()
@@ -265,7 +265,7 @@ def list_shared_files(samples: SampleSource) -> tuple[str, ...]:
 
 
 def group_equal(files: Sequence[str]) -> list[list[int]]:
-    """Return the places of samples, those of one file together; where it is empty, a sample stands for itself.
+    """Group the indices of samples that have the same file; samples with an empty file are groups of one.
 
     >>> group_equal(["a", "", "a", ""])
     [[0, 2], [1], [3]]
@@ -281,14 +281,14 @@ def _together(keys: Iterable[Hashable]) -> list[list[int]]:
 
 
 def halves(samples: SampleSource, count: int) -> tuple[list[int], list[int]]:
-    """Return the places of so many samples, in two halves that share no file, spread over all.
+    """Return the indices of `count` samples in two halves that share no file, spread over all samples.
 
-    Where samples share files, they come of no more than half of these if that is enough, so that others are left which
-    share none with them.
+    If samples share files, the chosen ones come from at most half of the files if that is enough. The other files then
+    remain for a holdout that shares no file with them.
 
     Args:
-        samples: all of them.
-        count: how many are wanted; all are taken where there are no more.
+        samples: all samples.
+        count: all samples are taken if there are no more.
 
     >>> halves([{"x": place} for place in range(10)], 4)
     ([0, 6], [3, 9])
@@ -302,7 +302,7 @@ def halves(samples: SampleSource, count: int) -> tuple[list[int], list[int]]:
         many += 1
     chosen = _evenly(files, many)
     parts = [sorted(chain.from_iterable(chosen[first::2])) for first in (0, 1)]
-    # One half makes up for what the other lacks.
+    # If one half has too few samples, the other takes more.
     first = min(count - min(count // 2, len(parts[1])), len(parts[0]))
     one, other = (
         [part[place] for place in evenly_spaced_indices(len(part), most)]
@@ -315,21 +315,21 @@ def _evenly(files: list[list[int]], most: int) -> list[list[int]]:
     return [files[place] for place in evenly_spaced_indices(len(files), most)]
 
 
-# Some of the samples as a source of their own, and all of them in two parts: to choose by, and to judge by.
+# Subsets, and the split into calibration and holdout sets.
 
-# Of fewer, none can be spared for judging alone.
+# With fewer samples, there is no holdout.
 _FEWEST_SAMPLES = 8
 _EACH = 4
-# As many as are compared in the end, and of so many files where these hold several.
+# As many samples as the final comparison takes; from at least so many files if files hold several samples.
 _MOST_JUDGING, _FILES = 64, 8
 
 
 @dataclass(frozen=True)
 class Subset:
-    """The samples at some places, read anew by each iteration and without the others where that can be.
+    """The samples at some indices. Each iteration reads them again, without the others if the source has random access.
 
     Attributes:
-        samples: all of them.
+        samples: all samples.
         places: rising indices.
 
     >>> [sample["x"] for sample in Subset([{"x": index} for index in range(5)], [0, 3])]
@@ -346,11 +346,11 @@ class Subset:
         return picked(self.samples, self.places)
 
     def origin(self, index: int) -> Origin:
-        """Return where a selected sample comes from."""
+        """Return the origin of a selected sample."""
         return origin_of(self.samples, self.places[index])
 
     def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
-        """Yield the samples with these indices among the selected ones, which rise, in a stretch for each origin."""
+        """Yield one slice for each origin of the selected samples at rising `indices`."""
         first = 0
         for stretch in stretches(self.samples, [self.places[index] for index in indices]):
             own = indices[first : first + len(stretch)]
@@ -359,15 +359,14 @@ class Subset:
 
 
 def split(samples: SampleSource, most: int = _MOST_JUDGING) -> tuple[SampleSource, SampleSource]:
-    """Return the samples that set ranges and by which plans are chosen, and those by which the model is judged.
+    """Split samples into a calibration set, which also selects plans, and a holdout set, which evaluates the model.
 
-    Every fourth judges, 64 at most unless more are wanted; of fewer than 8 samples, none can be spared, and all are for
-    both. Samples that share a file with one that judges, as far as files can be told apart so (see `group_by_file`),
-    are for neither or judge as well.
+    Every fourth sample goes to the holdout, at most `most`. With fewer than 8 samples, both sets are all samples. A
+    sample that shares a file with the holdout (see `group_by_file`) never goes to the calibration set.
 
     Args:
-        samples: all of them.
-        most: how many may judge.
+        samples: all samples.
+        most: maximum size of the holdout.
 
     >>> select, gate = split([{"x": place} for place in range(8)])
     >>> [sample["x"] for sample in select], [sample["x"] for sample in gate]

@@ -1,4 +1,4 @@
-"""Which files and folders are samples, found in a fixed order and opened by their headers."""
+"""Find the files and folders that are samples, in a fixed order, and open them by their headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxq.errors import DataError, did_you_mean
 
 
 def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
-    """Return how many samples are stacked in arrays of these shapes, or None for a single sample."""
+    """Return the number of samples stacked in arrays of these shapes; None for a single sample."""
     given = [entry for entry in inputs if entry.name in shapes or not entry.optional]
     if {entry.name for entry in given} != set(shapes) or any(entry.shape is None for entry in given):
         return None
@@ -37,7 +37,7 @@ def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | No
 
 
 def is_batch(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> bool:
-    """Return whether the model takes arrays of these shapes as they are, with as many rows as they have.
+    """Return whether the model accepts arrays of these shapes unchanged, with all their rows as one batch.
 
     >>> import numpy as np
     >>> from onnxq.data.inputs import Input
@@ -52,18 +52,18 @@ def is_batch(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> bool:
 
 
 def sample_shape(shape: Shape, entry: Input | None, count: int | None) -> Shape:
-    """Return the shape of one sample of so many in an array."""
+    """Return the shape of one sample in an array that stacks `count` samples; None counts the array as one sample."""
     if count is None or entry is None or entry.shape is None:
         return shape
     return shape[1:] if len(shape) > len(entry.shape) else (1, *shape[1:])
 
 
 def as_sample(row: NDArray[Any], entry: Input) -> NDArray[Any]:
-    """Return a row of a stack with the axis that counts samples, where the model wants one."""
+    """Return a row of a stack, with a batch axis if the input has one."""
     return row if entry.shape is None or row.ndim == len(entry.shape) else row[None]
 
 
-# Which files and folders are samples, found in a fixed order and opened by their headers.
+# Files and folders of samples.
 
 _ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
 _WHOLE = frozenset({".npz"}) | _ONE_ARRAY
@@ -73,16 +73,16 @@ _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 @dataclass(frozen=True)
 class SampleFile:
-    """A run of samples from one origin: a file, a folder that is one sample, or the caller's list.
+    """Samples from one origin: a file, a folder that is one sample, or the caller's list.
 
     Attributes:
-        where: the origin, for errors.
-        sequence: what the samples of this part continue, see `onnxq.data.samples.Samples.sequences`.
-        count: how many samples there are.
-        read: yields the samples of ascending indices.
+        where: the name of the origin in errors.
+        sequence: the samples continue others of the same sequence, see `onnxq.data.samples.Samples.sequences`.
+        count: the number of samples.
+        read: yields the samples at ascending indices.
         stored: whether another process can call `read` too.
-        stacked: whether errors say which sample of the origin is meant.
-        file: the file or folder that holds the samples; empty where they came from memory.
+        stacked: whether errors name the index in the origin.
+        file: the file or folder that holds the samples; empty if they came from memory.
     """
 
     where: str
@@ -95,17 +95,17 @@ class SampleFile:
 
 
 Opening: TypeAlias = Callable[[bool], SampleFile]
-"""Opens a file or folder. True keeps the rows of an array file together, as the model is run with them."""
+"""Opens a file or folder. True keeps the rows of an array file together as one batch for the model."""
 
 LARGEST_BATCH = 256 * 10**6
-"""Bytes of an array file above which it is a data set, whose rows are never run together by themselves."""
+"""Bytes above which an array file is a data set: its rows never form one batch."""
 
 
 def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Opening]:
-    """Yield what opens the parts below `source`, in natural order of names; `open_samples` says which there are.
+    """Yield functions that open the samples below `source`, in natural order of names; `open_samples` lists the rules.
 
     Raises:
-        DataError: A path cannot be listed. Those that are yielded raise it where a file does not fit the inputs.
+        DataError: A path cannot be listed. The yielded functions raise it if a file does not fit the inputs.
     """
     if not source.is_dir():
         yield partial(_file, source, inputs, images)
@@ -130,18 +130,18 @@ def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Ite
 
 
 def is_read(file: Location) -> bool:
-    """Return whether a file is one of those that are read without a source."""
+    """Return whether a file can be read without a source."""
     return _suffix(file) in _READ
 
 
 def suffixes(folder: Location) -> str:
-    """Return the kinds of files in a folder, for an error: ``.json, .txt``, or ``no files``."""
+    """Return the kinds of files in a folder for an error message: ``.json, .txt``, or ``no files``."""
     found = sorted({_suffix(path) or path.name for path in folder.rglob("*") if path.is_file()})
     return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
 
 
 def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> SampleFile:
-    """Return the part that is one sample, which has been written to an ``.npz`` file as it came."""
+    """Return one sample from an ``.npz`` file that was written for it."""
     return _one(where, sequence, partial(_read_npz, path, inputs), file)
 
 
@@ -285,7 +285,7 @@ def _bytes(array: StoredArray) -> int:
 
 
 def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:
-    """Numpy saves bfloat16 and float8 as plain bytes; read such bytes as the type that the model wants."""
+    # numpy saves bfloat16 and float8 as plain bytes; read them as the type of the input.
     wanted = {entry.name: entry.dtype for entry in inputs}
     return {
         name: dataclasses.replace(array, stored=wanted[name])
@@ -299,7 +299,7 @@ def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Inp
 
 
 def files_below(place: Location) -> Iterator[Location]:
-    """Yield the files of a folder in natural order of names, those of its folders too, or a file itself."""
+    """Yield the files of a folder and its subfolders in natural order of names; yield a file itself."""
     if not place.is_dir():
         yield place
         return

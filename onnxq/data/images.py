@@ -1,4 +1,4 @@
-"""Image files as samples: decoded, resized and normalised exactly as the options say."""
+"""Read image files as samples: decode, resize and normalise them as the options say."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "GRAY": "L"}
 class ImageOptions:
     """How the pixels of an image become a model input: ``(pixel * scale - mean) / std`` for float inputs.
 
-    Errors name an option as the command line does: ``--image-size`` is `size`. Images are turned upright as their EXIF
-    orientation says.
+    An integer input takes the pixels 0..255 unchanged and needs the default `scale`, `mean` and `std`. Images are
+    turned upright by their EXIF orientation. Errors name options as the command line does: ``--image-size`` is `size`.
 
     Args:
         size: Height and width in pixels; None takes them from the model's fixed dims.
@@ -38,13 +38,11 @@ class ImageOptions:
         channels: Order of the channels that the model was trained with.
         scale: Factor from pixel values 0..255.
         fit: ``stretch`` resizes both sides; ``crop`` keeps the aspect ratio and cuts the centre out.
-        resize: Pixels that the shorter side is resized to before ``crop`` cuts `size` out, as in validation of most
-            classifiers; None takes as few as cover the size.
-
-    An integer input takes the pixels 0..255 unchanged and needs the default scale, mean and std.
+        resize: Pixels of the shorter side before ``crop`` cuts `size` out, as in the validation of most classifiers;
+            None resizes to the smallest image that covers `size`.
 
     Raises:
-        DataError: An option is not one of the values above.
+        DataError: An option has none of the values above.
     """
 
     size: tuple[int, int] | None = None
@@ -83,8 +81,8 @@ class ImageOptions:
             )
 
 
-# What torchvision's ImageClassification transform of most ImageNet weights does, OpenAI's CLIP, and Inception's
-# preprocessing in TensorFlow's models, which cuts 87.5 % out.
+# From torchvision's ImageClassification transform of most ImageNet weights, from OpenAI's CLIP, and from Inception's
+# preprocessing in TensorFlow's models, which crops 87.5 %.
 IMAGE_PRESETS: Mapping[str, ImageOptions] = MappingProxyType(
     {
         "imagenet": ImageOptions(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), fit="crop", resize=256),
@@ -94,14 +92,14 @@ IMAGE_PRESETS: Mapping[str, ImageOptions] = MappingProxyType(
         "inception": ImageOptions(mean=(0.5,), std=(0.5,), fit="crop", resize=342),
     }
 )
-"""How models of a kind were trained to see images, by name."""
+"""Image options of common training recipes, by name."""
 
 
 def find_image_preset(name: str) -> ImageOptions:
     """Return the options of a preset.
 
     Raises:
-        DataError: none is called so.
+        DataError: There is no preset of this name.
     """
     if name not in IMAGE_PRESETS:
         known = ", ".join(IMAGE_PRESETS)
@@ -119,8 +117,8 @@ def read_image(path: Location | EnclosedFile, entry: Input, options: ImageOption
     """Decode one image into an array for `entry`, with a batch axis of 1.
 
     Raises:
-        DataError: Pillow is missing, the input is no image, a dim is unknown, or the file is damaged, a decompression
-            bomb or has more than 8 bits a channel.
+        DataError: Pillow is missing, the input does not take images, or a dim is unknown. Or the file is damaged, is a
+            decompression bomb, or has more than 8 bits a channel.
     """
     layout, size = _geometry(entry, options)
     pixels = _decode(path, size, options)
@@ -147,7 +145,6 @@ def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]
 
 
 def _decode(path: Location | EnclosedFile, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
-    """Return uint8 pixels of shape (height, width, 3), or (height, width) for gray."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -176,10 +173,8 @@ def _decode(path: Location | EnclosedFile, size: tuple[int, int], options: Image
 def _centre(
     path: Location | EnclosedFile, pixels: tuple[int, int], size: tuple[int, int], shorter: int
 ) -> tuple[float, float, float, float]:
-    """Return the box, in pixels of the file, that becomes the centre of the resized image; both sizes (width, height).
-
-    Resizing this box alone gives the pixels that are left of the whole image resized and cropped, whatever its shape.
-    """
+    # Resizing this box of the file gives the same pixels as resizing the whole image and cropping it.
+    # Both sizes are (width, height).
     width, height = (int(shorter * side / min(pixels)) for side in pixels)
     if width < size[0] or height < size[1]:
         raise DataError(
@@ -192,7 +187,6 @@ def _centre(
 
 
 def _middle(resized: int, wanted: int, pixels: int) -> tuple[float, float]:
-    """Return where the middle of one side begins and ends, in pixels of the file."""
     start, factor = round((resized - wanted) / 2), pixels / resized
     return start * factor, min((start + wanted) * factor, pixels)
 

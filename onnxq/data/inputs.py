@@ -1,4 +1,4 @@
-"""What a model wants to be fed, the checks that say why a sample does not fit, and seeded samples that do."""
+"""Describe the inputs of a model, check that samples fit them, and generate seeded samples."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from onnxq.ir.symbolic_dims import is_symbol
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
 
-# Such as s77 of torch.export, unk__12 of tf2onnx, DynamicDimension.0 of Paddle, x_dynamic_axes_1 and Concat461_dim_0 of
-# torch.onnx: written by programs, they say nothing.
+# Generated names without a meaning: s77 of torch.export, unk__12 of tf2onnx, DynamicDimension.0 of Paddle,
+# x_dynamic_axes_1 and Concat461_dim_0 of torch.onnx.
 _NUMBERED = re.compile(
     r"[su]\d+|unk(nown)?_*\d+|dynamic_?dim(ension)?[._]?\d*|(.*_)?(dynamic_axes|dim|axis|d)_?\d+", re.IGNORECASE
 )
 
 
 def counts_samples(dim: Dim) -> bool:
-    """Tell whether a leading dimension counts samples by what it says: it is 1, or called so.
+    """Return whether a leading dimension is a batch by itself: it is 1 or has a batch name.
 
     >>> [counts_samples(dim) for dim in (1, "batch_size", "N", "time", 3, None)]
     [True, True, True, False, False, False]
@@ -35,7 +35,7 @@ def counts_samples(dim: Dim) -> bool:
 
 
 def says_nothing(dim: Dim) -> bool:
-    """Tell whether a dimension is open and has no name, or one that a program numbered.
+    """Return whether a dimension is open and has no name, or a name that a program numbered.
 
     >>> [says_nothing(dim) for dim in (None, "s0", "unk__12", "DynamicDimension.0", "frames", 1)]
     [True, True, True, True, False, False]
@@ -44,15 +44,18 @@ def says_nothing(dim: Dim) -> bool:
 
 
 def open_batch(inputs: Collection[Dims | None], outputs: Collection[Dims | None]) -> bool:
-    """Tell whether first dimensions that say nothing count samples, judged by all inputs and outputs of a model.
+    """Return whether unnamed first dimensions are batch dimensions, by all inputs and outputs of a model.
 
-    They do where the first dimension of every input counts samples or says nothing, and one of them counts samples; or
-    where the first dimension of every output is open as well, each input has further dimensions, for what is one
-    dimension long is a signal, and none of these is called batch.
+    The first dimension of every input must count samples (`counts_samples`) or be unnamed (`says_nothing`). Then they
+    are batch dimensions if one of them counts samples, or if all of the following hold:
+
+    - The first dimension of every output is unnamed or has a batch name.
+    - Each input has further dimensions, because an input of one dimension is a signal.
+    - No further dimension has a batch name.
 
     Args:
-        inputs: dimensions of each input; None where the rank is unknown.
-        outputs: dimensions of each output, likewise.
+        inputs: dimensions of each input; None for an unknown rank.
+        outputs: dimensions of each output; None for an unknown rank.
 
     >>> open_batch([(None, 3, 224, 224)], [("s1", 1000)])
     True
@@ -78,7 +81,7 @@ def _named_batch(dim: Dim) -> bool:
     return isinstance(dim, str) and ("batch" in dim.lower() or dim.lower() in ("b", "bs", "n"))
 
 
-# What a model wants to be fed, and the checks that say in one sentence why a sample does not fit.
+# The inputs of a model, and checks of samples.
 
 Sample: TypeAlias = dict[str, NDArray[Any]]
 Shape: TypeAlias = tuple[int, ...]
@@ -89,7 +92,7 @@ class SampleSource(Protocol):
     """A sized stream of samples: `onnxq.data.samples.Samples`, or a list."""
 
     def __len__(self) -> int:
-        """Return how many samples an iteration yields."""
+        """Return the number of samples that an iteration yields."""
         ...
 
     def __iter__(self) -> Iterator[Sample]:
@@ -99,9 +102,12 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True)
 class Input:
-    """One graph input: a fixed dim is an int, a symbolic dim its name, an unknown dim None, an unknown rank shape None.
+    """One graph input. In `shape`, a fixed dim is an int, a symbolic dim its name, an unknown dim None.
 
-    Samples may leave an `optional` input out. The first dim of an `open_batch` counts samples without saying so.
+    Attributes:
+        shape: None for an unknown rank.
+        optional: whether samples may lack the input.
+        open_batch: whether an unnamed first dim counts samples.
 
     >>> str(Input("x", np.dtype(np.float32), ("N", 3, None)))
     "'x' float32[N, 3, ?]"
@@ -115,7 +121,7 @@ class Input:
 
     @property
     def batched(self) -> bool:
-        """Whether the first dim counts samples: it is 1, is called batch, or the model as a whole shows it."""
+        """Whether the first dim counts samples: it is 1, has a batch name, or `open_batch` is set."""
         return self.shape is not None and len(self.shape) > 0 and (self.open_batch or counts_samples(self.shape[0]))
 
     def __str__(self) -> str:
@@ -124,11 +130,11 @@ class Input:
 
 
 def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
-    """Return the inputs a sample has to provide, in the model's order.
+    """Return the inputs that a sample has to provide, in the model's order.
 
-    Graph inputs that have an initializer are defaults and left out. Placeholder dims that exporters write
-    (0, -1, ``?``, ``None``) count as unknown. First dims that say nothing count samples where
-    `onnxq.data.inputs.open_batch` says so, unless a recurrent node reads the input, whose first axis is time.
+    Graph inputs with an initializer have a default and are left out. Placeholder dims of exporters (0, -1, ``?``,
+    ``None``) are unknown dims. Unnamed first dims count samples if `onnxq.data.inputs.open_batch` is true. They do not
+    if a recurrent node reads an input of the model directly, because its first axis is time.
 
     Raises:
         ModelError: An input is not a tensor or has no element type.
@@ -181,7 +187,7 @@ def _reads_time_first(node: onnx.NodeProto) -> bool:
 
 @cache
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Tell whether ``dtype`` is a float type, bfloat16 and float8 included."""
+    """Return whether ``dtype`` is a float type, bfloat16 and float8 included."""
     return dtype.name.startswith(("float", "bfloat"))
 
 
@@ -191,15 +197,15 @@ def required(inputs: Sequence[Input]) -> tuple[Input, ...]:
 
 
 def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> None:
-    """Check names, dtypes, ranks and dims of one sample.
+    """Check the names, dtypes, ranks and dims of one sample.
 
     Args:
-        found: Dtype and shape per name.
-        inputs: What the model wants.
-        where: The file or sample, as the error should name it.
+        found: Dtype and shape by name.
+        inputs: The inputs of the model.
+        where: The name of the file or sample in errors.
 
     Raises:
-        DataError: The first thing that does not fit: what, expected, found and what to do.
+        DataError: The sample does not fit; the message names the first mismatch and a remedy.
     """
     wanted = {entry.name: entry for entry in inputs}
     for name in found:
@@ -263,21 +269,21 @@ def _check_symbols(shapes: Mapping[str, Shape], inputs: Sequence[Input], where: 
 
 
 def sample_bytes(sample: Sample) -> int:
-    """Return the bytes of a sample's arrays."""
+    """Return the total bytes of a sample's arrays."""
     return sum(int(np.asarray(value).nbytes) for value in sample.values())
 
 
 def checked(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> Sample:
-    """Return the arrays of a sample that fits; see `check_sample`."""
+    """Check a sample with `check_sample` and return its arrays."""
     check_sample(sample, inputs, where)
     return {name: np.asarray(value) for name, value in sample.items()}
 
 
 def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> None:
-    """Check one sample as `check_signature` does, and that every float value is finite.
+    """Check one sample with `check_signature`, and that every float value is finite.
 
     Raises:
-        DataError: The sample does not fit the inputs, is no dict of arrays, is empty, or holds NaN or infinite values.
+        DataError: The sample does not fit the inputs, is not a dict of arrays, is empty, or has NaN or infinite values.
     """
     if not isinstance(sample, Mapping):
         raise DataError(
@@ -291,7 +297,7 @@ def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], wh
             )
     check_signature({name: (value.dtype, value.shape) for name, value in sample.items()}, inputs, where)
     if sample and not any(value.size for value in sample.values()):
-        # Kernels of onnxruntime that are fed nothing end the process, and models of any codes agree on it.
+        # Some kernels of onnxruntime end the process on empty inputs, and all quantized models agree on them.
         shapes = ", ".join(f"{name!r} {list(value.shape)}" for name, value in sample.items())
         raise DataError(f"{where} is empty ({shapes}), expected values in one input at least; leave it out")
     for name, value in sample.items():
@@ -308,26 +314,22 @@ def _names(names: Mapping[str, object]) -> str:
     return ", ".join(repr(name) for name in list(names)[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
 
 
-# Inputs that nobody gave: seeded values of the types and shapes that a model declares.
+# Seeded samples of the types and shapes that a model declares.
 
 _LARGEST_DIM = 4
-# Small integers are indices that exist, numbers of axes and lengths; zeros and ones are masks.
+# Small integers are valid indices, axes and lengths; zeros and ones are masks.
 _INTEGERS = ((0, 3), (0, 1), (-2, 3))
 _LARGE = 10.0
 _SHARE_OF_ZEROS = 0.05
 
 
 def generate_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
-    """Yield samples that fit the inputs of a model, the same ones each time.
+    """Yield samples that fit the inputs of a model, the same ones each time; a model may refuse some or all of them.
 
-    Dims that are not fixed are equal where they have one name and differ from all others. In every second sample all of
-    them are equal, for models that do not name dims that belong together. One element is among the lengths. Floats are
-    standard normal, some of them 0, and in every fourth sample 10 times as large. Integers are small, in some samples
-    negative. A model may refuse some samples, or all.
-
-    Args:
-        inputs: what the model wants.
-        count: how many.
+    - Open dims of one name are equal, all others differ. In every second sample all open dims are equal, because some
+      models do not name dims that belong together. Lengths start at 1.
+    - Floats are standard normal, a few are 0. In every fourth sample they are 10 times as large.
+    - Integers are small, in some samples negative.
 
     >>> wanted = Input("x", np.dtype(np.int64), ("N", 2))
     >>> [sample["x"].shape for sample in generate_samples([wanted], 3)]
