@@ -1,4 +1,4 @@
-"""What ``--calib`` and ``--data`` accept, as one data set of checked samples."""
+"""Open what ``--calib`` and ``--data`` accept as one data set of checked samples."""
 
 from __future__ import annotations
 
@@ -46,20 +46,21 @@ from onnxq.system.publish import staging
 
 
 def samples_of(row: object, inputs: Sequence[Input], where: str) -> Iterator[Sample]:
-    """Yield the samples that a row holds: one, or as many as are stacked in it.
+    """Yield the samples of a row: one, or all that are stacked in it.
 
-    A mapping is matched by name, and what no input is called is left out, such as labels. A tuple or list gives the
-    inputs in the model's order, and what is more than inputs is left out likewise; anything else is the one input.
-    Tensors become arrays, floats and integers take the width that the model wants where no value is lost, and the axis
-    that counts samples is added where it lacks.
+    A mapping is matched by input name; other keys, such as labels, are left out. A tuple or list gives the inputs in
+    the model's order; further values are left out. Anything else is the one input.
+
+    Tensors become arrays. Floats are cast to the width of the input, integers only if no value is lost. A missing batch
+    axis is added.
 
     Args:
         row: a mapping, a tuple, or an array or tensor.
-        inputs: what the model wants.
-        where: what errors call the row.
+        inputs: the inputs of the model.
+        where: the name of the row in errors.
 
     Raises:
-        DataError: it holds nothing for an input, or what is no array.
+        DataError: an input has no value, or its value is not an array.
 
     >>> entry = Input("x", np.dtype(np.float32), ("N", 2))
     >>> [sample["x"].tolist() for sample in samples_of((np.ones((2, 2)), [0, 1]), [entry], "batch 0")]
@@ -76,12 +77,11 @@ def samples_of(row: object, inputs: Sequence[Input], where: str) -> Iterator[Sam
 
 
 def is_sample(row: object) -> bool:
-    """Whether a row is a sample already, which is then checked as it is."""
+    """Return whether a row is a dict of arrays, which is already a sample."""
     return isinstance(row, Mapping) and all(isinstance(value, np.ndarray | np.generic) for value in row.values())
 
 
 def _named(row: object, inputs: Sequence[Input], where: str) -> Mapping[str, object]:
-    """Return what a row holds for each input."""
     if isinstance(row, Mapping):
         found = {entry.name: row[entry.name] for entry in inputs if entry.name in row}
         if lacking := [entry for entry in required(inputs) if entry.name not in found]:
@@ -99,9 +99,8 @@ def _named(row: object, inputs: Sequence[Input], where: str) -> Mapping[str, obj
 
 
 def _array(value: Any, entry: Input, where: str) -> NDArray[Any]:
-    """Return a tensor, list or number as an array of the type that an input wants, where that loses nothing."""
     try:
-        # PyTorch's tensors, also those of other devices and with gradients; TensorFlow's give arrays by themselves.
+        # PyTorch tensors, also on other devices and with gradients; TensorFlow tensors convert themselves.
         value = value.detach().cpu() if hasattr(value, "detach") else value
         array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -117,24 +116,24 @@ def _cast(array: NDArray[Any], entry: Input) -> NDArray[Any]:
     both_floats = is_floating(array.dtype) and is_floating(entry.dtype)
     both_whole = array.dtype.kind in "iub" and entry.dtype.kind in "iub"
     if array.dtype == entry.dtype or not (both_floats or both_whole):
-        # What changes the meaning of values, as from pixels to floats, is told when the sample is checked.
+        # The check of the sample reports a cast that changes the meaning of values, such as pixels to floats.
         return array
     cast = array.astype(entry.dtype)
     return cast if both_floats or bool((cast == array).all()) else array
 
 
-# Rows of samples taken so many at a time, as the model is to be run with.
+# Rows joined into batches.
 
 
 def single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
-    """Return the inputs as a model has them that takes one row at a time.
+    """Return the inputs with a first dimension of 1.
 
     Args:
-        inputs: what the model wants.
-        batch: how many rows it is to be run with.
+        inputs: the inputs of the model.
+        batch: how many rows the model will be run with.
 
     Raises:
-        DataError: the first dimension of an input is fixed at another number, or there is none.
+        DataError: the first dimension of an input is missing, or fixed at a number other than `batch`.
 
     >>> str(single_rows([Input("x", np.dtype(np.float32), ("n", 3))], 8)[0])
     "'x' float32[1, 3]"
@@ -151,14 +150,14 @@ def single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
 
 
 def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int) -> list[SampleFile]:
-    """Return parts whose samples are rows of others, so many at a time, each with the part that its first row is of.
+    """Join the rows of parts into samples of `batch` rows; each result names the part of its first row.
 
-    The last sample holds the rows that are left. A model whose first dimensions are fixed is not run with fewer.
+    The last sample holds the remaining rows. If the first dimensions of the model are fixed, these rows are dropped.
 
     Args:
         parts: each sample is one row.
-        inputs: what the model wants.
-        batch: how many rows a sample has.
+        inputs: the inputs of the model.
+        batch: rows of a sample.
     """
     rows = sum(part.count for part in parts)
     is_constant = any(entry.shape is not None and entry.shape[0] == batch for entry in inputs)
@@ -183,13 +182,7 @@ def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int)
 
 @dataclass(frozen=True)
 class _Rows:
-    """Reads samples of several rows.
-
-    Attributes:
-        parts: that hold the rows.
-        first: the row of the parts with which the first sample begins.
-        batch: rows of a sample; the last may have fewer.
-    """
+    """Reads samples of `batch` rows; `first` is the row of `parts` at which the first sample begins."""
 
     parts: tuple[SampleFile, ...]
     first: int
@@ -214,7 +207,6 @@ class _Rows:
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def _read(self, start: int) -> Iterator[Iterator[Sample]]:
-        """Yield what reads the rows from one on, as many as a sample has."""
         before = 0
         for part in self.parts:
             if before >= start + self.batch:
@@ -225,22 +217,22 @@ class _Rows:
             before += part.count
 
 
-# Objects that are asked for their samples by place, such as map-style data sets: read where they are needed, once.
+# Map-style data sets: each item is read once, when it is first needed.
 
-# An augmentation that changes every second item goes unnoticed once in 256 times.
+# An augmentation that changes every second item goes unnoticed once in 2**8 = 256 times.
 _TWICE = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Items of an object, each of which is a sample; whoever is sent them reads them as well.
+    """Items of a map-style object, each of which is one sample; other processes can read them too.
 
     Attributes:
         given: the object.
-        places: of the items in it, by position.
-        inputs: what samples have to fit.
-        where: what errors call the object.
-        as_given: whether dictionaries of arrays are samples as they are.
+        places: the index in the object, by position.
+        inputs: checked against each sample.
+        where: the name of the object in errors.
+        as_given: whether dicts of arrays are already samples.
     """
 
     given: RandomAccess
@@ -253,10 +245,10 @@ class Items:
         return len(self.places)
 
     def read(self, positions: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples at these positions.
+        """Yield the samples at some positions.
 
         Raises:
-            DataError: an item cannot be read, does not fit, or is not one sample as the others are.
+            DataError: an item cannot be read, does not fit, or is not exactly one sample.
         """
         for position in positions:
             found = self.samples(position)
@@ -268,7 +260,7 @@ class Items:
             yield found[0]
 
     def samples(self, position: int) -> list[Sample]:
-        """Read an item, which may turn out to be a batch of samples."""
+        """Read one item, which may be a batch of samples."""
         where = f"{self.where}, row {position}"
         with wrap_plugin_errors(where, DataError):
             row = self.given[self.places[position]]
@@ -279,25 +271,25 @@ class Items:
 
 
 class CachedDataset:
-    """Items, each of which this process reads when it is first asked for and keeps in a folder, for all later passes.
+    """Items that this process reads once, when they are first needed, and keeps in a folder for later passes.
 
     Args:
         items: the items.
-        folder: an empty one.
+        folder: an empty folder.
     """
 
     def __init__(self, items: Items, folder: Path) -> None:
         self.items = items
         self._folder = folder
         self._there: set[int] = set()
-        # An object may not be made for several threads.
+        # The object may not be thread-safe.
         self._lock = threading.Lock()
 
     def __call__(self, positions: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples at these positions; see `Items.read` for errors.
+        """Yield the samples at some positions; see `Items.read` for errors.
 
         Raises:
-            OutputError: there is no room to keep one.
+            OutputError: the folder has no space left.
         """
         for position in positions:
             with self._lock:
@@ -305,7 +297,7 @@ class CachedDataset:
             yield sample
 
     def stays(self) -> bool:
-        """Read some items twice, and return whether each is one sample, and the same both times."""
+        """Read some items twice and return whether each is one sample, equal both times."""
         for position in evenly_spaced_indices(len(self.items), _TWICE):
             once, again = self.items.samples(position), self.items.samples(position)
             if len(once) != 1 or len(again) != 1 or not _equal(once[0], again[0]):
@@ -337,7 +329,7 @@ class CachedDataset:
 
 
 def plain(value: NDArray[Any] | np.generic) -> NDArray[Any]:
-    """Return an array as files keep it: texts are no Python objects."""
+    """Return an array without Python objects: strings get a fixed-width dtype."""
     return np.asarray(value.astype(str) if value.dtype.hasobject else value)
 
 
@@ -356,10 +348,10 @@ def _equal(one: Sample, other: Sample) -> bool:
     )
 
 
-# Samples that come only once, or slowly: chosen, and kept in a temporary folder as they come.
+# Samples that can be read only once, or slowly: they are written to a temporary folder.
 
 Named = tuple[str, Mapping[str, Any]]
-"""What a sample continues, and the sample."""
+"""The sequence that a sample belongs to, and the sample."""
 
 
 def spool(
@@ -368,11 +360,11 @@ def spool(
     """Write samples to a folder and return them as parts.
 
     Args:
-        samples: each with what it continues.
-        inputs: what they have to fit.
-        folder: an empty one.
-        most: after so many no more is asked for.
-        of_files: whether what they continue are the files that hold them.
+        samples: each with its sequence.
+        inputs: checked against each sample.
+        folder: an empty folder.
+        most: reading stops after this many samples.
+        of_files: whether the sequences are the files that hold the samples.
 
     Raises:
         DataError: a sample does not fit.
@@ -395,19 +387,19 @@ def from_rows(
     *,
     as_given: bool = False,
 ) -> Iterator[Named]:
-    """Yield the samples of rows, and where their number is known, of some from all over.
+    """Yield the samples of rows; with `share` and a known number of rows, those of evenly spaced rows.
 
     Args:
-        rows: what `samples_of` takes.
-        inputs: what the model wants.
+        rows: see `samples_of`.
+        inputs: the inputs of the model.
         share: how many samples are wanted; None takes all.
-        where: what errors call them, and what the samples continue.
-        as_given: whether dictionaries of arrays are samples as they are, to which nothing is added or left out.
+        where: the name of the rows in errors, and the sequence of the samples.
+        as_given: whether dicts of arrays are already samples, to which nothing is added or left out.
     """
     chosen: Any = rows
     each = None
     if is_random_access(rows):
-        # It may never say that it has come to its end.
+        # Iteration by index may never raise IndexError.
         chosen = map(rows.__getitem__, range(len(rows)))
     if share is not None and isinstance(rows, Sized) and len(rows):
         places = evenly_spaced_indices(len(rows), share)
@@ -421,20 +413,20 @@ def from_rows(
 def item_parts(
     rows: object, inputs: Sequence[Input], share: int | None, folder: Path, *, as_given: bool = False
 ) -> list[SampleFile]:
-    """Return the rows of an object with random access as a part, each read when it is needed; see `from_rows`.
+    """Return the rows of an object with random access as a part; each row is read when it is first needed.
 
-    None where rows hold several samples or differ each time they are read, as those of a data set that augments do.
+    The list is empty if rows hold several samples or differ between two reads, as in a data set with augmentation.
 
     Args:
         rows: the object.
-        inputs: see `from_rows`, as for the others.
-        share: see there.
-        folder: an empty one, where what is read is kept.
-        as_given: see there.
+        inputs: the inputs of the model.
+        share: how many rows are wanted; None takes all.
+        folder: an empty folder that keeps the rows.
+        as_given: see `from_rows`.
 
     Raises:
         DataError: a row cannot be read or does not fit.
-        OutputError: there is no room in the folder.
+        OutputError: the folder has no space left.
     """
     if not isinstance(rows, RandomAccess) or not len(rows):
         return []
@@ -451,7 +443,7 @@ def rows_of(
     """Return the rows of a file or object that a source takes.
 
     Raises:
-        DataError: it cannot be read, or the source, which may be a user's, fails.
+        DataError: the rows cannot be read, or the source, which may be a plugin, fails.
     """
     with wrap_plugin_errors(f"{where}: source {type(source).__name__}", DataError):
         return source.rows(given, inputs, images)
@@ -460,10 +452,10 @@ def rows_of(
 def from_source(
     source: Source, rows: Iterable[object], inputs: Sequence[Input], share: int | None, where: str
 ) -> Iterator[Named]:
-    """Yield the samples of the rows that a source gives, see `from_rows`.
+    """Yield the samples of the rows of a source, see `from_rows`.
 
     Raises:
-        DataError: they cannot be read, or the source, which may be a user's, fails.
+        DataError: the rows cannot be read, or the source, which may be a plugin, fails.
     """
     with wrap_plugin_errors(f"{where}: source {type(source).__name__}", DataError):
         yield from from_rows(rows, inputs, share, where)
@@ -472,10 +464,10 @@ def from_source(
 def from_files(
     source: Source, place: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None
 ) -> Iterator[Named]:
-    """Yield the samples of the files below a place that a source takes, and where not all are wanted, some of each.
+    """Yield the samples of the files below `place` that a source takes; with `share`, some of each evenly spaced file.
 
     Raises:
-        DataError: it takes none of them, or one cannot be read.
+        DataError: the source takes none of the files, or one cannot be read.
     """
     files = [file for file in files_below(place) if does_take(source, file)]
     if not files:
@@ -489,25 +481,25 @@ def from_files(
         yield from islice(from_source(source, rows, inputs, each, str(file)), each)
 
 
-# What ``--calib`` and ``--data`` accept, as one re-iterable stream of checked samples.
+# The data set that users open.
 
 __all__ = ["ImageOptions", "Input", "Sample", "Samples", "evenly", "model_inputs", "open_samples"]
 
 MOST_SAMPLES = 1_000_000
-"""How many samples are taken for meant; more would run for hours, and most often mean that an axis is not the batch."""
+"""Maximum number of samples. More would run for hours, and usually mean that an axis is not the batch axis."""
 
 
 class Samples:
-    """A re-iterable stream of checked samples; each iteration reads the same ones again, in the same order.
+    """A re-iterable stream of checked samples, with the same samples in the same order in each iteration.
 
     Attributes:
-        truncated: whether there are samples behind those that are used; known where they are used in order.
+        truncated: whether a limit left samples out.
     """
 
     def __init__(
         self, parts: Sequence[SampleFile], inputs: Sequence[Input], places: Sequence[int], *, truncated: bool = False
     ) -> None:
-        """Take the samples at these places, which rise, of those that the parts hold."""
+        """Take the samples of `parts` at rising `places`."""
         self.truncated = truncated
         self._parts = tuple(parts)
         self._inputs = tuple(inputs)
@@ -523,15 +515,15 @@ class Samples:
         """Read one sample and no other.
 
         Raises:
-            IndexError: There is none with this index.
-            DataError: It cannot be read, or does not fit.
+            IndexError: There is no sample with this index.
+            DataError: The sample cannot be read, or does not fit.
         """
         (stretch,) = self.stretches([range(len(self))[index]])
         (sample,) = stretch
         return sample
 
     def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
-        """Yield the samples with these indices, which rise, in a stretch for each origin; nothing is read yet."""
+        """Yield one slice for each origin of the samples at rising `indices`; nothing is read yet."""
         first = done = 0
         for part in self._parts:
             end = bisect_left(indices, first + part.count, lo=done, key=self._places.__getitem__)
@@ -542,23 +534,23 @@ class Samples:
             first, done = first + part.count, end
 
     def origin(self, index: int) -> Origin:
-        """Return where a sample comes from."""
+        """Return the origin of a sample."""
         place = self._places[index]
         return Origin(place, self._parts[bisect_right(self._ends, place)].file)
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The indices behind the last sample of each part."""
+        """The index after the last sample of each part."""
         return list(accumulate(part.count for part in self._parts))
 
     def sequences(self) -> Iterator[str]:
-        """Yield for each sample what it continues: the file it shares with others, else the folder its file lies in."""
+        """Yield the sequence of each sample: the file that it shares with others, else the folder of its file."""
         counted = (repeat(part.sequence, part.count) for part in self._parts)
         return picked(chain.from_iterable(counted), self._places)
 
 
 def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
-    """Yield at most `most` samples, evenly spaced, without holding them; no others are read where that can be.
+    """Yield at most `most` evenly spaced samples one by one; with random access, no others are read.
 
     >>> [sample["x"] for sample in evenly([{"x": index} for index in range(10)], 4)]
     [0, 3, 6, 9]
@@ -567,7 +559,7 @@ def evenly(samples: SampleSource, most: int) -> Iterator[Sample]:
 
 
 def is_truncated(samples: SampleSource) -> bool:
-    """Return whether a limit has left out samples behind those that there are; a list has no limit.
+    """Return whether a limit left samples out; a list has no limit.
 
     >>> is_truncated([{"x": 0}])
     False
@@ -587,49 +579,52 @@ def open_samples(
 ) -> Samples:
     """Open calibration or evaluation samples for a model with `inputs`.
 
-    A path with a protocol, such as ``s3://bucket/calib``, is read by fsspec. Accepted files:
+    fsspec reads a path with a protocol, such as ``s3://bucket/calib``. Accepted files:
 
-    - ``.npz``: keys are input names. One sample; or N stacked samples when every array has one axis more than its
-      input, or when the first dimension of every input counts samples and every array has the same N > 1 there. It does
-      where it is 1, or is called ``batch``, ``batch_size`` or ``N``, or says nothing (``?``, ``s0``, ``unk__12``) and
-      all inputs and outputs of the model begin with an open dimension; see `onnxq.data.inputs.open_batch`. Where
-      that is a length instead, store ``array[None]``: an axis more always counts samples. Of several files each is one
-      sample as it is, if the first dimension is open: the model is run with the rows that a file holds. A file above
-      `LARGEST_BATCH` is a stack all the same.
-    - ``.npy``: for models with one input; stacked in the same way.
+    - ``.npz``: keys are input names. A file holds N stacked samples in two cases: every array has one axis more than
+      its input, or the first dimension of every input counts samples and every array has the same N > 1 there. Any
+      other file is one sample. A first dimension counts samples if it is 1 or is called ``batch``, ``batch_size`` or
+      ``N``. It also does if it is unnamed (``?``, ``s0``, ``unk__12``) and all inputs and outputs of the model begin
+      with an open dimension; see `onnxq.data.inputs.open_batch`. If an unnamed dimension is a length instead, store
+      ``array[None]``: an additional axis always counts samples. Of several files, each is one sample if the first
+      dimension is open: the model is run with all rows of the file. A file above `LARGEST_BATCH` is always a stack.
+    - ``.npy``: for models with one input; stacked in the same manner.
     - ``.png``, ``.jpg`` and other images: for models with one image input; needs Pillow.
 
-    Accepted folders, nested at will, read in natural order of the names (``2`` before ``10``), other files ignored:
+    Accepted folders, with any nesting, read in natural order of the names (``2`` before ``10``), other files ignored:
 
-    - a folder of such files, each holding whole samples;
-    - a folder with ``input_0.pb``, ``input_1.pb``, ... is one sample in ONNX's test data layout: matched by tensor
-      name where all names are inputs of the model, else by position;
+    - a folder of these files, each with whole samples;
+    - a folder with ``input_0.pb``, ``input_1.pb``, ... is one sample in ONNX's test data layout. It is matched by
+      tensor name if all names are inputs of the model, else by position;
     - for models with several inputs, a folder with ``NAME.npy`` or image files ``NAME.png`` is one sample, one file
       per input;
-    - else a folder of what one of the sources reads, such as ``.parquet``; see `onnxq.data.sources`.
+    - else a folder of files that a source reads, such as ``.parquet``; see `onnxq.data.sources`.
 
-    An iterable yields one sample per dict, or rows as `onnxq.data.samples.samples_of` takes them, such as those of a
-    DataLoader. A list or tuple of dicts of arrays stays as it is. An object with a length whose rows are asked for by
-    place, and that cannot be iterated or is given by a source, is asked for each row when it is first needed, where
-    rows are single samples and stay the same. Anything else, which may shuffle, draw at random or end after one pass,
-    and what sources read, is iterated once. All that was read is kept in a temporary folder that is removed with the
-    returned object.
+    Accepted objects:
+
+    - a list or tuple of dicts of arrays is used unchanged;
+    - an iterable of dicts, or of rows that `onnxq.data.samples.samples_of` takes, such as a DataLoader. It is iterated
+      once, because it may shuffle, draw at random or end after one pass. So are the rows of a source;
+    - an object with ``__len__`` and ``__getitem__`` that cannot be iterated, or that a source returns. Each row is read
+      when it is first needed, if rows are single samples and stay the same.
+
+    Samples of iterables, sources and objects with ``__getitem__`` are kept in a temporary folder. It is removed with
+    the returned object.
 
     Args:
         given: A file, a folder, an iterable, or an object that a source takes.
         inputs: See `model_inputs`.
         images: How pixels become the input; None takes the defaults.
-        limit: Use at most `limit` samples, evenly spaced: of files and of what has a length from all over, else the
-            first ones.
+        limit: Use at most `limit` samples. They are evenly spaced over files and objects with a length, else the first.
         source: What reads files or an object, or its name with options such as ``audio:rate=8000``; None finds it.
-        in_order: Whether samples continue each other, or labels count on their order; the first ones are taken then.
-        batch: How many rows the model is run with. Rows of all files are then taken so many at a time, in their order,
-            and the last sample may hold fewer. None runs several files with the rows of each, and else single rows.
+        in_order: Take the first samples, because samples continue each other or labels depend on the order.
+        batch: How many rows the model is run with. Rows of all files are joined in order; the last sample may hold
+            fewer. None runs several files with all rows of each, else single rows.
 
     Raises:
         DataError: Nothing usable was found, or more than `MOST_SAMPLES`, or names, dtypes or shapes in a header do not
-            fit. Values are checked, and samples without headers too, when they are iterated.
-        OutputError: There is no room for the temporary folder.
+            fit. Values, and samples without headers, are checked when they are iterated.
+        OutputError: There is no space for the temporary folder.
     """
     if limit is not None and limit < 1:
         raise DataError(f"Sample limit is {limit}, expected at least 1")
@@ -642,7 +637,7 @@ def open_samples(
     with ExitStack() as held:
 
         def spooled(samples: Iterable[Named], *, of_files: bool = False) -> list[SampleFile]:
-            # One more than there may be is enough to say so, where there is no end, and that some are left out.
+            # One sample more than allowed shows that there are too many, or that some are left out.
             most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
             most *= batch or 1
             return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
@@ -669,7 +664,7 @@ def open_samples(
                 f"Samples are {type(given).__name__}, expected a path or an iterable of dicts; "
                 "wrap a single sample as [sample]"
             )
-        # A subclass may iterate as it likes.
+        # A subclass of list may override iteration.
         elif batch is None and type(given) in (list, tuple) and all(map(is_sample, given)):
             where, parts = "The list of samples", [_given(cast(Sequence[Sample], given))]
         else:
@@ -704,17 +699,15 @@ def _read_list(samples: Sequence[Sample], count: int, indices: Sequence[int]) ->
 def _file_parts(
     path: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None, *, together: bool
 ) -> list[SampleFile]:
-    """Return the parts of a file or folder, of so many files at most; none where sources read what is there."""
     if path.is_file() and not is_read(path) and source_for(path) is not None:
         return []
     found = list(walk(path, inputs, images))
     chosen = found if share is None else [found[index] for index in evenly_spaced_indices(len(found), share)]
-    # One array file is a data set of rows; several files are what the model is run with.
+    # One array file is a data set of rows; of several files, each is one batch for the model.
     return [opened(together and len(found) > 1) for opened in chosen]
 
 
 def _source_below(place: Location, inputs: Sequence[Input]) -> Source:
-    """Return the source of the first file that any takes."""
     known = (source_for(file) for file in files_below(place))
     if (found := next(filter(None, known), None)) is None:
         raise DataError(

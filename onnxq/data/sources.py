@@ -1,4 +1,4 @@
-"""Sources: the kinds of samples that people have, each around the library that reads it; packages may add theirs."""
+"""Sources read samples of one kind with one library; packages may register their own."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from onnxq.system.records import parse_option
 
 @runtime_checkable
 class Source(Protocol):
-    """A kind of samples: files of some suffixes, or objects of a library. Fields of a dataclass are its options."""
+    """Reads files with some suffixes, or objects of a library. The fields of a dataclass are its options."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it reads this, a file or an object; files are told by their names and not opened."""
+        """Return whether the source reads a file or object; files are recognised by name and not opened."""
         ...
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return what it holds, row by row, see `onnxq.data.samples.samples_of`.
+        """Return the rows of a file or object, see `onnxq.data.samples.samples_of`.
 
         Args:
-            given: a file, as a path with ``open``, or an object, that it takes.
-            inputs: what the model wants.
+            given: a file, as a path with ``open``, or an object that the source takes.
+            inputs: the inputs of the model.
             images: how pixels become an input.
 
         Returns:
-            Rows in their order, none of which is held. With a length, some of them can be chosen from all over.
+            Rows in their order, not held in memory. If they have a length, samples can be chosen evenly spaced.
 
         Raises:
-            DataError: it cannot be read, or its library is not installed.
+            DataError: the rows cannot be read, or the library is not installed.
         """
         ...
 
 
 def has_suffix(given: object, *suffixes: str) -> bool:
-    """Return whether something is a file with one of these suffixes.
+    """Return whether an object is a path with one of these suffixes.
 
     >>> from pathlib import Path
     >>> has_suffix(Path("a/B.WAV"), ".wav"), has_suffix("text", ".wav")
@@ -60,15 +60,15 @@ def has_suffix(given: object, *suffixes: str) -> bool:
 
 
 def library(name: str, extra: str, where: object) -> Any:
-    """Return a library that reads samples.
+    """Import a library that reads samples.
 
     Args:
-        name: of its module.
-        extra: what pip is told to install.
-        where: what is read with it.
+        name: its module.
+        extra: the argument of ``pip install`` in the error.
+        where: what is read with it, for the error.
 
     Raises:
-        DataError: it is not installed.
+        DataError: the library is not installed.
     """
     try:
         return import_module(name)
@@ -85,15 +85,14 @@ _EXTRA = "onnxq[audio]"
 
 @dataclass(frozen=True)
 class Audio:
-    """``.wav``, ``.flac``, ``.ogg`` and ``.mp3``, their channels averaged, as floats from -1 to 1.
+    """``.wav``, ``.flac``, ``.ogg`` and ``.mp3`` files as floats from -1 to 1, averaged over channels.
 
-    The first input of floats takes the samples along its last axis; an input of whole numbers without axes takes the
-    rate.
+    The first float input takes the audio along its last axis. A scalar integer input takes the rate.
 
     Attributes:
-        rate: samples a second that the model wants; others are resampled.
-        seconds: length of a window; 0 takes the model's own, or the whole file where the model says none. Windows do
-            not overlap, and of a file the last one that is not full is left out, unless it is the only one.
+        rate: audio samples a second that the model expects; other rates are resampled.
+        seconds: length of a window; 0 takes the model's fixed length, or else the whole file. Windows do not overlap.
+            The last window of a file is left out if it is not full, unless it is the only one.
     """
 
     rate: int = 16_000
@@ -104,7 +103,7 @@ class Audio:
             raise DataError(f"audio has rate {self.rate} and seconds {self.seconds}, expected 1 or more, and 0 or more")
 
     def takes(self, given: object) -> bool:
-        """Return whether it is such a file."""
+        """Return whether it is an audio file."""
         return has_suffix(given, ".wav", ".flac", ".ogg", ".mp3")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -134,7 +133,6 @@ class Audio:
 
 
 def _windows(samples: NDArray[np.float32], size: int) -> Iterator[NDArray[np.float32]]:
-    """Yield windows of a size, or all samples where it is 0; silence fills the only one."""
     if not size:
         yield samples
         return
@@ -144,45 +142,45 @@ def _windows(samples: NDArray[np.float32], size: int) -> Iterator[NDArray[np.flo
         yield samples[start : start + size]
 
 
-# Readers that were written for onnxruntime's own quantizer.
+# Data readers of onnxruntime's quantizer.
 
 
 @dataclass(frozen=True)
 class DataReader:
-    """``onnxruntime.quantization.CalibrationDataReader``: ``get_next()`` gives a feed, or None at the end."""
+    """``onnxruntime.quantization.CalibrationDataReader``: ``get_next()`` returns a feed, or None at the end."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is such a reader."""
+        """Return whether it is a data reader."""
         return hasattr(given, "get_next")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the feeds that are left, from the first on where the reader can be rewound."""
+        """Return the remaining feeds, or all of them if the reader has ``rewind``."""
         if hasattr(given, "rewind"):
             given.rewind()
-        # Readers that have come to their end give nothing, or an empty feed.
+        # At the end, readers return None or an empty feed.
         return iter(lambda: given.get_next() or None, None)
 
 
-# Data sets of Hugging Face's datasets, held or streamed.
+# Hugging Face's datasets, in memory or streamed.
 
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """``datasets.Dataset`` and ``IterableDataset``: columns are called as the inputs, others are left out."""
+    """``datasets.Dataset`` and ``IterableDataset``: columns are matched to inputs by name, others are left out."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is such a data set."""
+        """Return whether it is a Hugging Face data set."""
         return hasattr(given, "with_format") and hasattr(given, "select_columns")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the records as arrays, of the columns that are inputs alone where the columns are known."""
+        """Return the records as arrays; if the columns are known, only those of inputs are read."""
         known = given.column_names or ()
         columns = [entry.name for entry in inputs if entry.name in known]
         rows: Iterable[object] = (given.select_columns(columns) if columns else given).with_format("numpy")
         return rows
 
 
-# Shards of WebDataset: tar files in which members that share a name up to the first dot are one sample.
+# Shards of WebDataset: tar members with equal names up to the first dot are one sample.
 
 
 @dataclass(frozen=True)
@@ -193,11 +191,11 @@ class Shards:
     """
 
     def takes(self, given: object) -> bool:
-        """Return whether it is such a file."""
+        """Return whether it is a tar file."""
         return has_suffix(given, ".tar", ".tgz") or (has_suffix(given, ".gz") and str(given).endswith(".tar.gz"))
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the samples in the order of the file, which is read once and never unpacked to disk."""
+        """Return the samples in file order; the file is read once and never unpacked to disk."""
         try:
             with given.open("rb") as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
                 members = (
@@ -211,13 +209,11 @@ class Shards:
 
 
 def _key(member: EnclosedFile) -> str:
-    """Return what members of one sample share."""
     folder, _, name = member.name.rpartition("/")
     return f"{folder}/{name.partition('.')[0]}"
 
 
 def _field(member: EnclosedFile) -> str:
-    """Return what stands between the key and the suffix; empty where nothing does."""
     return member.name.rpartition("/")[2].partition(".")[2].rpartition(".")[0]
 
 
@@ -249,13 +245,13 @@ def _fields(
 
 # Tables: DataFrames of pandas, and Parquet files.
 
-# Rows that are unpacked at a time.
+# Rows that are read at a time.
 _BATCH = 64
 
 
 @dataclass(frozen=True)
 class DataFrames:
-    """``pandas.DataFrame``: columns are called as the inputs; or all are numbers, and the one input takes them."""
+    """``pandas.DataFrame``: columns are matched to inputs by name, or the one input takes all columns as numbers."""
 
     def takes(self, given: object) -> bool:
         """Return whether it is a data frame."""
@@ -272,10 +268,10 @@ class DataFrames:
 
 @dataclass(frozen=True)
 class Parquet:
-    """``.parquet`` files, read some rows at a time: columns as of a `DataFrames`, lists being arrays."""
+    """``.parquet`` files, read some rows at a time. Columns are matched as in `DataFrames`; lists become arrays."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is such a file."""
+        """Return whether it is a Parquet file."""
         return has_suffix(given, ".parquet")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -285,7 +281,7 @@ class Parquet:
         def read() -> Iterator[Mapping[str, object]]:
             with given.open("rb") as stream:
                 file = parquet.ParquetFile(stream)
-                # What all groups need of the file would be read ahead, and kept.
+                # Without row_groups, the library reads ahead what all groups need, and keeps it.
                 for group in range(file.num_row_groups):
                     for batch in file.iter_batches(_BATCH, row_groups=[group]):
                         for place in range(batch.num_rows):
@@ -300,11 +296,7 @@ class Parquet:
 
 
 def _cell(scalar: Any) -> object:
-    """Return a cell: lists of one length as an array, without a Python object for each number.
-
-    Args:
-        scalar: of pyarrow, of any type.
-    """
+    # Lists of one length become an array without a Python object for each number.
     values: Any = getattr(scalar, "values", None)
     shape = list[int]()
     while hasattr(values, "value_lengths"):
@@ -320,13 +312,7 @@ def _cell(scalar: Any) -> object:
 
 @dataclass(frozen=True)
 class _Records:
-    """Records of columns, counted before they are read.
-
-    Attributes:
-        count: how many there are.
-        read: gives them, mappings from column to value.
-        inputs: what the model wants.
-    """
+    """Records of columns, as mappings from `read`; `count` is known before they are read."""
 
     count: int
     read: Any
@@ -353,7 +339,7 @@ class TensorFlowData:
     """``tf.data.Dataset``: elements are dictionaries by input, tuples in the order of the inputs, or one tensor."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is such a pipeline."""
+        """Return whether it is a tf.data pipeline."""
         return hasattr(given, "as_numpy_iterator")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -364,19 +350,19 @@ class TensorFlowData:
 
 # Texts, as the tokens of a tokenizer.json.
 
-# What Hugging Face's models call their inputs, and where an encoding has it.
+# Input names of Hugging Face's models, and the matching attributes of an encoding.
 _FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
 @dataclass(frozen=True)
 class Text:
-    """``.txt`` files, where the tokenizer is given, each line a text.
+    """``.txt`` files, one text a line, if `tokenizer` is given.
 
-    It is fed to inputs called ``input_ids``, ``attention_mask`` and ``token_type_ids``.
+    The tokens go to the inputs ``input_ids``, ``attention_mask`` and ``token_type_ids``.
 
     Attributes:
-        tokenizer: the ``tokenizer.json`` of the model, which is read by the library tokenizers.
-        length: tokens that texts are cut or filled up to; 0 takes what the model says, or each text's own.
+        tokenizer: the ``tokenizer.json`` of the model, read by the library tokenizers.
+        length: tokens that texts are truncated or padded to; 0 takes the model's fixed length, or else each text's own.
     """
 
     tokenizer: str = ""
@@ -387,7 +373,7 @@ class Text:
             raise DataError(f"texts have length {self.length}, expected 0 or more tokens")
 
     def takes(self, given: object) -> bool:
-        """Return whether it is such a file, and its tokens are known."""
+        """Return whether it is a text file and a tokenizer is given."""
         return bool(self.tokenizer) and has_suffix(given, ".txt")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -432,7 +418,7 @@ def _lines(given: Any) -> Iterator[str]:
         raise DataError(f"{given} cannot be read as text: {error}; save it as UTF-8") from error
 
 
-# The sources there are, by name: ours and those of installed packages.
+# Sources by name: built-in ones and those of installed packages.
 
 SOURCES: Mapping[str, type] = MappingProxyType(
     {
@@ -446,20 +432,20 @@ SOURCES: Mapping[str, type] = MappingProxyType(
         "text": Text,
     }
 )
-"""Our sources by name."""
+"""Built-in sources by name."""
 
 ENTRY_POINTS = "onnxq.sources"
-"""The group in which packages register sources."""
+"""The entry point group in which packages register sources."""
 
 
 def find_source(text: str) -> Source:
     """Return the source that a text names.
 
     Args:
-        text: a name, and behind it any number of ``:option=value``.
+        text: a name, then any number of ``:option=value``.
 
     Raises:
-        DataError: there is no such source or option, or a value is none.
+        DataError: the source or an option is unknown, or a value is invalid.
 
     >>> find_source("audio:rate=8000")
     Audio(rate=8000, seconds=0.0)
@@ -490,15 +476,15 @@ def find_source(text: str) -> Source:
 
 
 def source_for(given: object) -> Source | None:
-    """Return the first source that takes a file or object; None where none does."""
+    """Return the first source that takes a file or object, or None."""
     return next((one for one in map(find_source, _names()) if does_take(one, given)), None)
 
 
 def does_take(source: Source, given: object) -> bool:
-    """Return whether a source, which may be a user's, takes a file or object.
+    """Return whether a source, which may be a plugin, takes a file or object.
 
     Raises:
-        DataError: it fails.
+        DataError: the source fails.
     """
     with wrap_plugin_errors(f"source {type(source).__name__}", DataError):
         return bool(source.takes(given))

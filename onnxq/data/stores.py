@@ -1,4 +1,4 @@
-"""Where samples lie: paths of this machine, and by fsspec those of object stores and servers, looked at alike."""
+"""Locations of samples: local paths, and URLs of object stores and servers through fsspec."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from typing import IO, Any, Self, TypeAlias, cast
 from onnxq.errors import DataError, OnnxqError
 
 _LOCAL = re.compile(r"file:/+(.*)", re.DOTALL)
-# One letter would be a drive; a `Path` has made one slash of two.
+# A single letter would be a drive. `Path` turns two slashes into one.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*):/{1,2}(?=[^/])(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class StorePath:
-    """A file or folder of a store, with the part of `Path` that reading samples needs.
+    """A file or folder of a store, with the part of the `Path` interface that reading samples needs.
 
     Args:
-        url: Such as ``s3://bucket/calib``; fsspec's settings and environment hold the credentials.
+        url: For example ``s3://bucket/calib``; fsspec's settings and environment hold the credentials.
 
     Raises:
-        DataError: fsspec is not installed or lacks what the protocol needs, or the store does not answer as it should,
-            when something is asked of it.
-        FileNotFoundError: Nothing is there.
+        DataError: A method is called and fsspec or its protocol package is not installed, or the store fails.
+        FileNotFoundError: A method is called and the file or folder does not exist.
     """
 
     url: str
@@ -55,10 +54,10 @@ class StorePath:
         return PurePosixPath(self.url).suffix
 
     def exists(self) -> bool:
-        """Return whether anything is there."""
+        """Return whether the file or folder exists."""
         with self._asked():
             try:
-                # Where fsspec is asked just that, any error counts as nothing.
+                # fsspec's own exists() hides errors: it returns False for any.
                 return bool(self._files.exists(self._inside) or self._files.info(self._inside))
             except FileNotFoundError:
                 return False
@@ -72,17 +71,17 @@ class StorePath:
         """Return whether it is a file."""
         with self._asked():
             try:
-                # Where fsspec is asked just that, any error counts as none.
+                # fsspec's own isfile() hides errors: it returns False for any.
                 return bool(self._files.info(self._inside)["type"] == "file")
             except FileNotFoundError:
                 return False
 
     def resolve(self) -> Path:
-        """Return what tells it from others; stores have no links."""
+        """Return a unique key of the location; stores have no links."""
         return Path(self.url)
 
     def iterdir(self) -> Iterator[StorePath]:
-        """Yield what the folder holds."""
+        """Yield the entries of the folder."""
         with self._asked():
             listed = list(self._files.ls(self._inside, detail=False))
         for found in listed:
@@ -96,12 +95,12 @@ class StorePath:
             yield StorePath(str(self._files.unstrip_protocol(found)))
 
     def size(self) -> int:
-        """Return the bytes of the file."""
+        """Return the size of the file in bytes."""
         with self._asked():
             return int(self._files.size(self._inside) or 0)
 
     def open(self, mode: str = "rb") -> IO[bytes]:
-        """Open the file for reading bytes, at any place."""
+        """Open the file for reading bytes, with seeking."""
         with self._asked():
             stream: Any = _Stream(self._files.open(self._inside, mode), self._asked)
         return cast("IO[bytes]", stream)
@@ -117,7 +116,7 @@ class StorePath:
             yield
         except (OnnxqError, FileNotFoundError):
             raise
-        # Each store has errors of its own.
+        # Each store has its own exceptions.
         except Exception as error:
             raise DataError(
                 f"{self.url} cannot be opened: {_reason(error)}; expected a file or folder that the store gives, check "
@@ -147,17 +146,12 @@ class StorePath:
         return self._found[1]
 
     def __getstate__(self) -> dict[str, str]:
-        # Connections stay where they are; whoever is sent a path opens its own.
+        # Connections are not pickled; another process opens its own.
         return {"url": self.url}
 
 
 class _Stream:
-    """A file of a store while it is read: what fails names the file.
-
-    Args:
-        stream: Of fsspec.
-        asked: What the store is asked within.
-    """
+    """A file of a store that is being read; errors name the file."""
 
     def __init__(self, stream: Any, asked: Callable[[], AbstractContextManager[None]]) -> None:
         self._stream, self._asked = stream, asked
@@ -187,11 +181,11 @@ class _Stream:
 
 @dataclass(frozen=True)
 class EnclosedFile:
-    """A file inside another one, which has been read.
+    """A file inside another one, already read.
 
     Attributes:
-        enclosing: the other file.
-        name: its path in there.
+        enclosing: the path of the other file.
+        name: its path inside the other file.
         content: all bytes.
     """
 
@@ -211,7 +205,7 @@ Location: TypeAlias = Path | StorePath
 
 
 def location(source: str | Path) -> Location:
-    """Return what a user's path or URL means; a file of this machine of that very name comes first.
+    """Return the location of a user's path or URL; an existing local file of this exact name comes first.
 
     >>> location("calib"), location("memory://calib/0.npz").name
     (PosixPath('calib'), '0.npz')
@@ -225,21 +219,21 @@ def location(source: str | Path) -> Location:
 
 
 def size_of(path: Location) -> int:
-    """Return the bytes of a file."""
+    """Return the size of a file in bytes."""
     return path.size() if isinstance(path, StorePath) else path.stat().st_size
 
 
 def check_there(path: Location) -> None:
-    """Look whether something is there that samples can be read from.
+    """Check that a file or folder exists.
 
     Raises:
-        DataError: Nothing is there, or the store cannot be asked.
+        DataError: Nothing exists there, or the store fails.
     """
     try:
         there = bool(path.stat()) if isinstance(path, Path) else path.exists()
     except FileNotFoundError:
         there = False
-    # A name may be no path at all.
+    # A name may be an invalid path.
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be opened: {_reason(error)}; expected a file or folder of samples") from error
     if not there:
