@@ -56,16 +56,17 @@ def with_ranges(
     accuracy: Accuracy,
     methods: Sequence[CalibrationMethod] = DEFAULT_METHODS,
 ) -> AlgorithmResult:
-    """Return the basis with the ranges of least noise, see `choose_ranges`, where they hold on samples held out.
+    """Choose the calibration ranges with the lowest error, and keep them if they also hold on held-out samples.
 
-    Those of tensors end where what follows is flat, see `saturation_limits`, where that takes off noise.
+    See `choose_ranges` for the search. Ranges also end where the following functions are flat (`saturation_limits`), if
+    that lowers the error.
 
     Args:
-        validator: judges candidates.
-        plan: what becomes of each node.
-        basis: what codes are chosen by otherwise.
-        accuracy: how many models to build at most.
-        methods: to choose from; the first is taken where nothing is better.
+        validator: evaluates candidates.
+        plan: the mode and formats of each node.
+        basis: the result so far.
+        accuracy: limits the number of models to build.
+        methods: candidates; the first is taken if none is better.
     """
     if not plan.calibrated:
         return basis.unfit("no range of data is found by samples")
@@ -75,7 +76,7 @@ def with_ranges(
     def measure(choice: RangeChoice[CalibrationMethod]) -> Noise:
         return evaluator.noise(plan, _chosen(recipe, choice))
 
-    # Tensors are looked at one by one only where models are left for them.
+    # Single tensors are tried only if the budget has models left for them.
     ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
     patience = 2 if accuracy.thorough else 1
     choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods, patience=patience)
@@ -85,9 +86,10 @@ def with_ranges(
 
 
 def _narrowed(evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig) -> EncodingConfig:
-    """Return a recipe whose ranges end where what follows is flat, where that takes off noise.
+    """End ranges where the following function is flat, if that lowers the error.
 
-    Where functions are flat no samples say, so that none are held out, and no chance is allowed for.
+    Flat regions follow from the functions, not from samples, so no samples are held out and no margin for chance is
+    needed.
     """
     ends = saturation_limits(evaluator.bench.graph, plan, evaluator.evidence)
     own = {
@@ -98,17 +100,16 @@ def _narrowed(evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig) -> E
 
 
 def _chosen(recipe: EncodingConfig, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
-    """Return a recipe with these ranges, which end where its own do."""
     ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, SaturatingRange)}
     own = {tensor: replace(one, method=choice.of(tensor)) for tensor, one in ends.items()}
     return replace(recipe, ranges=choice.default, own_ranges={**choice.own, **own})
 
 
 def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before: EncodingConfig) -> bool:
-    """Whether ranges leave less noise than those before on samples that neither are made of.
+    """Return whether new ranges leave less error than the old ones on samples that neither were found on.
 
-    Ranges that clip fit the samples that they are made of, the more so the fewer these are. Those before are only made
-    anew where they would win with what they know of the samples that judge.
+    Clipped ranges overfit few samples. The old ranges are first compared with statistics that include the held-out
+    samples. They are refitted without these samples only if they win that comparison.
     """
     held_out = validator.held_out_evaluator(plan)
     now = pooled(held_out.noise(plan, found.recipe))
@@ -119,11 +120,11 @@ def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before
 def ranges_by_tensor(
     plan: Plan, evidence: CalibrationStatistics, methods: Sequence[CalibrationMethod]
 ) -> dict[str, dict[CalibrationMethod, tuple[float, float]]]:
-    """Return the range that each method means for each tensor of a plan, tensors of much noise for their signal first.
+    """Return each method's range for each tensor of a plan, tensors with the highest relative error first.
 
     Args:
         plan: names the tensors and their specs.
-        evidence: of the tensors.
+        evidence: statistics of the tensors.
         methods: hashable calibration methods.
     """
     specs = plan.calibrated
@@ -134,7 +135,7 @@ def ranges_by_tensor(
 
 
 def noise_share(seen: TensorStatistics, spec: QuantSpec) -> float:
-    """Return the squared error that codes from minimum to maximum have, in units of the variance of the data."""
+    """Return the squared error of quantizing from minimum to maximum, in units of the variance of the tensor."""
     data = bins_of_data(seen)
     low, high = ends_of_data(seen)
     error = float(expected_errors(data, np.array([low]), np.array([high]), Grid.of(spec))[0])
@@ -144,13 +145,13 @@ def noise_share(seen: TensorStatistics, spec: QuantSpec) -> float:
     return error / variance if variance > 0 else 0.0
 
 
-# Equalization of channels between layers, kept if it lowers the error on samples that it was not found on.
+# Equalization of channels between layers
 
 Array = NDArray[np.float64]
 
 _FIRST, _WITH_MARGIN = EqualizationStrength(0.5, 0.7, 0.0), EqualizationStrength(0.5, 0.5, 0.5)
-# With all effort, for all sites alike: much and little, with and without a margin. One site at a time gets as much as
-# it can take: of ten models none gained by less there.
+# At full effort, for all groups alike: strong and weak, with and without a margin. A single group gets full strength:
+# none of ten models gained from less there.
 _ALIKE = (EqualizationStrength(0.85, 1.0, 0.0), EqualizationStrength(0.5), EqualizationStrength(0.0))
 _APART = EqualizationStrength(1.0, 1.0, 0.0)
 
@@ -158,16 +159,16 @@ _APART = EqualizationStrength(1.0, 1.0, 0.0)
 def with_equalization(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
 ) -> AlgorithmResult:
-    """Return the basis with factors for the channels of a plan's tensors, where these lower the noise.
+    """Equalize the channels between layers of a plan, if that lowers the error.
 
-    Factors fill what channels leave of the range of their tensor, so that what was worth clipping without them need not
-    be with them: the whole range is tried too, where ranges are open.
+    Scales fill the unused part of a tensor's range, so clipping may no longer pay. If calibration methods are open, the
+    whole range (`MinMax`) is tried too.
 
     Args:
-        validator: say whether they do.
-        plan: the one in which every node is static that can be.
-        basis: what codes are chosen by otherwise.
-        accuracy: whether sites are tried one by one as well, and in how many models.
+        validator: evaluates candidates.
+        plan: the plan with all possible nodes static.
+        basis: the result so far.
+        accuracy: decides whether single groups are tried too, and in how many models.
     """
     found = find_groups(validator.evaluator.bench.graph, plan).found
     if not found:
@@ -179,12 +180,12 @@ def with_equalization(
     # A calibration method that the user names stays.
     whole = first.whole() if "ranges" in accuracy.methods else first
     if accuracy.thorough:
-        # First the ranges, and then, with these, how much of them.
+        # First choose the ranges, then the strength with these ranges.
         alike = [one.alike(_WITH_MARGIN) for one in (first, whole, whole.roomy())]
         best = validator.lowest_error(plan, list({one.basis.recipe.key: one for one in alike}.values()))
         best = _finer(validator, plan, validator.lowest_error(plan, [best, best.alike(_FIRST)]), accuracy.models)
         return validator.kept(plan, basis, [best])
-    # Of eight models seven lost by whole ranges or a margin, so that these are tried where nothing else pays.
+    # Seven of eight models lost by whole ranges or a margin, so both are tried only if nothing else pays.
     kept = validator.kept(plan, basis, [first])
     is_clipped = whole.basis.recipe.key != basis.recipe.key
     other = whole if is_clipped else first.alike(_WITH_MARGIN)
@@ -192,9 +193,9 @@ def with_equalization(
 
 
 def _share(found: Iterable[EqualizationGroup], plan: Plan, evidence: CalibrationStatistics) -> float:
-    """Return the part of sites in the noise that codes of whole ranges have for their signal, as histograms tell it.
+    """Return the share of the groups' tensors in the error of whole ranges, as histograms show it.
 
-    Without any, all noise may be theirs.
+    Without histograms the share is 1, because all error may be theirs.
     """
     noises = {
         tensor: noise_share(evidence.of(tensor), spec)
@@ -209,13 +210,13 @@ def _share(found: Iterable[EqualizationGroup], plan: Plan, evidence: Calibration
 def refit_equalization(
     bench: PreparedModel, groups: Sequence[Subset], plan: Plan, basis: AlgorithmResult
 ) -> Equalization:
-    """Return the factors that the settings of a basis mean on other samples than those it was found on.
+    """Return the channel scales of the settings of `basis`, computed on other samples.
 
     Args:
-        bench: has the model.
-        groups: of samples, each of which is looked at in parts.
-        plan: the one that the sites are of.
-        basis: with the evidence that ranges come from now.
+        bench: the prepared model.
+        groups: groups of samples; each is observed in parts.
+        plan: the plan that the equalization groups belong to.
+        basis: the result with its settings and the current statistics.
     """
     if not basis.settings:
         return NOTHING
@@ -225,7 +226,7 @@ def refit_equalization(
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A finding: factors by settings for each site; sites without one have none."""
+    """Channel scales with a strength for each equalization group; groups without a strength have none."""
 
     channels: _Channels
     basis: AlgorithmResult
@@ -244,7 +245,6 @@ class _Candidate:
         return replace(self, basis=replace(self.basis, recipe=recipe.with_choice(RangeChoice(MinMax(), own))))
 
     def roomy(self) -> _Candidate:
-        """Return the same with room beyond where ranges end since what follows is flat."""
         recipe = self.basis.recipe
         own = {
             tensor: replace(one, room=1 / SMALLEST) if isinstance(one, SaturatingRange) else one
@@ -260,15 +260,9 @@ class _Candidate:
 
 
 def _finer(validator: CrossValidator, plan: Plan, best: _Candidate, models: int) -> _Candidate:
-    """Return what becomes of a candidate with other settings: of all sites, and of each, the largest first.
+    """Try other strengths, first for all groups, then for each group, the largest first.
 
-    What takes off noise by more than chance is kept, so that few samples leave all as it is.
-
-    Args:
-        validator: say what does.
-        plan: what becomes of each node.
-        best: the candidate.
-        models: how many other settings are tried at most.
+    A change is kept only if its gain is significant, so few samples change nothing.
     """
     largest = best.channels.largest_first(best.basis.recipe)
     changes: Iterable[Callable[[_Candidate], _Candidate]] = chain(
@@ -283,7 +277,7 @@ def _finer(validator: CrossValidator, plan: Plan, best: _Candidate, models: int)
 
 
 class _Channels:
-    """What the channels of sites use of their ranges."""
+    """The range shares that the channels of equalization groups use."""
 
     def __init__(
         self,
@@ -299,7 +293,6 @@ class _Channels:
         self._shares: dict[tuple[Hashable, Groups], dict[EqualizationGroup, list[Array]]] = {}
 
     def shares(self, recipe: EncodingConfig, groups: Groups) -> dict[EqualizationGroup, list[Array]]:
-        """Return what each channel of each site used in each part of some groups of samples."""
         key = recipe.key, groups
         if key not in self._shares:
             parameters = activation_parameters(self._plan, self._evidence, recipe.ranges, recipe.own_ranges)
@@ -316,7 +309,7 @@ class _Channels:
         return self._shares[key]
 
     def largest_first(self, recipe: EncodingConfig) -> list[EqualizationGroup]:
-        """Return the sites in the order of how much finer their codes could be, in bits over all their channels."""
+        """Return the groups by the bits that their channels could gain on average, most first."""
         parts = self.shares(recipe, ALL)
         bits = {
             site: -np.log2(channel_scales_of(site, parts[site], EqualizationStrength(1.0, cover=0.0))).mean()
@@ -325,11 +318,10 @@ class _Channels:
         return sorted(bits, key=lambda site: -float(bits[site]))
 
     def _knows(self, site: EqualizationGroup, parts: Sequence[CalibrationStatistics]) -> bool:
-        """Whether all tensors of a site had values in any sample, as those of a body that did not run have not."""
+        """Tensors of a body that did not run have no values."""
         return all(any(len(self._ends(name, part)) for part in parts) for name in site.tensors)
 
     def _used(self, site: EqualizationGroup, part: CalibrationStatistics, recipe: EncodingConfig) -> dict[str, Array]:
-        """Return the ends of the channels of each tensor of a site, no further than where they make a difference."""
         found = {name: (self._ends(name, part), recipe.own_ranges.get(name)) for name in site.tensors}
         return {
             name: own.clip(ends) if isinstance(own, SaturatingRange) else ends for name, (ends, own) in found.items()
@@ -349,7 +341,7 @@ class _Channels:
 def _seen(
     bench: PreparedModel, groups: Sequence[Subset], plan: Plan, found: Sequence[EqualizationGroup]
 ) -> tuple[dict[str, Request], list[tuple[int, CalibrationStatistics]]]:
-    """Return what is asked of each tensor of sites, and what each part of each group shows, with the group."""
+    """Return the request for each tensor, and the statistics of each part with the number of its group."""
     requests, inside = channel_requests(bench.graph, found), _inside(bench.graph, found)
     known = {} if inside else bench.grouped.parts(groups, tuple(requests.values()))
     shown = [(group, part) for group, parts in known.items() for part in parts]
@@ -359,7 +351,7 @@ def _seen(
         model = bench.prepared.with_name("channels.onnx")
         model.write_bytes(proto.SerializeToString())
         requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in inside}
-        # Of the same bits as where they are seen with all that the plan needs.
+        # `others` keeps the results bit-identical to a run that observes all that the plan needs.
         others = dict.fromkeys(one.tensor for one in requests_for(plan, ()))
         seen = collect_apart(model, [[part] for _, part in left], tuple(requests.values()), others=tuple(others))
         shown += [(group, one) for (group, _), (one, _) in zip(left, seen, strict=True)]
@@ -367,7 +359,6 @@ def _seen(
 
 
 def _inside(graph: Graph, found: Sequence[EqualizationGroup]) -> dict[str, ChannelAxis]:
-    """Return where the channels of the tensors of sites lie that bodies make."""
     known = {tensor.name for tensor in constants(graph)}
     return {
         name: ChannelAxis(own.axis, own.rank, len(own.places))

@@ -1,11 +1,11 @@
-"""Which nodes become integer so that everything together costs least: a minimum cut, solved exactly."""
+"""Choose the integer nodes so that the total cost is least: a minimum cut, solved exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-# Vertices are numbers: these two, then the nodes that may be integer, then up to three for a border that needs them.
+# Vertices are numbers: these two, then the nodes that may be integer, then up to three for each border that needs them.
 _INTEGER, _FLOAT = 0, 1
 
 _Edge = tuple[int, int, int | None]
@@ -13,16 +13,15 @@ _Edge = tuple[int, int, int | None]
 
 @dataclass(frozen=True)
 class Border:
-    """A tensor between nodes and what it costs where the two sides differ.
+    """A tensor between nodes, with the costs if its two sides differ.
 
     Attributes:
         producer: the node that makes it; None for an input of the graph, which is float.
-        consumers: the nodes that read it; an output of the graph is read by a node that can only be float.
-        quantize: paid once when the producer is float and any consumer is integer.
-        dequantize: paid once when the producer is integer and any consumer is float.
-        coded: paid once when the producer or any consumer is integer, whatever the others are: the tensor then is what
-            its codes stand for, whose noise is its own and nobody else's.
-        tensor: its name; empty where another border tells of its codes.
+        consumers: the nodes that read it; graph outputs are read by a node that can only be float.
+        quantize: paid once if the producer is float and any consumer is integer.
+        dequantize: paid once if the producer is integer and any consumer is float.
+        coded: paid once if the producer or any consumer is integer, because the tensor is then quantized.
+        tensor: its name; empty if another border stands for the quantized tensor.
     """
 
     producer: str | None
@@ -35,13 +34,13 @@ class Border:
 
 @dataclass(frozen=True)
 class Problem:
-    """What there is to choose from. Costs are whole numbers of any unit, such as nanoseconds, and not negative.
+    """The costs to choose by: whole numbers in any unit, such as nanoseconds, and not negative.
 
     Attributes:
-        float_costs: cost of each node when it stays float, whatever is cheapest there.
-        integer_costs: cost of the nodes that can be integer; the others stay float.
+        float_costs: cost of each node as float, in its cheapest float option.
+        integer_costs: cost of the nodes that can be integer; all others stay float.
         borders: the tensors between nodes.
-        followers: pairs of nodes of which the first may be integer only if the second is.
+        followers: pairs of nodes; the first may be integer only if the second is.
     """
 
     float_costs: Mapping[str, int]
@@ -50,7 +49,7 @@ class Problem:
     followers: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        """Check what the code that makes problems promises: no negative cost, no name without a cost."""
+        """Check that no cost is negative and that every name has a float cost."""
         borders = [cost for border in self.borders for cost in (border.quantize, border.dequantize, border.coded)]
         assert min((*self.float_costs.values(), *self.integer_costs.values(), *borders), default=0) >= 0
         producers = {border.producer for border in self.borders} - {None}
@@ -62,24 +61,23 @@ class Problem:
 def cheapest(problem: Problem) -> frozenset[str]:
     """Return the integer nodes of an assignment of least cost.
 
-    Two states and costs between neighbours that only differing states pay make a minimum cut of a graph, found as a
-    maximum flow (Greig, Porteous and Seheult, 1989; Boykov and Kolmogorov, 2004). What is paid once for several
-    consumers stands on a vertex of its own, which is on the integer side as soon as one consumer is, or on the float
-    side as soon as one is there; likewise for what is paid once when anyone at a tensor is on the integer side.
-    Pushing excess flow (Goldberg and Tarjan, 1988) takes long chains of equal gains in their stride, where paths are
-    augmented one by one in quadratic time. What is reached from the integer side is the same for every maximum flow, so
-    the result depends on no order of the nodes.
+    The problem has two states, and only neighbors in different states pay. It is therefore a minimum cut, found as a
+    maximum flow (Greig, Porteous and Seheult, 1989; Boykov and Kolmogorov, 2004).
 
-    Args:
-        problem: the costs.
+    A cost that is paid once for several consumers gets a vertex of its own. This vertex is on the integer (or float)
+    side as soon as one consumer is. The cost `coded` works the same way.
+
+    The flow is found by push-relabel (Goldberg and Tarjan, 1988). Augmenting paths take quadratic time on long chains
+    of equal gains. The vertices reachable from the integer side are the same for every maximum flow, so the order of
+    the nodes does not matter.
 
     Returns:
-        Names of integer nodes; of several assignments of least cost the one whose set lies in all the others'.
+        Names of integer nodes. If several assignments cost the same, this is the one whose set is part of all others.
 
     >>> sorted(cheapest(Problem({"a": 9, "b": 5}, {"a": 2, "b": 4}, (Border("a", ("b",), 3, 3),))))
     ['a', 'b']
     """
-    # networkx takes a while to load, and most commands need none of it.
+    # networkx loads slowly, and most commands do not need it.
     import networkx
     from networkx.algorithms.flow import preflow_push
 
@@ -87,7 +85,7 @@ def cheapest(problem: Problem) -> frozenset[str]:
     network = networkx.DiGraph()
     network.add_nodes_from((_INTEGER, _FLOAT, *vertices.values()))
     for (start, end), capacity in _merged(_edges(problem, vertices)).items():
-        # networkx takes an edge without a capacity as one that is never cut.
+        # networkx never cuts an edge without a capacity.
         network.add_edge(start, end, **({} if capacity is None else {"capacity": capacity}))
     residual = preflow_push(network, _INTEGER, _FLOAT)
     reached = _reached(residual.adj)
@@ -95,14 +93,11 @@ def cheapest(problem: Problem) -> frozenset[str]:
 
 
 def cost(problem: Problem, integer: frozenset[str]) -> int:
-    """Return what an assignment costs.
+    """Return the cost of an assignment: the sum over all nodes and borders.
 
     Args:
         problem: the costs.
-        integer: names of the integer nodes, which can be integer and follow as the problem demands.
-
-    Returns:
-        The sum over all nodes and borders.
+        integer: names of the integer nodes; they must satisfy `followers`.
 
     >>> cost(Problem({"a": 9, "b": 5}, {"a": 2, "b": 4}, (Border("a", ("b",), 3, 3),)), frozenset({"a"}))
     10
@@ -115,7 +110,7 @@ def cost(problem: Problem, integer: frozenset[str]) -> int:
 
 
 def is_coded(border: Border, integer: Set[str]) -> bool:
-    """Return whether a tensor is codes: whether the node that makes it, or one that reads it, is an integer node."""
+    """Return whether a tensor is quantized: its producer or at least one consumer is an integer node."""
     return border.producer in integer or any(name in integer for name in border.consumers)
 
 
@@ -126,9 +121,9 @@ def _border_cost(border: Border, integer: frozenset[str]) -> int:
 
 
 def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:
-    """Yield edges that are cut, and paid, when their start is on the integer side and their end on the float side."""
+    """Yield edges; an edge is cut, and paid, if its start is on the integer side and its end on the float side."""
     for name, vertex in vertices.items():
-        # What both sides cost alike decides nothing.
+        # Only the difference of the two costs matters.
         gain = problem.float_costs[name] - problem.integer_costs[name]
         yield (_INTEGER, vertex, gain) if gain > 0 else (vertex, _FLOAT, -gain)
     unused = len(vertices) + 2
@@ -157,7 +152,7 @@ def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:
 
 
 def _merged(edges: Iterable[_Edge]) -> dict[tuple[int, int], int | None]:
-    """Add up parallel edges and leave out those that no cut pays for; None stays infinite."""
+    """Add up parallel edges and drop edges that no cut pays for; None stays infinite."""
     merged: dict[tuple[int, int], int | None] = {}
     for start, end, capacity in edges:
         if start in (_FLOAT, end) or capacity == 0:
@@ -168,7 +163,6 @@ def _merged(edges: Iterable[_Edge]) -> dict[tuple[int, int], int | None]:
 
 
 def _reached(residual: Mapping[int, Mapping[int, Mapping[str, int]]]) -> set[int]:
-    """Return what can be reached from the integer side through edges whose capacity is not used up."""
     reached, pending = {_INTEGER}, [_INTEGER]
     while pending:
         for end, edge in residual[pending.pop()].items():

@@ -1,4 +1,4 @@
-"""The choice from plan to verified model: one attempt after the other, until one is accurate and fast enough."""
+"""From a plan to a verified model: repeated attempts until one is accurate and fast enough."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from onnxq.search.search import FINER, Demotions, PlanSearch, as_stored, slower,
 
 # How often a plan is searched again if the one before misses the goal on the holdout set.
 _REPEATED_SEARCHES = 2
-# A search of fewer models finds nothing.
+# A search with fewer models finds nothing.
 _FEWEST_MODELS = 3
 _UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
 # A metric falls as the error rises, so the lowest SQNR is tried first.
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
-# Weights that are only stored aim at so many decibels more than the last of these, and than the last plan had.
+# Weight compression aims this far above the last metric aim, and above the SQNR of the last plan.
 _STORED_MARGIN_DB = 20.0
 
 
@@ -48,18 +48,18 @@ def search_plan(
     *,
     is_stored: bool = False,
 ) -> SearchResult:
-    """Choose by measuring, and step back when the model turns out slower than float, or not faithful enough.
+    """Search for the fastest plan by measuring; fall back if the model is slower than float or not accurate enough.
 
     Args:
-        context: searches, builds and judges.
-        plan: what the scheme wants.
-        recipe: how codes are chosen.
+        context: searches, builds and verifies.
+        plan: the plan of the scheme.
+        recipe: how quantized values are chosen.
         effort: how much to measure.
-        goal: how faithful the model has to be. Of a metric's plans the first that loses little enough is taken.
-        last: what is tried for the accuracy of the plan that is chosen.
-        is_stored: whether weights are only stored.
+        goal: the accuracy to reach. For a metric, the first plan whose loss is small enough is taken.
+        last: accuracy methods for the chosen plan.
+        is_stored: True if weights are only compressed and dequantized at load.
     """
-    # Models that were built to choose codes are none of the search.
+    # Models that calibration and accuracy methods built do not count as part of the search.
     effort = replace(effort, measurements=effort.measurements + context.evaluator.count)
     choice = _Attempts(context, plan, recipe, effort, goal, last, is_stored)
     return choice.reach_decibels() if goal.metric is None else choice.reach_metric()
@@ -78,10 +78,10 @@ class _Attempts:
     is_stored: bool = False
 
     def reach_metric(self) -> SearchResult:
-        """Return the first of ever more faithful plans that a metric can be trusted to lose little enough by.
+        """Raise the SQNR aim step by step until the metric is trusted to lose little enough.
 
-        A plan that reaches the next aims too is not searched for again. In the end weights are only stored, as finely
-        as can be; the last one is returned where none will do.
+        Skip aims that the last plan reached already. If no plan passes, only compress weights, as accurately as
+        possible, and return that last plan.
         """
         evaluator = self.context.evaluator
         reached, number = -math.inf, 0
@@ -100,10 +100,10 @@ class _Attempts:
         return self._attempt(evaluator, max(reached, _METRIC_AIMS_DB[-1]) + _STORED_MARGIN_DB, number + 1, stored=True)
 
     def reach_decibels(self) -> SearchResult:
-        """Return a plan that is faithful to the samples that judge it, or the last that was tried.
+        """Return a plan that passes on the holdout set, or the last one tried.
 
-        If it is not, the next plan is to have as many decibels more on the samples of the trials as this one lacked on
-        those that judge. In the end weights are only stored.
+        If a plan misses the goal there, raise the search's aim by the missing decibels. The last attempt only
+        compresses weights.
         """
         evaluator, aim = self.context.evaluator, self.context.aim(self.goal)
         found = self._attempt(evaluator, aim)
@@ -112,10 +112,10 @@ class _Attempts:
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
             spent = self._is_spent(evaluator)
-            # Plans are tried on onnxruntime, so another search would not know what is wrong elsewhere.
+            # Plans are tried on onnxruntime, so another search could not see a difference of another engine.
             last = number == _REPEATED_SEARCHES or spent or found.verification.disputed
             if last and found.verification.floats_miss(self.goal.min_sqnr):
-                # What only stores weights computes in the engine's floats.
+                # Compressed weights compute in the engine's floats, which already miss the goal.
                 break
             reached = evaluator.sqnr(found.outcome.plan, found.recipe)
             aim = lacking + (max(aim, reached) if math.isfinite(reached) else aim)
@@ -126,30 +126,28 @@ class _Attempts:
         return found
 
     def _is_spent(self, evaluator: PlanEvaluator) -> bool:
-        """Whether nothing is left to search with again."""
         return evaluator.count + _FEWEST_MODELS > self.effort.measurements or not self.context.has_time(SEARCH_RUNS)
 
     def _lacking_promise(self, evaluator: PlanEvaluator, found: SearchResult) -> float:
-        """Return by how many decibels neither the samples of the trials nor those that judge can promise the goal.
+        """Return the decibels that both the search samples and the holdout set lack to promise the goal.
 
-        The best of plans that all fell short on the former may pass the few that judge by luck.
+        The best of several plans that missed on the search samples may pass a small holdout set by luck.
         """
         wanted, outputs = self.goal.min_sqnr, found.verification.agreement.outputs
         if evaluator.sqnr(found.outcome.plan, self.recipe) >= wanted:
             return 0.0
-        # What labels stand for is a bound itself.
+        # For labels, `decibels` is a bound itself.
         by_judging = min((one.decibels if one.bound is None else one.bound for one in outputs), default=-math.inf)
         return max(wanted - max(evaluator.sqnr(found.outcome.plan, found.recipe), by_judging), 0.0)
 
     def _attempt(self, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False) -> SearchResult:
-        """Search for a plan, build it and judge it; one that is slower than float steps back to stored weights."""
         context = self.context
         if stored or self.is_stored:
             planner = without_integers(context.bench.plan, self.plan, _UNFAITHFUL)
             outcome = context.lowest_error(evaluator, self.recipe, planner, aim, self.effort.measurements)
         else:
             outcome = self._search(evaluator, aim)
-        # What is built and judged from here on has its time reserved.
+        # The time to build and verify from here on is reserved.
         spent = evaluator.count >= self.effort.measurements or not context.has_time(0)
         refined = self._refine(evaluator, outcome, aim)
         verification = context.built(outcome, refined.basis.recipe, number)
@@ -165,7 +163,6 @@ class _Attempts:
         return SearchResult(*given, keeps_up=self._keeps_up(verification))
 
     def _search(self, evaluator: PlanEvaluator, aim: float) -> PlanSearch:
-        """Search for a plan; where the search fails, leave out what hurts most of all that the scheme wants."""
         context = self.context
         with tolerate("the search for the fastest plan"):
             preferred = context.smaller(evaluator, self.recipe, self.effort, aim) if self.goal.prefers_size else context
@@ -173,12 +170,11 @@ class _Attempts:
         return context.lowest_error(evaluator, self.recipe, context.bench.plan, aim, self.effort.measurements)
 
     def _refine(self, evaluator: PlanEvaluator, outcome: PlanSearch, aim: float) -> RefinedEncoding:
-        """Return how the codes of a plan are chosen best; of a faithful one only with all effort."""
         spared = not self.last.methods or (not self.last.thorough and evaluator.sqnr(outcome.plan, self.recipe) >= aim)
         return self.context.refined(outcome.plan, self.recipe, OFF if spared else self.last)
 
     def _store_weights(self, evaluator: PlanEvaluator, outcome: PlanSearch, speed: float, aim: float) -> PlanSearch:
-        """Return a plan that computes in float: with the same codes where these are faithful, else searched."""
+        """Keep the same weights if they are accurate enough in float; otherwise search again."""
         reason = slower(speed)
         same = self.context.bench.plan(as_stored(outcome.plan, self.plan, reason))
         if evaluator.sqnr(same, self.recipe) >= aim:
@@ -189,28 +185,23 @@ class _Attempts:
         return self.context.lowest_error(evaluator, self.recipe, planner, aim, self.effort.measurements)
 
     def _keeps_up(self, verification: Verification) -> bool:
-        """Whether the model that is staged is not slower than float, as this look at it and no earlier one has it."""
         return not self.context.measurable or verification.keeps_up
 
     def _speed(self, verification: Verification) -> float:
-        """Return how many times as fast as float the model that is staged is, by what was found of it first.
-
-        Plans are chosen by it, so that the same one is chosen the next time. It is 1 where nothing tells, and
-        `NOT_SLOWER` at most where the model is not shown to keep up.
-        """
+        """Return the speed relative to float that was measured first, so that repeated runs choose the same plan."""
         if verification.latency is None or not self.context.measurable:
-            # Another runtime's time tells nothing of the target's.
+            # The time of another runtime says nothing about the target.
             return 1.0
         speed = verification.latency.speed
         if not verification.keeps_up:
             speed = min(speed, NOT_SLOWER)
         elif verification.kernels.computes_in_float:
-            # It is as fast as float, whatever chance made of that.
+            # The kernels compute in float, so a lower figure is chance.
             speed = max(speed, 1.0)
         return self.context.profiler(self.recipe).found_speed(self.context.files.staged, speed)
 
 
-# Without a search: the plan of the scheme, with embeddings of as many bits as the goal takes.
+# Without a search: the plan of the scheme, with embeddings of as many bits as the goal needs
 
 _REASON = "a row that is looked up adds nothing up, so errors of coarser codes would not cancel"
 _BITS = 8
@@ -220,21 +211,21 @@ _BYTES_PER_MEGABYTE = 1e6
 def apply_scheme(
     context: SearchContext, plan: Plan, recipe: EncodingConfig, goal: Goal, last: Accuracy, *, tables: bool
 ) -> SearchResult:
-    """Build and judge a plan as it is, but for its tables.
+    """Build and verify the plan of the scheme without a search; only embeddings may change.
 
     Args:
-        context: builds and judges.
-        plan: what the scheme wants.
-        recipe: how codes are chosen.
-        goal: how faithful the model has to be.
-        last: what is tried for the accuracy of the plan.
-        tables: whether tables may have more bits than the scheme wants.
+        context: builds and verifies.
+        plan: the plan of the scheme.
+        recipe: how quantized values are chosen.
+        goal: the accuracy to reach.
+        last: accuracy methods for the plan.
+        tables: True if embeddings may have more bits than the scheme asks for.
     """
     gains: tuple[MethodGain, ...] = ()
     if tables and goal.metric is None and len(context.samples) > 1 and context.has_time(SEARCH_RUNS):
         with tolerate("lookup tables of more bits"):
             plan, gains = with_finer_tables(context.evaluator, plan, recipe, aim_of(goal.min_sqnr))
-    # What is found for one plan costs most, so that with little effort only what is lacking is made up for.
+    # Accuracy methods cost most of the time. At low effort they only make up for a missed goal.
     refined = context.refined(plan, recipe, last, enough_of(goal))
     return replace(context.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))
 
@@ -242,16 +233,16 @@ def apply_scheme(
 def with_finer_tables(
     evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig, aim: float
 ) -> tuple[Plan, tuple[MethodGain, ...]]:
-    """Return a plan with as many tables of 8 bits as an aim takes, and what they did, where any were tried.
+    """Give embeddings 8 bits, as many as the aim needs, and return the plan and the gains of the method.
 
-    What a product multiplies is rounded so that its errors cancel in sums; of a table each error stands as it is, so it
-    is worth most bits for its bytes. First come those that take off most noise for the bytes that they add.
+    Rounding errors of a matrix multiplication cancel in its sums. An error of an embedding does not, so extra bits are
+    worth most there. Embeddings with the largest error reduction per added byte come first.
 
     Args:
-        evaluator: try plans.
-        plan: the one without.
-        recipe: how codes are chosen.
-        aim: decibels to reach.
+        evaluator: evaluates plans.
+        plan: the plan to start from.
+        recipe: how quantized values are chosen.
+        aim: SQNR in decibels to reach.
     """
     finer = _finer(evaluator, plan)
     if not finer or evaluator.sqnr(plan, recipe) >= aim:
@@ -290,7 +281,6 @@ def with_finer_tables(
 
 
 def _finer(evaluator: PlanEvaluator, plan: Plan) -> dict[str, Demotion]:
-    """Return what tables of fewer bits than 8 may become, by node."""
     return {
         node.name: Demotion(decision.mode, _REASON, weight=FINER, finer=_REASON)
         for _, node in all_nodes(evaluator.bench.graph)
@@ -309,27 +299,27 @@ def _added_bytes(plan: Plan, node: str) -> float:
     return sum(one.elements * (_BITS - format_named(one.spec.format).bits) / 8 for one in weights)
 
 
-# The final fit on all samples, after the holdout set has evaluated the model of the others.
+# The final fit on all samples, after the holdout set has evaluated the model
 
-# The holdout set has evaluated the model before.
+# This is the second evaluation on the holdout set.
 _SECOND_LOOK = 2
-# Runs of the float model for each of these samples: to calibrate, to see channels, and to compare.
+# Runs of the float model for each of these samples: to calibrate, to observe channels, and to compare.
 _RUNS_PER_SAMPLE = 3
 
 
 def refit_on_all_samples(
     context: SearchContext, full: Plan, refined: RefinedEncoding, found: SearchResult
 ) -> tuple[RefinedEncoding, SearchResult]:
-    """Return what was chosen with ranges and factors of all samples, unless those that judge see more noise then.
+    """Fit ranges and channel scales again on all samples, and keep them if the holdout error does not rise.
 
-    What was found by cross-validation is found once more on all there is, as is usual. The verdict stays that of the
-    model before: it is of samples that it had not seen.
+    This is the usual final fit after cross-validation. The verdict stays the one of the model before, because that
+    model had not seen the holdout set.
 
     Args:
-        context: has built and judged it.
-        full: the plan in which every node is static that can be.
-        refined: what the codes rest on.
-        found: what was chosen.
+        context: has built and verified the model.
+        full: the plan with all possible nodes static.
+        refined: the encoding that the model was built with.
+        found: the result of the search.
     """
     judge, plan = context.judge, found.outcome.plan
     apart = judge.samples is not context.samples and judge.scorer is None

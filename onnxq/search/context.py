@@ -1,4 +1,4 @@
-"""What a search works with: the prepared model, samples, evaluator and profiler, and the result it ends with."""
+"""The context of a search (prepared model, samples, evaluator, profiler) and its result."""
 
 from __future__ import annotations
 
@@ -38,28 +38,31 @@ from onnxq.search.search import Planner, PlanSearch, SensitivitiesOfNodes
 from onnxq.search.sensitivity import NO_ERROR, Sensitivities, sensitivity_by_node
 from onnxq.system.resources import NEVER, Progress, silent
 
-# Without a holdout set, aims are so many decibels higher: encodings and plan fit the samples that are seen.
+# Without a holdout set, aims are this much higher, because encodings and plan fit the samples that they are measured
+# on.
 NO_HOLDOUT_MARGIN_DB = 4.0
-# Decibels that an output lacks which no goal allows, such as one that is not finite.
+# Deficit of an output that no goal allows, such as one with non-finite values.
 INVALID_OUTPUT_DEFICIT_DB = 1.5
-# Enough to tell candidates apart; the one that is taken is timed for longer.
+# Enough to rank candidates; the chosen one is timed for longer.
 _SEARCH_SECONDS = 0.5
-# Part of the time that is left which goes to accuracy methods.
+# Share of the remaining time for accuracy methods.
 _REFINEMENT_SHARE = 1 / 3
-# Runs of each sample that measure the error of a large model's groups of layers.
+# Runs per sample to measure the error of a large model's groups of layers.
 _GROUP_RUNS = 3
-# Runs of the float model that take as long as the shortest search.
+# The shortest search takes as long as this many runs of the float model.
 SEARCH_RUNS = 40
-# Seconds that the last model takes to be built, loaded and looked at.
+# Seconds to build, load and check the last model.
 _BUILD_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What was chosen, and what the model does that it makes.
+    """The chosen plan, its encoding, and the verified quality of its model.
 
-    Where codes are others than the recipe's, it holds them, and where ranges were found again after that, on how many
-    samples. `keeps_up` is False if the model is not shown to be as fast as the float model, as far as that was asked.
+    Attributes:
+        codes: set only if the encodings differ from those of `recipe`.
+        refitted: number of samples that the ranges were fitted on again; 0 if they were not.
+        keeps_up: False if latency was measured and the model is not shown to be as fast as the float model.
     """
 
     recipe: EncodingConfig
@@ -74,7 +77,10 @@ class SearchResult:
     keeps_up: bool = True
 
     def lacks(self, goal: Goal) -> float:
-        """Return by how many decibels the worst output misses a goal that is none of a metric; 0 where it does not."""
+        """Return by how many decibels the worst output misses the goal; 0 if it reaches it.
+
+        The result is also 0 if the goal is a metric, or if output shapes differ.
+        """
         found = self.verification.agreements
         if goal.metric is not None or not all(output.same_shapes for one in found for output in one.outputs):
             return 0.0
@@ -84,12 +90,12 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class ModelPaths:
-    """Where the models lie.
+    """Paths of the models.
 
     Attributes:
-        reference: file of the float model.
-        staged: where the model is built.
-        external_data: whether its weights lie beside it.
+        reference: the float model.
+        staged: the file that the quantized model is built in.
+        external_data: True if its weights are stored beside it.
     """
 
     reference: Path
@@ -99,17 +105,17 @@ class ModelPaths:
 
 @dataclass(frozen=True, eq=False)
 class SearchContext:
-    """What it takes to choose, build and verify once the evidence is there.
+    """All that is needed to choose, build and verify a plan after calibration.
 
     Attributes:
         bench: plans and builds.
-        files: the float model, and where the model is built.
-        samples: those by which it is chosen.
-        judge: of what was chosen.
-        evidence: of the plan's activations.
-        progress: told of each stage.
-        split: those of the samples by which candidates are tried, and the candidates.
-        costs: node times that were measured before, to which new ones are added.
+        files: the float model, and the path of the built model.
+        samples: samples to choose by.
+        judge: verifies the chosen model.
+        evidence: statistics of the plan's activations.
+        progress: called at each stage.
+        split: the samples that evaluate candidates, and the candidates built so far.
+        costs: node times of earlier runs; new ones are added.
     """
 
     bench: PreparedModel
@@ -123,7 +129,7 @@ class SearchContext:
 
     @cached_property
     def evaluator(self) -> PlanEvaluator:
-        """Candidates are tried on a few of the samples."""
+        """The evaluator of candidates, on a few of the samples."""
         return PlanEvaluator(self.bench, self.evidence, self.split.answered, built=self.split.built)
 
     def with_evidence(self, evidence: CalibrationStatistics) -> SearchContext:
@@ -133,13 +139,13 @@ class SearchContext:
     def refined(
         self, plan: Plan, recipe: EncodingConfig, accuracy: Accuracy, enough: float = math.inf
     ) -> RefinedEncoding:
-        """Return how the codes of a plan are chosen best, see `refine`.
+        """Run the accuracy methods for a plan; see `refine`.
 
         Args:
-            plan: what becomes of each node.
-            recipe: how its codes are chosen before.
-            accuracy: what is tried.
-            enough: decibels that are not improved on, unless with all effort.
+            plan: the mode and formats of each node.
+            recipe: the encoding to start from.
+            accuracy: the methods to try.
+            enough: SQNR in decibels from which no method is tried, unless at full effort.
         """
         validator = CrossValidator(self.evaluator, self.samples)
         basis = apply_requested_methods(validator, plan, AlgorithmResult(recipe, self.evidence), accuracy)
@@ -149,41 +155,43 @@ class SearchContext:
         return refine(validator, plan, basis, accuracy, self.progress, until, enough)
 
     def drop_costly_scales(self, plan: Plan, refined: RefinedEncoding, goal: Goal) -> RefinedEncoding:
-        """Return what was refined with the factors of channels that cost no time or that fidelity needs.
+        """Drop channel scales that cost time and that the accuracy does not need.
 
         Args:
-            plan: the one in which as much is integer as the scheme allows.
-            refined: how its codes are chosen best.
-            goal: how faithful the model has to be.
+            plan: the plan with as many integer nodes as the scheme allows.
+            refined: the result of the accuracy methods.
+            goal: the accuracy to reach.
         """
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
         return drop_costly_scales(self.profiler(refined.basis.recipe), plan, refined, self.aim(goal))
 
     def aim(self, goal: Goal) -> float:
-        """Return the decibels to aim at, which are more where the samples that judge have chosen as well."""
+        """Return the SQNR in decibels to aim at: higher if there is no separate holdout set."""
         return aim_of(goal.min_sqnr + (0.0 if self._is_judged_apart else NO_HOLDOUT_MARGIN_DB))
 
     @property
     def _is_judged_apart(self) -> bool:
-        """Whether other samples judge than choose."""
         return self.judge.samples is not self.samples
 
     def follow(self, plan: Plan, recipe: EncodingConfig) -> SearchResult:
-        """Build what a plan and a recipe say, without a search."""
+        """Build and verify the model of a plan without a search."""
         outcome = PlanSearch(plan, (), 0)
         verification = self.built(outcome, recipe)
         return SearchResult(recipe, outcome, verification, self.judge.scores(self.files.staged, 1))
 
     @property
     def measurable(self) -> bool:
-        """Whether latency is asked for, and what runs here tells anything about the target's."""
+        """True if latency is wanted, and times on this machine are valid for the target."""
         known = measures_target(self.bench.target, self.judge.engine)
         return self.judge.seconds > 0 and known and not self.bench.is_large
 
     def search(self, evaluator: PlanEvaluator, recipe: EncodingConfig, effort: Effort, aim: float) -> PlanSearch:
-        """Return the fastest plan that reaches an aim in decibels; see `AnalyticProfiler` where no times are known."""
-        # Many a model is quantized without a search.
+        """Return the fastest plan that reaches an SQNR in decibels.
+
+        Without valid times on this machine, `AnalyticProfiler` estimates them.
+        """
+        # Many models are quantized without a search, so this is imported late.
         from onnxq.search.frontier import fastest_uniform_plan, find_fastest
 
         lowest_error = partial(self.lowest_error, evaluator, recipe, self.bench.plan, aim, effort.measurements)
@@ -201,7 +209,7 @@ class SearchContext:
         return find_fastest(*given, effort, self.progress)
 
     def smaller(self, evaluator: PlanEvaluator, recipe: EncodingConfig, effort: Effort, aim: float) -> SearchContext:
-        """Return a context for plans in which as many weights have 4 bits as an aim in decibels allows, given time."""
+        """Return a context whose plans have 4 bits in as many weights as `aim` (decibels) and the time allow."""
         asked = replace(self.profiler(recipe), evaluator=evaluator)
         share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(evaluator.answered.samples)
 
@@ -213,7 +221,7 @@ class SearchContext:
         return replace(self, bench=replace(self.bench, fixed={**self.bench.fixed, **coarser}))
 
     def profiler(self, recipe: EncodingConfig) -> PlanProfiler:
-        """Return what measures plans whose codes are chosen so, and knows what was measured for others."""
+        """Return a profiler for plans with this encoding; it shares the measurements of the others."""
         return replace(self._profiler, recipe=recipe)
 
     @cached_property
@@ -225,20 +233,20 @@ class SearchContext:
 
     @cached_property
     def _timed(self) -> dict[str, Latency]:
-        """The times of models that searches have timed, by the digests of their files."""
+        """Latencies of timed models, by the digest of the file."""
         return {}
 
     def lowest_error(
         self, evaluator: PlanEvaluator, recipe: EncodingConfig, planner: Planner, aim: float, most: float = math.inf
     ) -> PlanSearch:
-        """Return the plan that leaves out the fewest of what hurts to reach an aim in decibels, as far as time allows.
+        """Return a plan that reaches `aim` with as few demoted nodes as possible, or the best found in time.
 
         Args:
-            evaluator: try plans.
-            recipe: how codes are chosen.
-            planner: plans with some nodes left out.
-            aim: decibels to reach.
-            most: models to build and run.
+            evaluator: evaluates plans.
+            recipe: how quantized values are chosen.
+            planner: makes plans with some nodes demoted.
+            aim: SQNR in decibels to reach.
+            most: number of models to build and run at most.
         """
         if not self.has_time(0):
             return PlanSearch(planner({}), (), 0)
@@ -253,36 +261,36 @@ class SearchContext:
         return replace(found, measured=evaluator.count)
 
     def _told(self, evaluator: PlanEvaluator, recipe: EncodingConfig, planner: Planner) -> SensitivitiesOfNodes:
-        """Return what tells the noise of a large model's nodes, measured in groups when it is first asked for."""
+        """Return the sensitivities of a large model's nodes, measured in groups at the first use."""
         runs = _GROUP_RUNS * len(evaluator.answered.samples)
 
         def measure() -> Sensitivities:
-            # With nothing known, the smallest nodes go first.
+            # Without measurements, the smallest nodes are demoted first.
             profiler = replace(self.profiler(recipe), evaluator=evaluator)
             return profiler.noises(planner({}), None, runs) if self.has_time(runs) else NO_ERROR
 
         return sensitivity_by_node(self.bench.graph, self.bench.target, measure)
 
     def has_time(self, runs: float) -> bool:
-        """Whether there is time for so many runs of the float model before the last model is built and judged."""
+        """Return whether time is left for `runs` of the float model, besides the final build and verification."""
         left, wanted = self.judge.deadline.left, runs * self.evaluator.answered.seconds
         return self.judge.deadline == NEVER or (left > 0 and left > self._reserved + wanted)
 
     @property
     def _reserved(self) -> float:
-        """Seconds that it is expected to take to build the last model and judge it."""
+        """Seconds that the final build and verification are expected to take."""
         if self.judge.deadline == NEVER:
             return 0.0
         runs = 2 * min(len(self.judge.samples), COMPARED_SAMPLES) + self.judge.scored
         return runs * self.evaluator.answered.seconds + self.judge.seconds + _BUILD_SECONDS
 
     def built(self, outcome: PlanSearch, recipe: EncodingConfig, number: int = 1) -> Verification:
-        """Build the model of a plan where it is staged, and judge it.
+        """Build the model of a plan at the staged path and verify it.
 
         Args:
-            outcome: of the search.
-            recipe: how codes are chosen.
-            number: of the look at the samples that judge; without spared ones each plan that was tried is a look.
+            outcome: the result of the search.
+            recipe: how quantized values are chosen.
+            number: how often the holdout set was used. Without a holdout set, each model that was tried counts too.
         """
         staged, external = self.files.staged, self.files.external_data
         if external or not self.split.built.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):

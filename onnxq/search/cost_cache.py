@@ -1,4 +1,4 @@
-"""Measured times: kept within a run, and from run to run in a JSON file that the user names."""
+"""Cache of measured times, within a run or in a JSON file that the user names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxq.system.resources import available_cores
 from onnxq.version import VERSION
 
 _FORMAT = "onnxq costs 1"
-# Those of some twenty searches, fewer of models with very many nodes; the oldest make room.
+# About twenty searches fit, fewer for models with very many nodes; the oldest entries are dropped first.
 _MOST_ENTRIES = 200
 _MOST_BYTES = 1 << 26
 _DIGEST_BYTES = 16
@@ -27,14 +27,14 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class CostCache:
-    """Times by what was measured.
+    """Measured times by key.
 
     Attributes:
-        path: the file that keeps them; None keeps them for as long as this lives.
-        known: node times by key.
-        added: those that were measured since the file was read.
-        speeds: how many times as fast as the float model models were, by key.
-        added_speeds: those that were measured since the file was read.
+        path: the JSON file; None keeps the times in memory only.
+        known: node times.
+        added: node times measured since the file was read.
+        speeds: speeds relative to the float model.
+        added_speeds: speeds measured since the file was read.
     """
 
     path: Path | None = None
@@ -45,11 +45,11 @@ class CostCache:
 
     @classmethod
     def opened(cls, path: Path | None) -> CostCache:
-        """Return the cache in a file, an empty one where the file is not there yet.
+        """Open the cache in a file; a missing file means an empty cache.
 
         Raises:
-            DataError: the file cannot be read, or something else wrote it.
-            OutputError: it cannot be written there.
+            DataError: if the file cannot be read, or is not a cost cache.
+            OutputError: if the file cannot be written.
         """
         if path is None:
             return cls()
@@ -58,23 +58,23 @@ class CostCache:
         return cls(path, known, speeds=speeds)
 
     def times(self, key: str, measure: Callable[[], NodeTimes]) -> NodeTimes:
-        """Return what is known, or what is measured now."""
+        """Return the known times of a key, or measure them now."""
         if key not in self.known:
             self.known[key] = self.added[key] = measure()
         return self.known[key]
 
     def speed(self, key: str, measured: float) -> float:
-        """Return the speed that was measured first, so that what is decided by it is decided alike the next time."""
+        """Return the speed that was measured first, so that repeated runs decide alike."""
         if key not in self.speeds:
             self.speeds[key] = self.added_speeds[key] = measured
         return self.speeds[key]
 
     def save(self) -> None:
-        """Add what was measured to what the file holds by now, which other runs may have written meanwhile.
+        """Merge the new measurements into the file, which other runs may have changed meanwhile.
 
         Raises:
-            DataError: something else was written to the file.
-            OutputError: the file cannot be written.
+            DataError: if the file is no longer a cost cache.
+            OutputError: if the file cannot be written.
         """
         if self.path is None or not (self.added or self.added_speeds):
             return
@@ -87,13 +87,13 @@ class CostCache:
 
 
 def cost_key(model: str, samples: Iterable[str], effect: object, engine: str) -> str:
-    """Return what times are told apart by: what ran, and where.
+    """Return the cache key of a measurement: what ran, and on which machine.
 
     Args:
         model: digest of the prepared model.
-        samples: digests of what it ran on.
-        effect: what the plan does whose model ran; None stands for the float model.
-        engine: what ran it, its version, and in how many threads.
+        samples: digests of its samples.
+        effect: effect of the plan; None for the float model.
+        engine: name, version and number of threads.
     """
     ran = (model, *samples, effect)
     place = (platform.machine(), _processor(), available_cores(), engine, VERSION)
@@ -102,7 +102,6 @@ def cost_key(model: str, samples: Iterable[str], effect: object, engine: str) ->
 
 @cache
 def _processor() -> str:
-    """Return the model of the processor, as far as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -135,7 +134,7 @@ def _parsed(document: Mapping[str, Any]) -> tuple[dict[str, NodeTimes], dict[str
         )
         for key, entry in document["times"].items()
     }
-    # Files of earlier versions have none, or 0 for models that could not be timed.
+    # Files of earlier versions have no speeds, or 0 for models that could not be timed.
     speeds = _numbers(document.get("speeds", {}))
     return times, {key: speed for key, speed in speeds.items() if speed > 0}
 
@@ -148,7 +147,7 @@ def _numbers(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def _newest(known: Mapping[str, NodeTimes]) -> list[str]:
-    """Return the newest entries as JSON, the oldest first, as many as may be kept."""
+    """Return the newest entries as JSON, oldest first, within the size limits."""
     kept: list[str] = []
     size = 0
     for key, times in reversed(list(known.items())[-_MOST_ENTRIES:]):

@@ -21,23 +21,23 @@ _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 
 @dataclass(frozen=True)
 class KernelOption:
-    """What happens to a node instead of what the scheme says.
+    """How a node can run instead of what the scheme says.
 
     Attributes:
-        mode: dynamic or weight-only; static is what the others are alternatives to.
-        weight: how its weights are quantized; None takes what the scheme says.
+        mode: dynamic or weight-only; static is the option that the others replace.
+        weight: spec of its weights; None keeps the scheme's.
     """
 
     mode: Mode
     weight: QuantSpec | None = None
 
     def demotion(self, reason: str, figures: str = "") -> Demotion:
-        """Return the wish that a node be run so."""
+        """Return the demotion that gives a node this option."""
         return Demotion(self.mode, reason, figures, self.weight)
 
     @property
     def described(self) -> str:
-        """How the figures of a decision call it.
+        """The option as text for the figures of a decision.
 
         >>> KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int4", (32,))).described
         'with float data and int4 codes'
@@ -46,21 +46,21 @@ class KernelOption:
 
 
 STATIC = KernelOption(Mode.STATIC)
-"""What the alternatives stand beside: an integer kernel whose neighbours see codes."""
+"""The default option: an integer kernel with quantized inputs and outputs."""
 
 NodeOption = tuple[str, KernelOption]
-"""A node and what it could be."""
+"""A node and one of its options."""
 
 
 @dataclass(frozen=True, eq=False)
 class OfferedOption:
-    """An alternative that some nodes can take, measured where all of them take it.
+    """An option with the times of a model in which all possible nodes take it.
 
     Attributes:
-        alternative: what they take.
-        plan: in which every node takes it that can.
-        nodes: those.
-        times: of the plan's model.
+        alternative: the option.
+        plan: the plan in which every possible node takes it.
+        nodes: these nodes.
+        times: node times of the plan's model.
     """
 
     alternative: KernelOption
@@ -70,21 +70,23 @@ class OfferedOption:
 
 
 def alternatives(target: Target) -> Iterator[KernelOption]:
-    """Yield the alternatives that a runtime has fast kernels for."""
+    """Yield the options that a runtime has fast kernels for."""
     if target.kernels.dynamic or target.kernels.own_dynamic:
         yield KernelOption(Mode.DYNAMIC)
     yield from (KernelOption(Mode.WEIGHT_ONLY, spec) for spec in target.kernels.multiplied)
 
 
 def wishes(alternative: KernelOption, full: Plan, target: Target) -> Mapping[str, Demotion]:
-    """Return the demotions that put every node on an alternative that may be.
+    """Return the demotions that give an option to every node that may take it.
 
-    Those may that the scheme wants as integers, and those whose weights it wants stored as the same codes. Other
-    weights than the scheme's are no choice where it names weights of its own, finer or coarser than the target's.
+    - Integer nodes may take an option without weights.
+    - Integer nodes may take an option with weights if their own weights have the target's usual spec.
+    - Nodes with compressed weights may take it if these have the option's spec.
+    - Other weights are a choice of the scheme, finer or coarser, and stay.
 
     Args:
-        alternative: what they are to take.
-        full: what the scheme wants.
+        alternative: the option.
+        full: the plan of the scheme.
         target: the runtime.
     """
     usual = target.weight
@@ -99,28 +101,28 @@ def wishes(alternative: KernelOption, full: Plan, target: Target) -> Mapping[str
 
 
 def takers(alternative: KernelOption, plan: Plan, wished: Set[str]) -> frozenset[str]:
-    """Return the nodes on which a plan fulfils the wish for an alternative; the others have fallen back."""
+    """Return the nodes that take the option in a plan; the other wished nodes have fallen back."""
     return frozenset(one.node for one in plan.decisions if one.mode is alternative.mode and one.node in wished)
 
 
-# The cost model: nanoseconds of each option of each node, and of each boundary between floats and integers.
+# The cost model: nanoseconds of each option of each node, and of each boundary between floats and integers
 
-# Nanoseconds of a QuantizeLinear or DequantizeLinear that no measured model has shown.
+# Nanoseconds of a QuantizeLinear or DequantizeLinear if no measured model contains one.
 _BORDER_NS = 3_000.0
 _BORDER_ELEMENT_NS = 0.5
 # Nanoseconds of writing and reading an element as float instead of as a quantized value.
 _WIDER_ELEMENT_NS = 0.2
 OUTSIDE = ""
-"""Stands for what reads a tensor beside nodes: whatever a graph or body returns is floats."""
+"""Stands for the consumer of graph and body outputs, which are always floats."""
 
 
 def outputs_quantized(node: Node, target: Target) -> bool:
-    """Whether a node gives codes as an integer kernel, rather than floats."""
+    """Return whether a node's integer kernel outputs quantized values rather than floats."""
     return not any(one.op in target.kernels.fused.float_output for one in _with_clamped(node, target))
 
 
 def outputs_either(node: Node, target: Target) -> bool:
-    """Whether a node gives floats as fast as codes, where those that read it do not all want codes."""
+    """Return whether a node outputs floats as fast as quantized values, if some consumer wants floats."""
     return any(one.op in target.kernels.fused.either_output for one in _with_clamped(node, target))
 
 
@@ -130,17 +132,17 @@ def _with_clamped(node: Node, target: Target) -> list[Node]:
 
 @dataclass(frozen=True, eq=False)
 class CostModel:
-    """Nanoseconds of the nodes and borders of a graph and its bodies, from runs of whole models in different modes.
+    """Nanoseconds of the nodes and boundaries of a graph and its bodies, from runs of whole models in different modes.
 
     Attributes:
         graph: the prepared graph.
         target: the runtime.
-        full: the plan in which every node is static that can be.
+        full: the plan with all possible nodes static.
         floats: times of the prepared float model.
         static: times of the full plan's model.
-        offers: what else nodes can be, with times of models in which all are; finer codes before coarser ones.
-        quantized: what corrections found of borders that quantize, by tensor.
-        dequantized: what they found of those that dequantize.
+        offers: other options with the times of their models; options with finer weights come first.
+        quantized: corrected times of quantizing boundaries, by tensor.
+        dequantized: corrected times of dequantizing boundaries, by tensor.
     """
 
     graph: Graph
@@ -154,9 +156,9 @@ class CostModel:
 
     @cached_property
     def static_nodes(self) -> Mapping[str, float]:
-        """Nanoseconds of each node that can be static, what it makes slower around it included.
+        """Nanoseconds of each node that can be static, with the slowdown that it causes around it.
 
-        None where a run makes too many events for a profile: what is not known is not free.
+        Empty if a run makes too many events for a profile: unknown times must not count as free.
         """
         if not self.floats.nodes or not self.static.nodes:
             return {}
@@ -165,12 +167,12 @@ class CostModel:
 
     @cached_property
     def offered(self) -> Mapping[KernelOption, Mapping[str, float]]:
-        """Nanoseconds of the nodes that can take an alternative, what they make slower around them included."""
+        """Nanoseconds of the nodes in each option, with the slowdown that they cause around them."""
         return {offer.alternative: self._converted(offer.nodes, offer.plan, offer.times) for offer in self.offers}
 
     @cached_property
     def worthwhile(self) -> Mapping[KernelOption, Mapping[str, float]]:
-        """What is offered and faster than in float, and for coarser codes, than with finer ones; none else is taken."""
+        """The offered options that are faster than float and than options with finer weights; others are not used."""
         least = dict(self.floats.nodes)
         found = {}
         for alternative, times in self.offered.items():
@@ -180,14 +182,14 @@ class CostModel:
         return found
 
     def corrected(self, static: Set[str], alternatives: Mapping[str, KernelOption], observed: NodeTimes) -> CostModel:
-        """Return the same with what the kernels of a model really took.
+        """Return the same with the measured times of a model's kernels.
 
         Args:
             static: the model's static nodes.
-            alternatives: its nodes that take an alternative.
+            alternatives: its nodes with another option.
             observed: its times.
         """
-        # What integers make slower around them shows in the nodes that can never be integers.
+        # Slowdowns around integer nodes show in nodes that can never be integers.
         ours = {
             name: time
             for name, time in observed.nodes.items()
@@ -229,7 +231,7 @@ class CostModel:
             into = round(quantized.get(tensor.name, _BORDER_NS + quantize * size))
             back = round(dequantized.get(tensor.name, _BORDER_NS + dequantize * size))
             if source is not None and maker is not None and outputs_either(source, self.target):
-                # No kernel decodes, and nobody's codes make no noise.
+                # No kernel dequantizes here, and the tensor adds no quantization error of its own.
                 wider = round(dequantized.get(tensor.name, _WIDER_ELEMENT_NS * size))
                 found.append(Border(maker, readers, into, wider))
                 maker, into, back = None, 0, 0
@@ -238,7 +240,10 @@ class CostModel:
 
     @cached_property
     def followers(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of a node that only passes integers on, or a clamp, and the node that it needs them from."""
+        """Pairs of nodes; the first can be integer only if the second is.
+
+        Pass-through nodes and clamps need their producers, and producers need their clamps.
+        """
         found = []
         for node in self._nodes:
             if node.name not in self.static_nodes:
@@ -268,7 +273,7 @@ class CostModel:
 
     @cached_property
     def _tensors(self) -> tuple[Variable, ...]:
-        """What the nodes of each graph read that it is given, and what they make."""
+        """The inputs of each graph, and the outputs of its nodes."""
         found: list[Variable] = []
         for scope in self._scopes:
             found += scope.inputs
@@ -276,10 +281,10 @@ class CostModel:
         return tuple(found)
 
     def _converted(self, names: Set[str], plan: Plan, found: NodeTimes) -> dict[str, float]:
-        """Return the times of nodes, and what others take longer than in float at the nearest of them before it.
+        """Return the times of nodes, each with the slowdown of later nodes that it is the nearest cause of.
 
-        Others take longer because a pattern that the runtime fuses in float was cut, or because of their data's layout;
-        those that work on codes themselves have times of their own.
+        A later node is slower if a fusion of the float model was cut, or if the layout of its data changed. Nodes that
+        are quantized themselves have times of their own.
         """
         decoding = {one.node for one in plan.decisions if one.mode in DECODING}
         times = {node.name: found.nodes.get(node.name, 0.0) for node in self._nodes if node.name in names}
@@ -299,19 +304,19 @@ class CostModel:
         return {name: time + max(longer[name], 0.0) for name, time in times.items()}
 
     def _integer_maker(self, maker: Node | None) -> str | None:
-        """Return the node when it gives codes as an integer kernel, rather than floats."""
+        """Return the name of `maker` if its integer kernel outputs quantized values."""
         given = maker is not None and maker.name in self.static_nodes and outputs_quantized(maker, self.target)
         return str(maker.name) if maker is not None and given else None
 
     @cached_property
     def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Nanoseconds of borders that were measured, by tensor: those that quantize, and those that dequantize."""
+        """Measured nanoseconds of boundaries by tensor: quantizing ones, then dequantizing ones."""
         into, back = self._directed(self.static, self.static_nodes.keys())
         return {**self._fused, **into, **self.quantized}, {**back, **self.dequantized}
 
     @cached_property
     def _fused(self) -> Mapping[str, float]:
-        """What is quantized without a kernel of its own: what makes these floats makes codes of them in passing."""
+        """Tensors that their float producer quantizes in passing, without a kernel of its own."""
         if not self.static_nodes:
             return {}
         coded = {one.tensor for one in self.full.activations} - self.static.borders.keys()
@@ -322,7 +327,7 @@ class CostModel:
         }
 
     def _directed(self, observed: NodeTimes, static: Set[str]) -> tuple[dict[str, float], dict[str, float]]:
-        """Tell borders that quantize from those that dequantize what a static node of the observed model made."""
+        """Split boundary times into quantizing and dequantizing ones; dequantizing ones have a static producer."""
         into: dict[str, float] = {}
         back: dict[str, float] = {}
         for tensor in self._tensors:
@@ -334,7 +339,7 @@ class CostModel:
 
     @cached_property
     def _rates(self) -> tuple[float, float]:
-        """Nanoseconds of an element to quantize and to dequantize it, changes of layout included."""
+        """Nanoseconds to quantize and to dequantize an element, with changes of layout."""
         times, sizes = [0.0, 0.0], [0.0, 0.0]
         for tensor in self._tensors:
             maker = producer(tensor)
