@@ -1,4 +1,4 @@
-"""Cross-validation: what is found on some of the samples is evaluated on others, and the other way round."""
+"""Cross-validation: each half of the samples evaluates what was found on the other half."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import Progress, silent
 
 Groups = tuple[int, ...]
-"""Which of the groups of samples something is found on."""
+"""Indices of the groups of samples that something is found on."""
 ALL: Groups = (0, 1, 2)
 
 # Each sample costs a run of the float model, and more find hardly anything better. With half as many, errors of weights
 # cancel less well (a small ViT with blocks of 4 bits: 29.8 instead of 30.2 dB).
 _MOST = 512
-# More tell hardly better whether ranges hold on others.
+# More samples hardly show better whether ranges hold on others.
 _MOST_HELD_OUT = 16
 WORTH = 0.977
-"""Of several findings one lowers the noise by 0.1 dB by luck alone."""
-# Half of the samples may see 1 dB more noise where all see less; more than that is hardly ever made up for.
+"""The best of several candidates lowers the error by 0.1 dB by luck alone."""
+# Half of the samples may show 1 dB more error although all show less; a larger loss is hardly ever made up for.
 _HOPELESS = 1.26
-# What all see surely less of, half of them seldom see 0.4 dB more of.
+# If the error of all samples is surely lower, half of them seldom show 0.4 dB more.
 _UNLIKELY = 1.1
-# How often what changes nothing takes off more than one standard error.
+# Probability that a change without effect lowers the error by more than one standard error.
 _CHANCE = 0.16
-# So seldom does it take off so much that nobody asks others, and so much that one fold decides where one is to.
+# Significance at which the second fold is not asked, and at which one fold decides if only one is used.
 _NO_DOUBT, _LITTLE_DOUBT = 0.01, 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class AlgorithmResult:
-    """What codes are chosen by.
+    """An encoding config and the statistics that it rests on.
 
     Attributes:
-        recipe: how.
-        evidence: what it rests on.
-        settings: how the factors that migrate follow from samples, by site.
-        left: why the method that was asked last does not apply, in words; empty where it was tried.
+        recipe: how quantized values are chosen.
+        evidence: the calibration statistics.
+        settings: strength of the channel scales of each equalization group.
+        left: why the last method does not apply, in words; empty if it was tried.
     """
 
     recipe: EncodingConfig
@@ -65,26 +65,23 @@ class AlgorithmResult:
     left: str = ""
 
     def unfit(self, reason: str) -> AlgorithmResult:
-        """Return the same, which a method leaves as it is, as it does not apply for that reason."""
+        """Return the same result with the reason why a method does not apply."""
         return replace(self, left=f"it does not apply: {reason}")
 
 
 LARGE = "the model is above 1 GiB"
-"""Why methods do not apply that build a model, or see much of its data, too often for that."""
+"""Reason of methods that would build a model, or observe much of its data, too often."""
 
 Finding: TypeAlias = Callable[[Groups], AlgorithmResult]
-"""What a method makes of some groups of samples."""
+"""Maps groups of samples to the result of a method on them."""
 Found = TypeVar("Found", bound=Finding)
 
 
 def split_groups(samples: SampleSource, judging: int) -> tuple[Subset, ...]:
-    """Return the two halves of those samples by which candidates are judged, and others, at most 512 in all.
+    """Split samples into the two halves that evaluate candidates, and all others; 512 samples at most.
 
-    Where samples share files, each half has those too that share one with it, by which nothing is judged.
-
-    Args:
-        samples: all of them.
-        judging: how many judge.
+    If samples share files, each half also gets the samples that share a file with it. These do not evaluate anything.
+    `judging` is the number of samples that evaluate.
     """
     judges = halves(samples, judging)
     others = sorted(set(range(len(samples))).difference(*judges))
@@ -100,14 +97,14 @@ def split_groups(samples: SampleSource, judging: int) -> tuple[Subset, ...]:
 
 @dataclass(frozen=True, eq=False)
 class CrossValidator:
-    """The samples in three groups: the two halves of those that judge candidates, and all others.
+    """Samples in three groups: the two halves that evaluate candidates, and all others.
 
-    What a fold finds, it finds on one half and the others; the half that was left out judges it. What is taken in the
-    end is found on all.
+    A fold fits on one half and the others, and the left-out half evaluates the fit. The final result is fitted on all
+    three groups.
 
     Attributes:
-        evaluator: build candidates and judge them.
-        samples: all of them, two at least.
+        evaluator: builds and evaluates candidates.
+        samples: all samples, at least two.
     """
 
     evaluator: PlanEvaluator
@@ -120,23 +117,23 @@ class CrossValidator:
 
     @property
     def found_on(self) -> tuple[Groups, Groups]:
-        """The groups on which each fold finds."""
+        """The groups that each fold fits on."""
         return (1, 2), (0, 2)
 
     @cached_property
     def _judges(self) -> tuple[PlanEvaluator, PlanEvaluator]:
-        """What judges each fold."""
+        """The evaluator of each fold."""
         one, other = halves(self.samples, len(self.evaluator.answered.samples))
         places = sorted((*one, *other))
         return self.evaluator.part(list(map(places.index, one))), self.evaluator.part(list(map(places.index, other)))
 
     def of(self, groups: Groups, most: int) -> Subset:
-        """Return at most so many samples of some groups, evenly spaced."""
+        """Return at most `most` samples of some groups, evenly spaced."""
         places = sorted(place for group in groups for place in self.groups[group].places)
         return Subset(self.samples, [places[place] for place in evenly_spaced_indices(len(places), most)])
 
     def lowest_error(self, plan: Plan, findings: Sequence[Found]) -> Found:
-        """Return the finding with which the first fold has the least noise."""
+        """Return the finding with the lowest error in the first fold."""
         if len(findings) == 1:
             return findings[0]
         seen = [pooled(noise) for noise in self._seen(plan, ((0, one) for one in findings))]
@@ -151,14 +148,14 @@ class CrossValidator:
         *,
         once: bool = False,
     ) -> AlgorithmResult:
-        """Return what the best of some findings makes of all samples, or the basis where none is worth it.
+        """Fit the best finding on all samples, or return the basis if no finding improves on it.
 
         Args:
-            plan: what becomes of each node.
-            basis: what there is without them.
-            findings: of which the first fold says which is the best.
-            worth: how many times the noise of the basis it may leave at most, as both folds see it.
-            once: whether the first fold decides by itself, see `improves`.
+            plan: the mode and formats of each node.
+            basis: the result without the findings.
+            findings: candidates; the first fold selects the best.
+            worth: largest ratio of the new error to the old one that counts as better, over both folds.
+            once: True if the first fold decides alone; see `improves`.
         """
         best = self.lowest_error(plan, findings)
         return best(ALL) if self.improves(plan, best, lambda _: basis, worth, once=once) else basis
@@ -166,16 +163,16 @@ class CrossValidator:
     def improves(
         self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH, *, once: bool = False
     ) -> bool:
-        """Return whether a finding leaves less noise than another, as both folds see it.
+        """Return whether a finding has a lower error than another one over both folds.
 
-        The second fold finds nothing where what the first sees cannot be made up for, or leaves no doubt.
+        The second fold is skipped if the first shows a loss that cannot be made up for, or a gain without doubt.
 
         Args:
-            plan: what becomes of each node.
-            finding: the one.
-            other: the other.
-            worth: how many times the noise of the other it may leave at most.
-            once: whether the first fold decides by itself: what is little in doubt there pays.
+            plan: the mode and formats of each node.
+            finding: the new finding.
+            other: the finding to compare with.
+            worth: largest ratio of the new error to the other that counts as better.
+            once: True if the first fold decides alone, at a weaker significance.
         """
         was, now = self._seen(plan, ((0, other), (0, finding)))
         if not pooled(now) < _HOPELESS * worth * pooled(was):
@@ -190,16 +187,10 @@ class CrossValidator:
         return first[1] + pooled(now) < worth * (first[0] + pooled(was))
 
     def improves_significantly(self, plan: Plan, finding: Finding, other: Finding) -> bool:
-        """Return whether a finding leaves less noise than another by more than chance, sample by sample.
+        """Return whether a finding has a significantly lower error than another one, sample by sample.
 
-        All samples together have to see more than one standard error less, or where they are few, as much more as
-        Student's t allows for. The second fold finds nothing where the first sees so much more that this is hardly ever
-        made up for by so much.
-
-        Args:
-            plan: what becomes of each node.
-            finding: the one.
-            other: the other.
+        All samples together have to show a drop of more than one standard error. If they are few, Student's t raises
+        this bar. The second fold is skipped if the first shows a loss that is hardly ever made up for.
         """
         before: list[Noise] = []
         found: list[Noise] = []
@@ -215,14 +206,14 @@ class CrossValidator:
         )
 
     def held_out_evaluator(self, plan: Plan) -> PlanEvaluator:
-        """Return an evaluator whose samples have no part in the ranges and means of its statistics.
+        """Return an evaluator whose samples have no part in its statistics.
 
-        It is made of the samples that judge candidates, for others to judge, or where there are hardly any others, of
-        one half for the other.
+        Statistics come from the samples that evaluate candidates, and the other samples evaluate. If there are hardly
+        any others, one half evaluates and the rest gives the statistics.
         """
         bench = self.evaluator.bench
         if len(self.groups[2]) < len(self.groups[1]):
-            # What the float model gives for these is known, and so is what models give that were tried before.
+            # Outputs of the float model, and of models tried before, are known for these samples.
             evidence = bench.calibrate(plan, self.of((0, 2), _MOST), silent)
             return replace(self._judges[1], evidence=evidence)
         evidence = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
@@ -230,7 +221,7 @@ class CrossValidator:
         return none.joined(self.of((2,), _MOST_HELD_OUT))
 
     def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
-        """Yield the noise that a fold sees of a finding, one after the other."""
+        """Yield the errors of findings in their folds, in order."""
 
         def each() -> Iterator[tuple[PlanEvaluator, Plan, EncodingConfig]]:
             for fold, finding in asked:
@@ -240,7 +231,7 @@ class CrossValidator:
         return measure_errors(each())
 
 
-# Calibration for cross-validation: the samples run once, and each group has its own statistics.
+# Calibration for cross-validation: the samples run once, and each group has its own statistics
 
 
 def observe_groups(
@@ -251,15 +242,18 @@ def observe_groups(
     methods: Sequence[CalibrationMethod],
     progress: Progress,
 ) -> None:
-    """Let the bench know what each of the groups shows by which methods of accuracy are judged.
+    """Collect the statistics of each group of samples, so that accuracy methods can be cross-validated.
+
+    Nothing is collected without accuracy methods, or if the groups do not hold all samples. A large model is not
+    observed either.
 
     Args:
-        bench: has the model.
-        plan: the one in which every node is static that can be.
-        samples: by which codes are chosen.
-        accuracy: what is tried, without which nothing is observed.
-        methods: of ranges, for any of which evidence is kept.
-        progress: told of the stage ``calibrate``.
+        bench: the prepared model.
+        plan: the plan with all possible nodes static.
+        samples: the calibration samples.
+        accuracy: the accuracy methods.
+        methods: calibration methods to keep statistics for.
+        progress: called at the stage ``calibrate``.
     """
     if not accuracy.methods:
         return
@@ -269,13 +263,13 @@ def observe_groups(
         return
     tapped = {request.tensor for request in requests}
     apart = channel_requests(bench.graph, find_groups(bench.graph, plan).found).values()
-    # With another tensor the model would be cut elsewhere, and kernels might round otherwise.
+    # With another tensor the model would be cut elsewhere, and kernels might round differently.
     known = [request for request in apart if request.tensor in tapped]
     bench.grouped.observe(bench.prepared, groups, requests, known, partial(progress, "calibrate"))
 
 
 def channel_requests(graph: Graph, found: Iterable[EqualizationGroup]) -> dict[str, Request]:
-    """Return what is wanted of the tensors of sites that neither are constants nor lie in bodies, by name."""
+    """Return the requests for tensors of equalization groups, by name, without constants and tensors in bodies."""
     known = {tensor.name for tensor in constants(graph)}
     return {
         name: Request(name, "channel-ranges", own.axis)

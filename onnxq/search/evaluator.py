@@ -1,4 +1,4 @@
-"""The models of plans: each is built once, run once on a few samples, and compared with the float model."""
+"""Evaluation of plans: build the model once, run it on a few samples, and compare it with the float model."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.publish import stored_bytes
 
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
-"""The outputs of a model by the number of the sample."""
+"""The outputs of a model by sample number."""
 Runner: TypeAlias = Callable[[Sequence[int]], Answers]
-"""Runs a model on the samples of some numbers."""
+"""Runs a model on the samples with some numbers."""
 
-# Bytes of files that are kept, and models that are kept whatever their size: one that runs, and the next.
+# Bytes of files that are kept. Two models are kept whatever their size: the one that runs, and the next.
 _FILE_BYTES, _NEEDED_MODELS = 1 << 29, 2
 # Bytes of outputs that are kept.
 _OUTPUT_BYTES = 1 << 26
-# No two models of a process are built in the same place.
+# Numbers make the file names of models unique within a process.
 _NUMBERS = itertools.count()
 
 
@@ -51,8 +51,8 @@ class BuiltModel:
 
     Attributes:
         path: its file.
-        coded: the tensor of the prepared model that nodes around codes stand for, see `coded_tensors`.
-        is_whole: whether the file holds all of it, or weights lie in files that others share.
+        coded: the tensor of the prepared model that each Q/DQ node stands for; see `coded_tensors`.
+        is_whole: True if the file holds the whole model; False if its weights are in shared files.
     """
 
     path: Path
@@ -61,13 +61,13 @@ class BuiltModel:
 
 
 class BuiltModels:
-    """Models that were built and run, so that one that is tried, judged otherwise, profiled and timed is built once.
+    """Cache of built models and their outputs, so that each model is built once for evaluation, profiling and timing.
 
-    What was longest not asked for is removed when there is no room for more.
+    The least recently used entries are removed when there is no room for more.
 
     Args:
-        room: bytes of files that are kept.
-        held: bytes of outputs that are kept.
+        room: bytes of files to keep.
+        held: bytes of outputs to keep.
     """
 
     def __init__(self, room: int = _FILE_BYTES, held: int = _OUTPUT_BYTES) -> None:
@@ -78,13 +78,7 @@ class BuiltModels:
         self._background = ThreadPoolExecutor(1)
 
     def model(self, key: Hashable, folder: Path, build: Callable[[Path], BuiltModel]) -> BuiltModel:
-        """Return a model, built now or before; its file stays until two others are asked for.
-
-        Args:
-            key: what tells it from other models.
-            folder: where it is built.
-            build: writes it to a path.
-        """
+        """Return the model of a key, and call `build` in `folder` if it is new. Two models always stay on disk."""
         if key not in self._models:
             self._models[key] = build(folder / f"candidate.{next(_NUMBERS)}.onnx")
         self._models.move_to_end(key)
@@ -96,7 +90,7 @@ class BuiltModels:
         return self._models[key]
 
     def copied(self, key: Hashable, place: Path) -> bool:
-        """Copy the file of a model that was built before and is all in one; return whether there is one."""
+        """Copy the file of a known model that is in one file; return whether there is one."""
         known = self._models.get(key)
         if known is None or not known.is_whole:
             return False
@@ -104,18 +98,15 @@ class BuiltModels:
         return True
 
     def begin(self, key: Hashable, numbers: Sequence[int], build: Callable[[], Runner]) -> None:
-        """Run a model on samples in the background, one model at a time, unless that is done or begun.
+        """Run a model on samples in the background, unless its outputs are known or under way.
 
-        Args:
-            key: what tells it from other models.
-            numbers: of the samples.
-            build: builds it now, in case it is not there.
+        Models run one at a time. `build` runs at once, in the caller's thread.
         """
         if key not in self._running and (lacking := self._lacking(key, numbers)):
             self._running[key] = self._background.submit(build(), lacking)
 
     def answers(self, key: Hashable, numbers: Sequence[int], build: Callable[[], Runner]) -> list[Sequence[Any]]:
-        """Return what a model gives for samples, run now, in the background or before; see `begin`."""
+        """Return the outputs of a model for samples: known ones, ones from the background, or new ones."""
         begun = self._running.pop(key, None)
         known = {**self._answers.get(key, {}), **(begun.result() if begun is not None else {})}
         if lacking := [number for number in numbers if number not in known]:
@@ -131,11 +122,11 @@ class BuiltModels:
         return [number for number in numbers if number not in known]
 
 
-# Plans evaluated: their models are built, run on a few samples, and compared with the float model.
+# Evaluating plans
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
-# Models of which nobody has asked for the noise while others are built.
+# Models that are built ahead of the one whose error is wanted.
 _BUILT_AHEAD = 1
 # Seconds that a process takes before its first run.
 _STARTUP_SECONDS = 0.4
@@ -145,7 +136,7 @@ Judgement = TypeVar("Judgement")
 
 @dataclass(frozen=True, eq=False)
 class _ThisEvidence:
-    """Statistics as part of a key: equal where they are the very same, since to compare all they hold takes longer."""
+    """Compares statistics by identity in a key, because a comparison by value takes too long."""
 
     evidence: CalibrationStatistics
 
@@ -158,7 +149,7 @@ class _ThisEvidence:
 
 @dataclass(frozen=True)
 class _Trusted:
-    """Judges a candidate by samples of these files, see `estimate_sqnr`."""
+    """Evaluates with `estimate_sqnr`; a class, so that instances with equal files are equal cache keys."""
 
     files: tuple[str, ...]
 
@@ -168,13 +159,13 @@ class _Trusted:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSplit:
-    """The samples that judge candidates, on which the float model runs once, and the candidates built so far.
+    """The samples that evaluate candidates, run once in the float model, and the candidates built so far.
 
     Attributes:
         reference: file of the float model.
-        prepared: file of what candidates are built from.
-        samples: those among which the ones that judge are, spread over them; see `halves`.
-        count: how many judge.
+        prepared: file of the prepared model.
+        samples: samples to select from, evenly; see `halves`.
+        count: number of samples that evaluate.
         built: the models of plans.
     """
 
@@ -186,10 +177,10 @@ class EvaluationSplit:
 
     @cached_property
     def answered(self) -> ReferenceOutputs:
-        """The samples that judge, with what the float model gives for them."""
+        """The samples that evaluate, with the outputs of the float model."""
         found = self._answered(self.count)
         few = len(found.samples)
-        # Where outputs are large, it is fewer.
+        # Large outputs reduce the number of samples, so these are spread anew.
         return found if few == min(self.count, len(self.samples)) else self._answered(few)
 
     def _answered(self, count: int) -> ReferenceOutputs:
@@ -199,15 +190,15 @@ class EvaluationSplit:
 
 @dataclass(frozen=True, eq=False)
 class PlanEvaluator:
-    """What is needed to build a plan's model and see how far it is from the float model.
+    """Builds the models of plans and compares them with the float model.
 
     Attributes:
         bench: builds the models.
-        evidence: of the plan's activations.
-        answered: the samples that every candidate runs, and what the float model gives for them.
-        measured: what was found of models so far, by what judged it.
+        evidence: statistics of the plan's activations.
+        answered: the evaluation samples, with the outputs of the float model.
+        measured: results so far, by model and measure.
         built: the models of plans.
-        earlier: how many models were tried before, on fewer samples.
+        earlier: number of models tried before, on fewer samples.
     """
 
     bench: PreparedModel
@@ -219,52 +210,53 @@ class PlanEvaluator:
 
     @property
     def count(self) -> int:
-        """How many models were built and run so far."""
+        """The number of models built and run so far."""
         return self.earlier + len(self.measured)
 
     def process_seconds(self, run: float) -> float:
-        """Return how long a process takes to run the float model over the samples, each run so many seconds."""
+        """Return the seconds of a process that runs the float model over the samples, at `run` seconds each."""
         return _STARTUP_SECONDS + len(self.answered.samples) * run
 
     @classmethod
     def of(
         cls, bench: PreparedModel, reference: Path, samples: SampleSource, evidence: CalibrationStatistics
     ) -> PlanEvaluator:
-        """Run the float model once on a few samples, to try plans against it; see `ReferenceOutputs.of`."""
+        """Run the float model on the samples and return an evaluator; see `ReferenceOutputs.of`."""
         return cls(bench, evidence, ReferenceOutputs.of(reference, bench.prepared, samples))
 
     def part(self, places: Sequence[int]) -> PlanEvaluator:
-        """Return an evaluator on some of the samples, for which the float model does not run again."""
+        """Return an evaluator on some of the samples; the float model does not run again."""
         return replace(self, answered=self.answered.part(places), measured={})
 
     def joined(self, samples: SampleSource) -> PlanEvaluator:
-        """Return an evaluator on more samples, on which the float model runs now."""
+        """Return an evaluator with more samples; the float model runs on these now."""
         return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count)
 
     def sqnr(self, plan: Plan, recipe: EncodingConfig) -> float:
-        """Return the SQNR in decibels that a plan's model can be trusted to have on samples it has not seen.
+        """Return the SQNR in decibels that a plan's model is trusted to have on unseen samples.
 
-        A model that cannot be built or run has minus infinity.
+        The result is minus infinity if the model cannot be built or run.
         """
         with tolerate("a model that was tried"):
             return self.trust(plan, recipe).sqnr
         return -math.inf
 
     def trust(self, plan: Plan, recipe: EncodingConfig) -> SqnrEstimate:
-        """Judge a plan by its model; what was measured before is remembered."""
+        """Return the SQNR estimate of a plan's model; results are cached."""
         return self._judged(_Trusted(self.answered.files), plan, recipe)
 
     def noise(self, plan: Plan, recipe: EncodingConfig) -> NDArray[np.float64]:
-        """Return what each sample adds to the noise at each output, those of one file together; see `nsr_by_sample`.
+        """Return the noise-to-signal ratios of a plan's model by sample and output; see `nsr_by_sample`.
 
-        Whether noise became less by more than chance is told by how these differ, and samples of one file are alike.
+        Samples of one file are alike, so they are added up. The spread of the rows shows whether a change is
+        significant.
         """
         found = self._judged(nsr_by_sample, plan, recipe)
         together = group_equal(self.answered.files)
         return np.stack([found[one].sum(0) for one in together]) if together else found
 
     def begin(self, plan: Plan, recipe: EncodingConfig) -> None:
-        """Build a model that is going to be asked about, and run it in the background, where it is not too large."""
+        """Build a model that will be evaluated, and run it in the background, unless it is large."""
         if not self.bench.is_large:
             self.built.begin(self._key(plan, recipe), self.answered.numbers, partial(self._runner, plan, recipe))
 
@@ -281,12 +273,13 @@ class PlanEvaluator:
         return found
 
     def _runner(self, plan: Plan, recipe: EncodingConfig) -> Callable[[Sequence[int]], Answers]:
-        """Build a plan's model and return what runs it on the samples of some numbers."""
+        """Build now, and return what runs the model later."""
         return partial(self._run, plan, self.candidate(plan, recipe).path)
 
     def _run(self, plan: Plan, model: Path, numbers: Sequence[int]) -> Answers:
         answered, views = self.answered, self.answered.views
-        # Without integer kernels an optimised session of a large model decodes its weights in each run all the same.
+        # Without integer kernels, an optimized session of a large model dequantizes its weights in each run all the
+        # same.
         large = self.bench.is_large
         optimize = not large or any(plan.count(mode) for mode in _INTEGERS)
         at_once = not large and len(numbers) > 1
@@ -302,11 +295,11 @@ class PlanEvaluator:
         return found
 
     def size(self, plan: Plan, recipe: EncodingConfig) -> int:
-        """Return how many bytes the file of a plan's model has."""
+        """Return the size in bytes of the file of a plan's model."""
         return stored_bytes(self.candidate(plan, recipe).path)
 
     def candidate(self, plan: Plan, recipe: EncodingConfig) -> BuiltModel:
-        """Return a plan's model, built now or before; its file stays until others are asked for."""
+        """Return a plan's model, built now or before; its file stays until others are needed."""
         bench = self.bench
 
         def build(path: Path) -> BuiltModel:
@@ -318,9 +311,10 @@ class PlanEvaluator:
 
 
 def _convolves_floats(plan: Plan, graph: Graph) -> bool:
-    """Whether codes of a plan are hardly multiplied: onnxruntime convolves them only where it gives codes too.
+    """Return whether convolutions that onnxruntime runs in float hold most weights of a plan's integer nodes.
 
-    Its convolutions of floats are up to twice as fast where weights are decoded ahead; other products of codes are not.
+    onnxruntime convolves quantized values only if the output is quantized too. Float convolutions are up to twice as
+    fast with weights dequantized ahead, unlike other integer nodes.
     """
     weights = {True: 0, False: 0}
     for scope in all_graphs(graph):
@@ -332,16 +326,12 @@ def _convolves_floats(plan: Plan, graph: Graph) -> bool:
 
 
 def candidate_key(plan: Plan, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Hashable:
-    """Return what tells the model that is built of a plan from others that are built of the same prepared model."""
+    """Return the key of a plan's model among all models of the same prepared model."""
     return plan.effect, recipe.key, _ThisEvidence(evidence)
 
 
 def measure_errors(asked: Iterable[tuple[PlanEvaluator, Plan, EncodingConfig]]) -> Iterator[NDArray[np.float64]]:
-    """Yield the noise of models in order, see `PlanEvaluator.noise`; each runs while the next is built.
-
-    Args:
-        asked: by what a model is tried, and what it is built from.
-    """
+    """Yield the errors of models in order (`PlanEvaluator.noise`); each model runs while the next is built."""
     begun: deque[tuple[PlanEvaluator, Plan, EncodingConfig]] = deque()
     for evaluator, plan, recipe in asked:
         evaluator.begin(plan, recipe)

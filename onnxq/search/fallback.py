@@ -1,4 +1,4 @@
-"""Nodes that fall back to float, and weights of more or fewer bits: greedy choices by measured error."""
+"""Greedy choices by measured error: nodes that fall back to float, and weights with more or fewer bits."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from onnxq.search.search import (
 )
 from onnxq.system.resources import Progress
 
-# Part of the noise allowed that stored weights may make; beyond it some of them get finer codes.
+# Share of the allowed error for compressed weights; beyond it some weights get more bits or smaller blocks.
 _STORED_SHARE = 0.6
-# Finer weights take away too little of the noise of all codes where weights make no more than this part of it.
+# If weights make no more than this share of the total error, finer weights help too little.
 _LOW_ERROR_SHARE = 0.25
-# Between codes of fewer bits than 8 and FINER, the coarsest first: the second takes hardly more bytes than one scale a
-# channel does.
+# Specs between fewer than 8 bits and FINER, coarsest first. The second takes hardly more bytes than one scale per
+# channel.
 _BETWEEN = (QuantSpec("int4", (32,)), QuantSpec("int8-narrow", (128,), scale="float16"))
 
 HANDED_BACK = 8
-"""How often models are built for handing finer codes back, for each step of coarseness, where they are small."""
+"""Models that are built per step to take back finer weights that are not needed, if models are small."""
 
 
 def stored_goal(full: Plan, goal: float) -> float:
-    """Return the SQNR in decibels at which stored weights make no more than their part of the noise allowed."""
+    """Return the SQNR in decibels at which compressed weights use only their share of the allowed error."""
     integers = any(one.mode in (Mode.STATIC, Mode.DYNAMIC) for one in full.decisions)
     return goal + (sqnr_of_ratio(_STORED_SHARE) if integers else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class WeightPrecisionSearch:
-    """Finds which weights need finer codes where nodes only store them.
+    """Finds the compressed weights that need more bits or smaller blocks.
 
     Attributes:
         profiler: builds and measures.
-        full: the plan in which every node is an integer kernel that can be.
-        stores: demotions that leave no node an integer kernel.
+        full: the plan with all possible nodes as integer kernels.
+        stores: demotions that leave no integer kernels.
         goal: SQNR in decibels to reach.
-        is_late: whether time is up: then nothing more is handed back, and more are finer than need be.
-        most: models to build at most for handing finer codes back, for each step of coarseness.
-        parts: into how many of them weights are told apart.
+        is_late: True when time is up; then no finer weights are taken back.
+        most: models to build at most per step to take back finer weights.
+        parts: resolution of the search: nodes are only told apart in this many parts.
     """
 
     profiler: PlanTester
@@ -69,22 +69,21 @@ class WeightPrecisionSearch:
     parts: float = math.inf
 
     def are_needed(self, share: float) -> bool:
-        """Return whether weights as codes leave no noise to integer kernels, or little and are much of what they make.
+        """Return whether the compressed weights alone use up too much of the allowed error.
 
-        Args:
-            share: part of the noise of all codes that those of weights make.
+        `share` is the share of weights in the error of all quantizers. If it is low, the weights need only reach the
+        goal itself.
         """
         enough = self.goal if share <= _LOW_ERROR_SHARE else self._stored_goal
         return self._sqnr({}) < enough
 
     def found(self, noise: Mapping[str, float]) -> Demotions:
-        """Return what becomes of weights whose codes are too coarse, most noise for their size first.
+        """Return demotions that give finer specs to weights that are too coarse, highest error per weight first.
 
-        They get codes of finer scales, or of 16 bits where they are small, or where even those are too coarse; where
-        nothing else is faithful, they stay float. What turns out not to be needed is handed back.
+        Weights get blocks with smaller scales (FINER). They get 16 bits if they are small, or if FINER is too coarse.
+        If nothing else is accurate enough, they stay float. Finer specs that turn out not to be needed are taken back.
 
-        Args:
-            noise: noise-to-signal ratio that the codes of a node's weights make alone, by node.
+        `noise` has the noise-to-signal ratio of each node's weights alone.
         """
         weighted = self._weighted
         sizes = {node: sum(weight.elements for weight in one.weights) for node, one in weighted.items()}
@@ -92,7 +91,7 @@ class WeightPrecisionSearch:
         return self._hand_back(self._too_fine(order, noise), order)
 
     def _too_fine(self, order: Sequence[str], noise: Mapping[str, float]) -> Demotions:
-        """Return what becomes of the noisiest weights, so many of them in their order that the rest may stay."""
+        """Demote a prefix of the order, as short as the measurements find."""
         weighted = self._weighted
         floats = dict.fromkeys(order, Demotion(Mode.FLOAT, _too_coarse("codes")))
         small = small_nodes(self.full)
@@ -102,24 +101,25 @@ class WeightPrecisionSearch:
             else _finer(_storing(weighted[node].mode), self._own(node), FINER)
             for node in order
         }
-        # Those of 8 bits were never tried for small ones.
+        # FINER was not tried for small nodes.
         finest = {node: finer[node] if node in small else _finer(Mode.STORAGE, FINER, FINEST) for node in order}
         with_finer = self._sqnr(finer)
         if with_finer >= self._stored_goal:
             return self._fewest(finer, {}, noise)
         if with_finer >= self.goal:
             return finer
-        # Runtimes that multiply codes may round the data too, which those that are decoded first are spared.
+        # Runtimes that multiply quantized weights may round the data too; weights that are dequantized first avoid
+        # this.
         decoded = {node: replace(one, mode=Mode.STORAGE) for node, one in finer.items()}
         if decoded != finer:
             if self._sqnr(decoded) >= self.goal:
                 return self._fewest(decoded, finer, noise)
             finer = decoded
-        # Codes of 16 bits are twice as large, and floats four times, so they are for what is not faithful otherwise.
+        # 16 bits take twice the bytes and floats four times, so only weights that need them get them.
         return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, noise)
 
     def _hand_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
-        """Return finer codes for fewer of the weights, or codes that are less fine; first come the quiet large ones."""
+        """Take finer specs back, or make them less fine; large weights with a low error come first."""
 
         def is_enough(demotions: Demotions) -> bool:
             return not self.is_late() and self._sqnr(demotions) >= min(self._stored_goal, reached)
@@ -140,11 +140,10 @@ class WeightPrecisionSearch:
         return {one.node: one for one in self.full.decisions if one.weights}
 
     def _own(self, node: str) -> QuantSpec:
-        """Return how the scheme wants a node's weights."""
         return self._weighted[node].weights[0].spec
 
     def _fewest(self, better: Demotions, base: Demotions, noise: Mapping[str, float]) -> Demotions:
-        """Return as few of the first as reach the goal, looking first where they take half of the noise away."""
+        """Bisect for the shortest prefix that reaches the goal, starting where the prefix holds half of the error."""
         order, total = tuple(better), sum(noise.values())
         low, high, taken, middle = 0, len(better), 0.0, 0
         while middle < high and taken < total / 2:
@@ -167,7 +166,6 @@ class WeightPrecisionSearch:
 
 
 def _finer(mode: Mode, coarse: QuantSpec, spec: QuantSpec) -> Demotion:
-    """Return the wish for codes of a spec, since those of a coarser one were too coarse."""
     if isinstance(coarse.per, Granularity):
         codes = f"{coarse.format} codes with one scale a {coarse.per}"
     else:
@@ -181,23 +179,21 @@ def _too_coarse(codes: str) -> str:
 
 
 def _storing(mode: Mode) -> Mode:
-    """Return the mode in which a node only has other weights."""
     return Mode.WEIGHT_ONLY if mode is Mode.WEIGHT_ONLY else Mode.STORAGE
 
 
 def _is_between(decision: Decision, spec: QuantSpec, better: Demotion) -> bool:
-    """Return whether codes of a spec are finer than those that the scheme wants, and coarser than better ones."""
     bits, own = format_named(spec.format).bits, format_named(decision.weights[0].spec.format).bits
     return own < bits and better.weight in (FINER, FINEST)
 
 
-# Weights of fewer bits if size is preferred: as many as the goal allows, before a search looks for speed.
+# Weights with fewer bits if size is preferred: as many as the goal allows, before a search for speed
 
 COARSER = QuantSpec("int4", per=(32,))
-"""Five bits a weight with their scale; onnxruntime multiplies such codes, and decodes those of other operators once."""
+"""Five bits a weight with its scale. onnxruntime multiplies these weights directly, and dequantizes others at load."""
 
 COARSER_OPSET = 21
-"""The first in which DequantizeLinear has blocks and 4 bits."""
+"""The first opset whose DequantizeLinear has blocks and 4 bits."""
 
 _BITS = 4
 _REASON = "a small file is preferred to a fast model"
@@ -206,18 +202,18 @@ _REASON = "a small file is preferred to a fast model"
 def choose_fewer_bits(
     profiler: Profiler, target: Target, goal: float, *, runs: int, most: int, is_late: Callable[[], bool]
 ) -> Demotions:
-    """Return what makes codes of 4 bits of as many weights as a goal takes, in a model that computes in float.
+    """Return demotions to 4 bits for as many weights as the goal allows, in a model that computes in float.
 
-    Other weights than the usual ones of 8 bits stay: a scheme that names its own has chosen their size. Quiet weights
-    that hold much become coarser first. What noise that leaves allowed is for integer kernels.
+    Only weights of the target's usual spec change: other specs are a choice of the scheme. Weights with the lowest
+    error for their size come first. The rest of the allowed error is left to integer kernels.
 
     Args:
         profiler: builds and measures.
         target: the runtime.
         goal: SQNR in decibels to reach.
-        runs: how often to run a sample to measure what coarser codes add in noise, see `measure_sensitivities`.
-        most: models to build at most, to find how many may be coarser.
-        is_late: whether time is up: then no more become coarser.
+        runs: sample runs to measure the error of 4 bits; see `measure_sensitivities`.
+        most: number of models to build at most.
+        is_late: True when time is up; then no more weights change.
     """
     full = profiler.plan({})
     stores = {one.node: Demotion(Mode.STORAGE, _REASON) for one in full.decisions if one.mode is not Mode.FLOAT}
@@ -239,9 +235,9 @@ def choose_fewer_bits(
 
 
 def _possible(profiler: Profiler, full: Plan, stores: Demotions, target: Target) -> Demotions:
-    """Return what makes codes of 4 bits of all weights that can be.
+    """Demote all weights that can have 4 bits.
 
-    Where what decodes them stands in no opset that the model is the same in, they are those that are multiplied.
+    If the model fits no opset that can dequantize 4 bits, these are only the weights that are multiplied directly.
     """
     if target.reads.fewest_bits > _BITS:
         return {}
@@ -263,16 +259,16 @@ def _is_coarser(plan: Plan, node: str) -> bool:
     return bool(weights) and all((one.spec.format, one.spec.per) == (COARSER.format, COARSER.per) for one in weights)
 
 
-# Greedy fallback: nodes leave integer arithmetic in the order of their measured error.
+# Greedy fallback: nodes leave integer arithmetic in the order of their measured error
 
-# Into so many parts nodes are divided whose noise was measured in groups: to tell a part further is not worth a model.
+# Parts to tell nodes apart if their error was measured in groups; a finer answer is not worth a model.
 _PARTS = 12
-# How often models that take long to write are built for handing finer codes back, for each step of coarseness.
+# Models built per step to take back finer weights, if models take long to write.
 _FEW_HANDED_BACK = 3
 _STORED = frozenset({Mode.STORAGE, Mode.WEIGHT_ONLY})
-# What 8-bit storage makes of weights.
+# The spec of 8-bit weight compression.
 _PLAIN, _PLAIN_BITS = QuantSpec("int8-narrow", per=Granularity.CHANNEL), 8
-# Decibels of noise above the signal that nothing has to be told apart beyond.
+# Error above the signal in decibels beyond which nodes need not be told apart.
 _LOUDEST_DB = 100.0
 
 
@@ -285,24 +281,25 @@ def greedy_fallback(
     told: SensitivitiesOfNodes | None = None,
     size: Callable[[Plan], float] | None = None,
 ) -> PlanSearch:
-    """Find a plan that reaches ``goal`` by taking the noisiest nodes out of integer arithmetic first.
+    """Find a plan that reaches ``goal`` by demoting the nodes with the highest error first.
 
-    Each weighted static node is measured alone; then the shortest prefix of the worst is sought, by bisection, whose
-    demotion reaches the goal. Demoted nodes store their weights as codes, of 16 bits when they are among the smallest
-    nodes, which together hold a hundredth of all weights; only when that is still too noisy do stored weights get finer
-    codes, see `WeightPrecisionSearch`, and then the rest is tried as integers once more.
+    1. Measure each static node with weights alone.
+    2. Bisect for the shortest prefix of the worst nodes whose demotion reaches the goal. Demoted nodes keep compressed
+    weights. The smallest nodes, with a hundredth of all weights together, get 16 bits.
+    3. If the error is still too high, give compressed weights finer specs (`WeightPrecisionSearch`). Then try the other
+    nodes as integers again.
 
     Args:
-        planner: demotions to plan.
-        measure: plan to the worst output's SQNR.
+        planner: makes a plan from demotions.
+        measure: returns the SQNR of a plan's worst output, or None when no more models may be built.
         goal: SQNR in decibels to reach.
-        progress: told of the stage ``search``.
-        told: noise of nodes that is known without measuring each alone, as a large model takes long to write; of
-            those that are equally noisy the smallest go first.
-        size: bytes of a plan's model. Where fewer bits than 8 end up larger than 8 bits everywhere, these are taken.
+        progress: called at the stage ``search``.
+        told: known sensitivities, for large models; on equal error the smallest nodes go first. None measures each
+            node.
+        size: bytes of a plan's model. If weights below 8 bits end up larger than 8 bits everywhere, 8 bits are used.
 
     Returns:
-        The first plan that reaches the goal, or the most faithful one that was found.
+        The first plan that reaches the goal, or the most accurate one found.
     """
     counter = _Counter(measure, progress, math.inf if told is None else _PARTS)
     full = planner({})
@@ -330,7 +327,7 @@ def greedy_fallback(
         )
         best = max(tried.found, key=_sqnr)
         if (sqnr := tried.sqnr(plan := tried.plan(left))) >= goal:
-            # With the few left whose 8-bit codes alone are too coarse, others may be integers after all.
+            # Once the few weights that are too coarse at 8 bits are finer, other nodes may be integers again.
             others = {node: demotion for node, demotion in demotions.items() if node not in left}
             best = _shortest_prefix(planner, counter, others, left, goal)
             best = best if best[1] >= goal else (plan, sqnr)
@@ -341,13 +338,13 @@ def greedy_fallback(
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """Plans that have some demotions and others besides, and what was found of them.
+    """Plans with common demotions, and what was measured of them.
 
     Attributes:
-        planner: demotions to plan.
-        counter: plan to the worst output's SQNR.
-        demoted: what all of them have.
-        found: those that were measured.
+        planner: makes a plan from demotions.
+        counter: returns the SQNR of a plan's worst output.
+        demoted: the common demotions.
+        found: the measured plans.
     """
 
     planner: Planner
@@ -366,7 +363,7 @@ class _Tried:
 def _with_finer_weights(
     tried: _Tried, noise: Mapping[str, float], goal: float, size: Callable[[Plan], float] | None
 ) -> dict[str, Demotion]:
-    """Return what becomes of stored weights that are too coarse, so that they take no more bytes than need be."""
+    """Give compressed weights finer specs, and prefer plain 8 bits if these take fewer bytes."""
     plan, counter = tried.plan({}), tried.counter
     stored = replace(plan, decisions=tuple(one for one in plan.decisions if one.mode in _STORED))
     most = HANDED_BACK if counter.parts == math.inf else _FEW_HANDED_BACK
@@ -390,7 +387,7 @@ def _with_finer_weights(
 
 
 def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demotions) -> list[NodeSensitivity]:
-    """Measure weighted nodes of ``modes``, each with every other weight in float, as long as may be; noisiest first."""
+    """Measure nodes alone, with all other weights in float; stop when no more models may be built."""
     plan = planner(demoted)
     units = [decision.node for decision in plan.decisions if decision.mode in modes and decision.weights]
     everything = [decision.node for decision in plan.decisions if decision.weights]
@@ -410,9 +407,9 @@ def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demot
 def _shortest_prefix(
     planner: Planner, measure: _Counter, noisy: Demotions, demoted: Demotions, goal: float
 ) -> tuple[Plan, float]:
-    """Return the plan with the fewest of ``noisy``, taken in order, that reaches the goal, or the one with all.
+    """Return the plan with the shortest prefix of ``noisy`` that reaches the goal, or with all.
 
-    Where nodes are told apart in parts, it is one with less than a part more.
+    With a limited number of parts, the prefix is less than one part too long.
     """
     nodes = tuple(noisy)
     near = max(int(len(nodes) / measure.parts), 1)
@@ -440,7 +437,6 @@ def _demotion(one: NodeSensitivity, small: set[str]) -> Demotion:
 
 
 def _bits(decision: Decision) -> int:
-    """Return of how many bits the codes of a node's weights are."""
     return min((format_named(weight.spec.format).bits for weight in decision.weights), default=_PLAIN_BITS)
 
 
@@ -449,7 +445,7 @@ def _sqnr(found: tuple[Plan, float]) -> float:
 
 
 class _Counter:
-    """A measure that counts its calls and tells of them, and into how many parts it tells nodes apart."""
+    """A measure that counts its calls, reports progress and caches results, with the resolution `parts`."""
 
     def __init__(self, measure: Measure, progress: Progress, parts: float = math.inf) -> None:
         self._measure, self._progress, self.parts = measure, progress, parts
@@ -462,7 +458,6 @@ class _Counter:
         self._expected += more + max(more, 1).bit_length()
 
     def measured(self, plan: Plan) -> float | None:
-        """Return what was measured, now or before; None where nothing is any more."""
         if plan.effect in self._known:
             return self._known[plan.effect]
         sqnr = self._measure(plan)
@@ -474,6 +469,6 @@ class _Counter:
         return sqnr
 
     def __call__(self, plan: Plan) -> float:
-        """Return what was measured; what was not reaches no goal."""
+        """Return the SQNR, or minus infinity if no more models may be built."""
         sqnr = self.measured(plan)
         return -math.inf if sqnr is None else sqnr
