@@ -1,1 +1,1 @@
-"""Evaluation: how far a model is from the float model, what that says of other samples, and how fast it is."""
+"""Evaluation: how far a model is from the float model, what that says of other samples, and its latency."""

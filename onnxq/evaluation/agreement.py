@@ -1,4 +1,4 @@
-"""Compare what two models answer on the same samples, output by output."""
+"""Compare the outputs of two models on the same samples."""
 
 from __future__ import annotations
 
@@ -28,27 +28,25 @@ from onnxq.system.records import to_plain
 
 @dataclass(frozen=True)
 class OutputAgreement:
-    """How well one output of a candidate, or what stands for it, agrees with the reference's, over all samples.
+    """How well an output of a candidate, or a tensor in its place, agrees with the reference on all samples.
 
     Attributes:
-        name: the output.
-        sqnr: signal-to-quantization-noise ratio in decibels over all elements of all samples, infinite when equal;
-            None for outputs that are not floating point.
-        agreement: share of equal arg max over the last axis, for float outputs of rank 2 or 3 with two or more
-            entries; share of equal elements for other types; None where neither says anything.
-        largest_error: largest absolute difference; 0 for outputs that are not floating point and equal.
-        same_shapes: whether every shape is the reference's.
+        sqnr: decibels over all elements of all samples, infinite when equal; None for outputs that are not floating
+            point.
+        agreement: share of equal arg max over the last axis, for float outputs of rank 2 or 3 with two or more entries.
+            For other types, the share of equal elements. None if neither applies.
+        largest_error: largest absolute difference; 0 for outputs that are not floating point.
         finite: whether the candidate is finite wherever the reference is.
-        compared: how many arg maxes or elements the agreement is a share of.
-        stands_for: where it is a tensor by which the model chooses, the outputs that are decided by it, whether they
-            are compared themselves or not; see `onnxq.evaluation.comparison.ComparisonSpec`.
-        bound: lower 95 % confidence bound of the SQNR over all other samples, see `lower_bound`; of probabilities with
-            what may turn over, see `ErrorAccumulator.bound`. None for outputs that are no floats.
-        worst: of floats, the samples that are least faithful, the worst first, with the place of the largest error.
-        parts: that the output is joined of, each with its own SQNR.
-        effective_labels: `effective_sample_size` of the labels that differ, where samples share files; None if each
-            counts by itself, and for floats.
-        skipped: how many elements were not compared, as the float model is NaN or infinite there.
+        compared: how many arg maxes or elements `agreement` is a share of.
+        stands_for: the outputs that this tensor decides; empty for an output. See
+            `onnxq.evaluation.comparison.ComparisonSpec`.
+        bound: lower 95 % confidence bound of the SQNR over all other samples, see `ErrorAccumulator.bound`. None for
+            outputs that are not floating point.
+        worst: the samples with the lowest SQNR, the lowest first, with the element of the largest error.
+        parts: the tensors that the output is concatenated from, each with its own SQNR.
+        effective_labels: `effective_sample_size` of the labels that differ, if samples share files; None if each counts
+            by itself, and for floats.
+        skipped: number of elements that were not compared, as the float model is NaN or infinite there.
         is_compared: whether there was any element to compare.
     """
 
@@ -69,22 +67,22 @@ class OutputAgreement:
 
     @property
     def label(self) -> str:
-        """What it is called when it is told of: an output, or what outputs are judged by."""
+        """How messages name it."""
         if not self.stands_for:
             return f"output {self.name}"
         return f"tensor {self.name}, compared in place of {', '.join(self.stands_for)},"
 
     @property
     def differing(self) -> int:
-        """How many arg maxes or elements differ."""
+        """Number of arg maxes or elements that differ."""
         return 0 if self.agreement is None else self.compared - round(self.agreement * self.compared)
 
     @property
     def decibels(self) -> float:
-        """The SQNR; of labels and all else that is no float, that of scores that makes as many labels differ.
+        """The SQNR; of outputs that are not floating point, `decibels_of_labels`.
 
-        See `decibels_of_labels`: a classifier that gives labels and probabilities is judged by both, and hardly more
-        strictly than one that gives probabilities alone.
+        With it, a model that outputs labels and probabilities is judged hardly more strictly than one that outputs only
+        probabilities.
         """
         return (
             self.sqnr
@@ -98,9 +96,9 @@ class Agreement:
     """How well a candidate model agrees with a reference model.
 
     Attributes:
-        samples: how many samples were run.
-        outputs: one entry for each output.
-        files: how many files they are of, where those of one file count as one; 0 where each counts by itself.
+        samples: number of samples that were run.
+        outputs: one entry for each compared tensor.
+        files: number of files that the samples come from, if samples of one file count as one; else 0.
     """
 
     samples: int
@@ -109,13 +107,13 @@ class Agreement:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The outputs that were compared with what the float model chose in front of them."""
+        """The outputs that were compared with the float model's choices given to the candidate."""
         names = {output.name for output in self.outputs if output.is_compared}
         return tuple(name for name in self._stood_for if name in names)
 
     @property
     def decided(self) -> tuple[str, ...]:
-        """The outputs that were not compared themselves, but only what they are decided by."""
+        """The outputs that were not compared themselves; only the tensors that decide them were."""
         names = {output.name for output in self.outputs}
         return tuple(name for name in self._stood_for if name not in names)
 
@@ -125,22 +123,22 @@ class Agreement:
 
     @property
     def worst_sqnr(self) -> float:
-        """The lowest SQNR in decibels, or what stands for it where an output is no float; infinite without outputs."""
+        """The lowest `OutputAgreement.decibels`; infinite without outputs."""
         return min((output.decibels for output in self.outputs), default=math.inf)
 
     @property
     def worst_agreement(self) -> float | None:
-        """The lowest arg max agreement, None when no output has one."""
+        """The lowest arg max agreement; None if no output has one."""
         return min((output.agreement for output in self.outputs if output.agreement is not None), default=None)
 
     @property
     def equal_labels(self) -> float:
-        """The lowest share of equal elements of outputs that are not floating point, 1 where there are none."""
+        """The lowest share of equal elements of outputs that are not floating point; 1 if there are none."""
         shares = (output.agreement for output in self.outputs if output.sqnr is None)
         return min((share for share in shares if share is not None), default=1.0)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values for JSON; an infinite SQNR becomes None beside a largest error of 0."""
+        """Return plain values for JSON; an infinite SQNR becomes None."""
         outputs = [asdict(output) for output in self.outputs]
         for output in outputs:
             output |= {name: None for name in ("sqnr", "bound") if not np.isfinite(output[name] or 0.0)}
@@ -160,20 +158,20 @@ def compare(
     risk: float = RISK,
     most: int = 0,
 ) -> Agreement:
-    """Run both models on samples and compare them, holding no more samples at a time than there are cores.
+    """Run both models on samples and compare their outputs. At most one sample per core is in memory.
 
     Args:
         one: the float model.
-        other: a model made from it, open for the same.
+        other: a model made from it, opened with the same spec.
         samples: the data.
-        risk: how often a bound may be wrong; see `alpha_spending`.
-        most: samples to compare at most, evenly spaced; 0 compares all.
+        risk: probability that a bound is wrong; see `alpha_spending`.
+        most: number of samples to compare at most, evenly spaced; 0 compares all.
 
     Returns:
-        The agreement, outputs in the reference's order, then what stands for others.
+        The outputs in the reference's order, then the tensors compared in place of others.
 
     Raises:
-        DataError: there is no sample, or a run fails.
+        DataError: There is no sample, or a run fails.
     """
     stand_ins, places = one.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
     files, pairs = list_shared_files(Subset(samples, places)), run_beside(one, other, picked(samples, places))
@@ -192,19 +190,19 @@ def compare_files(
     *,
     engine: Engine | None = None,
 ) -> Agreement:
-    """Compare two model files on samples that fit the reference; see compare.
+    """Compare two model files on samples that fit the reference; see `compare`.
 
     Args:
         reference: file of the float model, which runs on onnxruntime in this process.
         candidate: file of a model made from it.
-        data: the samples, or Data with how they are read; chained inputs are completed by the reference.
-        engine: what runs the candidate; None stands for onnxruntime in this process.
+        data: the samples, or Data with how they are read; the reference completes chained inputs.
+        engine: runs the candidate; None stands for onnxruntime in this process.
 
     Raises:
-        ModelError: a file cannot be read or loaded.
-        CandidateError: the outputs differ in name.
-        DataError: the samples do not fit.
-        EngineError: the engine fails.
+        ModelError: A file cannot be read or loaded.
+        CandidateError: The outputs differ in name.
+        DataError: The samples do not fit.
+        EngineError: The engine fails.
     """
     for path in (reference, candidate):
         check_path(path, "the file of a model")
@@ -222,14 +220,17 @@ def agreement_of(
     parts: Mapping[str, Sequence[OutputPart]] = MappingProxyType({}),
     files: Sequence[str] = (),
 ) -> Agreement:
-    """Return the agreement of outputs that were computed already: pairs of the reference's and the candidate's.
+    """Return the agreement of outputs that are already computed.
 
     Args:
         names: of the outputs.
-        pairs: one for each sample.
-        risk: how often a bound may be wrong; see `alpha_spending`.
-        parts: that outputs are joined of.
-        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
+        pairs: outputs of the reference and of the candidate, for each sample.
+        risk: probability that a bound is wrong; see `alpha_spending`.
+        parts: the parts that each output is concatenated from.
+        files: of each sample, see `list_shared_files`; empty if each sample counts by itself.
+
+    Raises:
+        DataError: There is no sample.
     """
     tallies = [DetailedErrorAccumulator(parts.get(name, ())) for name in names]
     count = 0

@@ -1,4 +1,4 @@
-"""Confidence bounds: what a few samples prove of all others, where noise is skewed and samples are few."""
+"""Confidence bounds: what a few samples show of all others, when the error is skewed and samples are few."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from numpy.typing import NDArray
 from onnxq.data.dataset import group_equal
 
 RISK = 0.05
-"""How often a bound may be wrong."""
+"""Default probability that a bound is wrong."""
 
-# The sample that was not seen is noisier than the mean by this many times what the noisiest one is, and by the second
-# over the number of samples; found by simulation, see benchmarks/coverage_of_bounds.py.
+# The bounds add an unseen sample. Its error exceeds the mean by the first factor times the excess of the worst sample,
+# plus the second factor over the number of samples. Found by simulation, see benchmarks/coverage_of_bounds.py.
 _UNSEEN, _UNSEEN_OF_FEW = 1.25, 5.0
-# Of samples without parts, one says nothing of how noise differs: so much, over the power 1.5 of their number.
+# Relative spread of the error to assume for samples without parts, divided by the power 1.5 of their number.
 _UNKNOWN = 0.8
-# Into so many parts a sample is divided. Twice as many are needed to divide it, else a part is a single row.
+# Number of parts of a sample. It needs twice as many rows, else a part would be a single row.
 _PARTS = 8
-# Of so few samples that tell anything, one decides nearly alone.
+# Below this effective sample size, one sample decides nearly alone.
 _ALONE = 1.5
-# The more samples differ, the more do those that were not seen: what Student's t allows grows by this part of itself.
+# If the samples differ more, the unseen ones do too: the margin of Student's t grows by this factor times the error.
 _TAIL = 0.4
-# Part of the mean noise by which that of one sample is changed to see what that does to the bound.
+# Fraction of the mean error by which `influences` changes one sample.
 _CHANGE = 1e-3
 
 Energies = tuple[float, float]
-"""Of the signal, and of the noise on it."""
+"""Of the signal, and of the error."""
 
 
 def alpha_spending(number: int) -> float:
-    """Return how often the bound of a candidate may be wrong, where candidates are judged until one is good enough.
+    """Return how often the bound of one candidate may be wrong, if candidates are evaluated until one is good enough.
 
-    The first that passes may do so by luck, so all looks at the same samples share the risk: each a part of it that
-    together, however many there will be, add up to the whole (Lan and DeMets, Biometrika 1983).
+    The first one that passes may do so by luck, so all looks at the same samples share the risk. Their parts add up to
+    the whole, however many there are (alpha spending; Lan and DeMets, Biometrika 1983).
 
     Args:
         number: of the look, from 1.
@@ -49,17 +49,17 @@ def alpha_spending(number: int) -> float:
 
 
 def spread_of_parts(expected: NDArray[Any], found: NDArray[Any]) -> float | None:
-    """Return the standard deviation of noise between neighbouring parts of one sample, in units of their mean.
+    """Return the standard deviation of the error between neighbouring parts of one sample, in units of their mean.
 
-    Positions of a sequence and lines of an image differ in noise about as much as samples do: those of five real models
-    by 0.6 to 3.4 times what their parts do, in the median 0.8 times.
+    Positions of a sequence and lines of an image differ in error about as much as samples do. On five real models, the
+    samples differ 0.6 to 3.4 times as much as their parts, 0.8 times in the median.
 
     Args:
-        expected: an output for one sample, all axes but the last of which count its rows.
+        expected: an output for one sample; all axes but the last count as rows.
         found: the candidate's, of the same shape.
 
     Returns:
-        None where the rows are too few to tell.
+        None if there are fewer than 16 rows, no error, or values that are not finite.
 
     >>> spread_of_parts(np.ones((16, 2)), np.ones((16, 2)) + 0.1) < 1e-9
     True
@@ -68,7 +68,7 @@ def spread_of_parts(expected: NDArray[Any], found: NDArray[Any]) -> float | None
     if count < 2 * _PARTS or not expected.size:
         return None
     starts = np.arange(_PARTS) * count // _PARTS
-    # What is not finite shows in the energies.
+    # Values that are not finite show in the energies.
     with np.errstate(invalid="ignore", over="ignore"):
         rows, error = expected.reshape(count, -1), (found - expected).reshape(count, -1)
         energies = [np.einsum("ij,ij->i", one, one).astype(np.float64) for one in (rows, error)]
@@ -83,13 +83,12 @@ def spread_of_parts(expected: NDArray[Any], found: NDArray[Any]) -> float | None
 def of_files(energies: Sequence[Energies], files: Sequence[str]) -> list[Energies]:
     """Return the energies of files, each of which counts as one sample.
 
-    Rows of a stack and windows of a recording are alike, so as many of them tell less than as many files do, and how
-    files differ tells how far a ratio over all can be trusted (ratio to size of clusters; Cochran, Sampling Techniques,
-    1977, chapter 9A).
+    Rows of a stack and windows of a recording are alike, so they show less than as many files. How much files differ
+    shows how accurate a ratio over all is (cluster sampling; Cochran, Sampling Techniques, 1977, chapter 9A).
 
     Args:
-        energies: of signal and noise for each sample.
-        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
+        energies: of signal and error for each sample.
+        files: of each sample, see `list_shared_files`; empty if each sample counts by itself.
 
     >>> of_files([(1.0, 0.25), (2.0, 0.0), (1.0, 0.5)], ["a", "b", "a"])
     [(2.0, 0.75), (2.0, 0.0)]
@@ -103,25 +102,28 @@ def of_files(energies: Sequence[Energies], files: Sequence[str]) -> list[Energie
 
 
 def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Sequence[float | None] = ()) -> float:
-    """Return a one-sided 95 % lower confidence bound of the SQNR over all samples from the energies of a few.
+    """Return a one-sided lower confidence bound of the SQNR over all samples from the energies of a few.
 
-    Energies are summed over samples before they are divided, so that a faint sample counts as little as it does in the
-    SQNR of all. How far the logarithm of that ratio can be trusted is told by leaving out one sample at a time
-    (jackknife; Shao and Tu, The Jackknife and Bootstrap, 1995) and Student's t distribution. Noise is skewed, and few
-    samples seldom hold the rare one that a little noise turns over: an unseen one is counted besides, further above
-    the mean than the noisiest, and than the parts of a sample differ where samples are so few that they may be alike by
-    chance. Samples count by their amplitudes (effective sample size; Kish, Survey Sampling, 1965), as the silent ones
-    of a detector would else vouch for the few in which there is anything. Simulated in many ways, bounds of four
-    samples and more hold in 92 to 99 %; a single one without parts is trusted with a fifth of what it shows.
+    - Energies are summed over samples before they are divided. A faint sample counts as little as in the SQNR of all.
+    - The jackknife and Student's t distribution give the error of the logarithm of that ratio (Shao and Tu, The
+      Jackknife and Bootstrap, 1995).
+    - The error is skewed, and few samples seldom hold the rare one that a small error turns over. The bound adds one
+      unseen sample with a larger error than the worst. If samples are so few that they may be alike by chance, the
+      spread of their parts sets its least excess.
+    - Samples count by their amplitudes (effective sample size; Kish, Survey Sampling, 1965). Otherwise the silent
+      samples of a detector would vouch for the few with a signal.
+
+    In simulations, bounds of four samples and more hold in 92 to 99 %. The bound of one sample without parts allows
+    five times its error.
 
     Args:
-        energies: of signal and noise for each sample, finite; what depends on each other has to be one sample, see
+        energies: of signal and error for each sample, finite. Samples that depend on each other must be merged, see
             `of_files`.
-        risk: how often it may be wrong; see `alpha_spending`.
-        spreads: of each sample how its parts differ, see `spread_of_parts`.
+        risk: probability that the bound is wrong; see `alpha_spending`.
+        spreads: `spread_of_parts` of each sample.
 
     Returns:
-        Decibels; infinite without noise, -inf without signal.
+        Decibels; infinite without error, -inf without signal.
 
     >>> round(lower_bound([(1.0, 0.001), (1.0, 0.002), (1.0, 0.003)]), 1)
     21.9
@@ -132,7 +134,7 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
     if not signal.any():
         return -math.inf
     ratio = noise.sum() / signal.sum()
-    # Samples that are silent beside others tell nothing of how those differ.
+    # Samples that are silent beside others do not show how the others differ.
     effective = float(np.sqrt(signal / signal.sum()).sum() ** 2)
     mean = noise.sum() / effective
     furthest = (noise - ratio * signal).max()
@@ -153,11 +155,11 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
 def influences(
     energies: Sequence[Energies], spreads: Sequence[float | None] = (), files: Sequence[str] = ()
 ) -> NDArray[np.float64]:
-    """Return by how much the bound of the noise-to-signal ratio grows for each part that a sample adds to that ratio.
+    """Return the derivative of the bound of the noise-to-signal ratio by what each sample adds to that ratio.
 
-    Where all samples are as noisy, that is alike for each, 1 or, of few samples, more; where one is far noisier than
-    the others, which samples that were not seen may be too, it is many times that, and more noise in the others makes
-    the bound of the ratio lower (empirical influence; Hampel, The Influence Curve, 1974).
+    If all samples have the same error, it is alike for each: 1, or more if samples are few. If one sample has far more
+    error than the others, unseen samples may too, so its influence is many times that. More error in the others then
+    lowers the bound (empirical influence; Hampel, The Influence Curve, 1974).
 
     Args:
         energies: as for `lower_bound`.
@@ -165,8 +167,7 @@ def influences(
         files: of each sample, see `of_files`.
 
     Returns:
-        float64 of shape (samples,); ones where there is no bound that is a number. They are negative where more noise
-        makes samples more alike.
+        float64 of shape (samples,); ones if the bound is not finite. Negative if more error makes samples more alike.
 
     >>> influences([(1.0, 0.01), (1.0, 0.01), (1.0, 0.1)]).round().tolist()
     [-46.0, -46.0, 30.0]
@@ -191,14 +192,14 @@ def influences(
 
 
 def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) -> float:
-    """Return a one-sided 95 % upper confidence bound of the mean of what a few values are drawn from.
+    """Return a one-sided upper confidence bound of the mean of the distribution that a few values are drawn from.
 
-    As in `lower_bound`, one that was not seen is counted besides.
+    As in `lower_bound`, one unseen value is added.
 
     Args:
         values: one for each sample or group of samples, two or more.
-        worst: how far above the mean one may come where all that was seen are equal.
-        risk: how often it may be wrong; see `alpha_spending`.
+        worst: how far above the mean the unseen value is if all values are equal.
+        risk: probability that the bound is wrong; see `alpha_spending`.
 
     >>> round(highest_mean(np.zeros(100), 1.0), 3), round(highest_mean(np.zeros(8), 1.0), 2)
     (0.026, 0.32)
@@ -211,7 +212,10 @@ def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) 
 
 
 def student_t_quantile(freedom: float, risk: float) -> float:
-    """Return a quantile of Student's t distribution, to 1 % from two degrees of freedom (Abramowitz, Stegun 26.7.5)."""
+    """Return a quantile of Student's t distribution.
+
+    Accurate to 1 % from two degrees of freedom (Abramowitz and Stegun, 26.7.5).
+    """
     z = -NormalDist().inv_cdf(risk)
     terms = (
         (z**3 + z) / 4,
@@ -222,16 +226,16 @@ def student_t_quantile(freedom: float, risk: float) -> float:
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-# Labels that differ, in decibels of the scores that they are of.
+# Labels that differ, in decibels of their scores.
 
-# Share of labels that differ at 0 dB, if they went on to grow with the amplitude of the noise.
+# Share of labels that differ at 0 dB, extrapolated in proportion to the amplitude of the error.
 _SHARE_AT_0_DB = 0.1
 # One-sided quantile of the normal distribution.
 _NORMAL_95 = 1.645
 
 
 def share_at(decibels: float) -> float:
-    """Return the share of labels that may differ at an SQNR; see `decibels_of_labels`.
+    """Return the share of labels that may differ at an SQNR in decibels; see `decibels_of_labels`.
 
     >>> round(share_at(20.0), 6), round(share_at(40.0), 6)
     (0.01, 0.001)
@@ -240,15 +244,15 @@ def share_at(decibels: float) -> float:
 
 
 def effective_sample_size(differing: Sequence[int], compared: Sequence[int], files: Sequence[str]) -> float:
-    """Return as how many independent labels those count that differ, where the samples of a file count as one.
+    """Return how many independent labels the labels that differ count as, if samples share files.
 
-    It is their number over the design effect: the variance between files of the ratio of those that differ, over what
-    chance alone makes of it (Cochran, Sampling Techniques, 1977, chapter 9A; Kish, Survey Sampling, 1965). No less than
-    one is told by those that there are, and no more than all of them.
+    It is their number over the design effect: the variance between files of the share that differs, over its variance
+    by chance (Cochran, Sampling Techniques, 1977, chapter 9A; Kish, Survey Sampling, 1965). If any differ, it is at
+    least 1 and at most their number.
 
     Args:
-        differing: how many labels of each sample differ.
-        compared: of how many.
+        differing: number of labels that differ, by sample.
+        compared: number of labels, by sample.
         files: of each sample, see `list_shared_files`.
 
     >>> effective_sample_size([2, 2, 0, 0, 0, 0], [2] * 6, ["a", "a", "b", "b", "c", "c"])
@@ -266,16 +270,16 @@ def effective_sample_size(differing: Sequence[int], compared: Sequence[int], fil
 
 
 def decibels_of_labels(differing: int, compared: int, effective: float | None = None) -> float:
-    """Return the SQNR of scores that makes as many labels differ.
+    """Return the SQNR of scores at which as many labels differ.
 
-    A label flips where noise exceeds the distance between two scores, so the share that differs grows with the
-    amplitude of the noise. Measured on the classifiers of ``models/`` with Gaussian noise on their scores, 1.0 to 1.4 %
-    differ at 20 dB and 0.06 to 0.18 % at 40 dB; hence 1 % stands for 20 dB here, and 0.1 % for 40 dB. The share is the
-    one that can be told from chance: its lower 95 % confidence bound, and none where a single value differs.
+    A label flips if the error exceeds the distance between two scores, so the share that differs grows with the
+    amplitude of the error. With Gaussian noise on the scores of the classifiers of ``models/``, 1.0 to 1.4 % differ at
+    20 dB, and 0.06 to 0.18 % at 40 dB. Here, 1 % stands for 20 dB, and 0.1 % for 40 dB. The share is its lower 95 %
+    confidence bound; 0 if at most one label differs.
 
     Args:
-        differing: how many labels differ.
-        compared: of how many.
+        differing: number of labels that differ.
+        compared: number of labels.
         effective: `effective_sample_size` of the labels that differ; None if each counts by itself.
 
     >>> round(decibels_of_labels(20, 1000), 1), decibels_of_labels(1, 10)
@@ -290,5 +294,5 @@ def decibels_of_labels(differing: int, compared: int, effective: float | None = 
 
 
 def _lower_bound(count: float) -> float:
-    """Return the lower 95 % confidence bound of what is counted, after Wilson and Hilferty (PNAS 1931)."""
+    """Return the lower 95 % confidence bound of a count (Wilson and Hilferty, PNAS 1931)."""
     return count * (1 - 1 / (9 * count) - _NORMAL_95 / (3 * math.sqrt(count))) ** 3

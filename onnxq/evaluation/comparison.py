@@ -1,4 +1,4 @@
-"""Models opened for comparing: by which tensors they are compared, and the same random numbers in both."""
+"""Sessions that compare models: the same tensors, the same choices and the same random numbers in each."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from onnxq.runtime.sessions import Session, as_own, open_decoded, open_session, 
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.resources import available_cores, cached_by_mtime, parallel_map, resident_bytes
 
-# The opset from which on there is a GatherElements.
+# The first opset with GatherElements.
 _GATHER_ELEMENTS = 11
-# Bytes that runs of one model may take together; where one takes more, samples run one after the other.
+# Bytes that parallel runs of one model may take together. If one run takes more, samples run one by one.
 _ROOM = 1 << 27
 
 
 class RunMemory:
-    """How much memory a run of each float model takes, as its first run has shown."""
+    """The memory that a run of each float model takes, measured on its first run."""
 
     def __init__(self) -> None:
         self._taken: dict[Path, int] = {}
 
     def learn(self, model: Path, run: Callable[[], list[Any]]) -> list[Any]:
-        """Run a float model, and see what it takes if nobody has before: its session keeps it for later runs."""
+        """Run a float model, and measure its memory on the first run: the session keeps that memory for later runs."""
         before = resident_bytes()
         found = run()
         self._taken.setdefault(model.resolve(), resident_bytes() - before)
         return found
 
     def most_at_once(self, model: Path | None) -> int:
-        """Return how many runs of a float model, or of one made from it, fit into memory at once; 0 if nobody knows."""
+        """Return how many runs of a float model, or of one made from it, fit into memory at once; 0 if not measured."""
         taken = self._taken.get(model.resolve()) if model is not None else None
         return 0 if taken is None else min(available_cores(), max(_ROOM // max(taken, 1), 1))
 
@@ -72,12 +72,10 @@ class ComparisonSession:
     """A model that is open for comparing.
 
     Attributes:
-        session: of the model.
-        names: of what is compared, as this model calls it, in an order that all views share.
-        views: by what models are compared.
-        at_once: whether several samples run at once, each on one core, which takes less time than one on all.
-        fed: the inputs that take what the float model chose, by what the float model calls it.
-        made: its file, unless it is the float model.
+        names: this model's names of the compared tensors, in the same order for all models.
+        at_once: whether several samples run in parallel, each on one core. That takes less time than one on all cores.
+        fed: this model's inputs that take the float model's choices, by the float model's name of the choice.
+        made: its file; None for the float model.
     """
 
     session: Session
@@ -88,13 +86,13 @@ class ComparisonSession:
     made: Path | None = None
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
-        """Return the outputs of one sample that are compared; the sample holds the float model's choices."""
-        # An output that is kept would keep all memory of its session.
+        """Return the compared outputs of one sample; the sample holds the float model's choices."""
+        # A view of an output would keep all memory of its session.
         given = _renamed(sample, self.fed)
         return [as_own(value) for value in run(self.session, given, self.names, index=index, made=self.made)]
 
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
-        """Yield what is compared of samples, in order."""
+        """Yield the compared outputs of samples, in order."""
         return parallel_map(self.run, samples, self.views.most) if self.at_once else map(self.run, samples)
 
 
@@ -103,8 +101,7 @@ class EngineComparisonSession:
     """A model that an engine has loaded for comparing.
 
     Attributes:
-        loaded: the model.
-        names: of what is compared, see `ComparisonSession`.
+        names: see `ComparisonSession`.
         engine: its name, for errors.
         fed: see `ComparisonSession`.
     """
@@ -116,7 +113,7 @@ class EngineComparisonSession:
     at_once: ClassVar = False
 
     def run(self, sample: Sample) -> list[Any]:
-        """Return what is compared of one sample; see `View.run`."""
+        """Return the compared outputs of one sample; see `ComparisonSession.run`."""
         with wrap_plugin_errors(f"engine {self.engine!r}", EngineError):
             found = dict(zip(self.loaded.outputs, self.loaded.run(_renamed(sample, self.fed)), strict=True))
         return [found[name] for name in self.names]
@@ -127,8 +124,6 @@ def _renamed(sample: Sample, fed: Mapping[str, str]) -> Sample:
 
 
 class _Seen(NamedTuple):
-    """What is seen of a float model at once: its outputs, whether it draws random numbers, or decides by data."""
-
     outputs: tuple[str, ...]
     random: bool
     may_decide: bool
@@ -144,22 +139,22 @@ def _seen(reference: Path) -> _Seen:
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """By what models are compared with a float model.
+    """Which tensors of models are compared with a float model, and which choices all models share.
 
-    What the float model chooses by its data, such as the experts of a token or the boxes that are kept, is given to
-    each other model: one place that is chosen otherwise would decide all, and outputs could have other shapes. The
-    float tensors that are chosen by, such as scores, are compared too. They stand for outputs that are made of choices
-    alone, such as labels, and for those whose number of elements depends on the data in another way. Nodes that draw
-    random numbers draw the same in each run of each model.
+    The float model's data-dependent choices, such as the experts of a token or the boxes that are kept, are inputs of
+    each other model. Otherwise one different choice would decide the result, and outputs could have other shapes. The
+    float tensors that a choice depends on, such as scores, are compared too. They stand for two kinds of outputs: those
+    made of choices alone, such as labels, and those whose number of elements depends on the data in another way. Nodes
+    that draw random numbers draw the same in each run of each model.
 
     Attributes:
-        outputs: names of the outputs that are compared themselves.
-        stand_ins: names of the float model's tensors that outputs are decided by, with the names of these outputs.
-        decided: for each output that is not compared itself the tensors that it is decided by.
-        choices: of the float model, which are given to other models.
-        unseen: names of nodes with weights whose error shows in nothing that is compared.
+        outputs: the outputs that are compared themselves.
+        stand_ins: the float model's tensors that decide outputs, each with these outputs.
+        decided: the outputs that are not compared themselves, each with the tensors that decide it.
+        choices: of the float model, inputs of the other models.
+        unseen: nodes with weights whose quantization error shows in no compared tensor.
         random: whether the model draws random numbers.
-        parts: that outputs are joined of, by output.
+        parts: by output, the parts that it is concatenated from.
         reference: file of the float model.
     """
 
@@ -174,15 +169,15 @@ class ComparisonSpec:
 
     @classmethod
     def of(cls, reference: Path, candidate: Path) -> ComparisonSpec:
-        """Find out by what models are compared.
+        """Find the tensors to compare.
 
         Args:
             reference: file of the float model.
-            candidate: file of a model made from it, as all that are compared.
+            candidate: file of one model made from it; all others must have the same tensors.
 
         Raises:
             ModelError: The float model's file cannot be read.
-            CandidateError: The other file cannot.
+            CandidateError: The other file cannot be read.
         """
         seen = _seen(reference)
         if not seen.may_decide:
@@ -193,7 +188,7 @@ class ComparisonSpec:
             there = DataDependentOutputs(_graph(proto, candidate))
         taken = _taken(proto, there)
         wanted = [choice.named for choice in here.choices]
-        # A choice that rewriting has left nothing of cannot be given.
+        # A choice that rewriting removed cannot be an input.
         while len(pairs := paired(wanted, taken)) < len(wanted):
             here = DataDependentOutputs(graph, {one.name for one in pairs})
             wanted = [choice.named for choice in here.choices]
@@ -222,27 +217,27 @@ class ComparisonSpec:
 
     @classmethod
     def whole(cls, reference: Path) -> ComparisonSpec:
-        """Return views of all outputs as they are, for which the same random numbers are drawn."""
+        """Return the spec that compares all outputs as they are, with the same random numbers."""
         seen = _seen(reference)
         return cls(seen.outputs, random=seen.random, parts=seen.parts, reference=reference)
 
     @property
     def plain(self) -> bool:
-        """Whether models are compared as they are."""
+        """Whether models are compared without added outputs, inputs or seeds."""
         return not self.stand_ins and not self.random and not self.choices
 
     @property
     def most(self) -> int:
-        """How many samples run at once; 0 where nobody knows what a run takes."""
+        """How many samples run in parallel; 0 if the memory of a run is not known."""
         return RUN_MEMORY.most_at_once(self.reference)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all that is compared, as the float model calls it."""
+        """The float model's names of all compared tensors."""
         return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
 
     def open_float(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
-        """Open the float model, which gives what it chose behind what is compared; see `open`."""
+        """Open the float model, which outputs its choices after the compared tensors; see `open`."""
         if self.plain:
             return self.open(model, at_once=at_once)
         proto = self._read(model)
@@ -256,14 +251,10 @@ class ComparisonSpec:
     def open(
         self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False
     ) -> ComparisonSession:
-        """Open a model made from the float model: the same, with tensors as outputs, choices as inputs, and seeds.
+        """Open a model made from the float model, with compared tensors as outputs, choices as inputs, and seeds.
 
-        Args:
-            model: the file.
-            optimize: see `open_session`.
-            mapped: see `open_session`.
-            at_once: whether it is going to run several samples; those of a model that draws random numbers run one by
-                one all the same.
+        `optimize` and `mapped` are as for `open_session`. With `at_once`, samples run in parallel, unless the model
+        draws random numbers.
 
         Raises:
             CandidateError: The file cannot be read, has other outputs, or lacks a tensor.
@@ -273,7 +264,7 @@ class ComparisonSpec:
         return self._open(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
 
     def open_decoded(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
-        """Open a model made from the float model in floats throughout; see `open` and `open_decoded` of the runtime."""
+        """Open a model made from the float model with all arithmetic in float; see `open`."""
         return self._open(open_decoded, model, at_once=at_once)
 
     def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> ComparisonSession:
@@ -296,12 +287,7 @@ class ComparisonSpec:
         return replace(view, session=SeededSession(make) if self.random else make(), at_once=at_once)
 
     def open_on(self, engine: Engine, model: Path, folder: Path) -> EngineComparisonSession:
-        """Open a model on an engine; see `open`.
-
-        Args:
-            engine: what runs the model.
-            model: the file.
-            folder: where a model with further outputs is put.
+        """Open a model on an engine; see `open`. A model with added outputs is written to `folder`.
 
         Raises:
             OnnxqError: The engine cannot load it, or it has other outputs.
@@ -322,7 +308,7 @@ class ComparisonSpec:
         return EngineComparisonSession(loaded, names, engine.name, fed)
 
     def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], Mapping[str, str]]:
-        """Return a model that takes choices as inputs and gives all that is compared, with the names of both."""
+        """Return the model with choices as inputs and compared tensors as outputs, and the names of both."""
         proto = self._read(model)
         there = DataDependentOutputs(_graph(proto, model))
         choices = paired(self.choices, _taken(proto, there))
@@ -343,7 +329,7 @@ class ComparisonSpec:
     def _tensors(
         self, model: Path, there: DataDependentOutputs, choices: Mapping[NamedChoice, Choice]
     ) -> dict[str, Variable]:
-        """Return the tensors of a model that stand where those of the float model do, by the latter's names."""
+        """Return the tensors of a model that correspond to the float model's, by the float model's names."""
         sought = [(one.name, one.scores, choices[one].scores if one in choices else ()) for one in self.choices]
         known = {name for one in self.choices for name in one.scores}
         counted = ((output, wanted) for output, wanted in self.decided.items() if not known.issuperset(wanted))
@@ -369,7 +355,7 @@ class ComparisonSpec:
 
 @contextmanager
 def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
-    """Raise what is wrong with a model that was made from the float model as a fault of that model alone."""
+    """Raise errors as CandidateError if the model is a candidate."""
     try:
         yield
     except (ModelError, DataError) as error:
@@ -379,13 +365,13 @@ def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
 
 
 def _taken(model: onnx.ModelProto, found: DataDependentOutputs) -> list[Choice]:
-    """Return the choices that a model of its opset can take: GatherElements gives the values of those of a TopK."""
+    """Return the choices that can be inputs in a model's opset: TopK needs GatherElements for its values."""
     opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
 
 
 def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
-    """Make inputs of what the nodes of a model choose, and leave out the nodes that choose."""
+    """Make the choices inputs of a model, and remove the nodes that make them."""
     for choice in choices:
         shape = choice.chosen.shape
         rank = None if shape is None else [None] * len(shape)
@@ -415,7 +401,6 @@ def _kind(choice: Choice) -> int:
 
 
 def _put_outputs(model: onnx.ModelProto, tensors: Mapping[str, int]) -> None:
-    """Make tensors outputs of a model, unless they are; they have these element types."""
     outputs = _output_names(model)
     model.graph.output.extend(
         onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in tensors.items() if name not in outputs
@@ -427,13 +412,12 @@ def _output_names(model: onnx.ModelProto) -> list[str]:
 
 
 def _may_decide(model: onnx.ModelProto) -> bool:
-    """Return whether any operator of a model counts or orders its data, or gives labels of it."""
+    """Return whether any operator has a data-dependent size or order, or outputs labels."""
     rows = (OPERATORS.get((canonical_domain(node.domain), node.op_type)) for node in node_protos(model.graph.node))
     return any(row is not None and (row.data_dependent or row.labels) for row in rows)
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without functions, so that all nodes can be seen."""
     if not model.functions:
         return model
     check_functions(model)

@@ -1,4 +1,4 @@
-"""What the user wants of a model's fidelity."""
+"""The accuracy that the user asks for, and whether a model reaches it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from onnxq.evaluation.bounds import share_at
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
 
 MINIMUM_SQNR = 20.0
-"""Default fidelity in decibels: the noise at the worst output holds a hundredth of the signal's energy."""
+"""Default SQNR in decibels: the error of the worst output holds a hundredth of the signal's energy."""
 
 PREFERENCES = ("speed", "size")
-"""What a search may look for in plans that are faithful enough, the usual one first."""
+"""What a search optimizes among plans that are accurate enough; the first is the default."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """How faithful a model has to be to be written.
+    """How accurate a model must be to be written.
 
     Attributes:
-        min_sqnr: SQNR in decibels of the worst output; not asked for where there is a metric.
-        metric: what tells instead whether the model is good, or a text that load_metric takes, which is read at once.
+        min_sqnr: SQNR in decibels of the worst output; not required if there is a metric.
+        metric: replaces `min_sqnr`; a text for `load_metric` is resolved at once.
         max_drop: how much less than the float model's the metric may be.
-        force: whether a model that is less faithful is written nevertheless.
-        exact: whether a model is refused in which not all weights have the bits that the scheme asks for.
-        prefer: what a search takes of plans that are faithful enough: the fastest (``speed``), or the fastest of those
-            in which as many weights as can be have 4 bits instead of 8 (``size``).
+        force: whether a less accurate model is written nevertheless.
+        exact: whether a model is refused if some weights do not have the bits of the scheme.
+        prefer: which accurate plan a search takes. ``speed`` takes the fastest. ``size`` gives as many weights as
+            possible 4 bits instead of 8, and takes the fastest of these plans.
 
     Raises:
-        SchemeError: the decibels are NaN, the drop is negative or not finite, the metric's text names none, there is no
-            such preference, or something is of another type.
-        DataError: the labels of the metric cannot be read.
+        SchemeError: `min_sqnr` is NaN, `max_drop` is negative or not finite, the metric or the preference is unknown,
+            or a value has the wrong type.
+        DataError: The labels of the metric cannot be read.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
     (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='speed'))
@@ -69,38 +69,38 @@ class Goal:
             raise SchemeError(
                 f"the drop of the metric is {self.max_drop}, expected a finite number that is not negative"
             )
-        # A text that names nothing is told here and not after minutes.
+        # Refuse a wrong metric here and not after minutes.
         _ = self.judged_by
 
     @classmethod
     def of(cls, given: float | Goal) -> Goal:
-        """Return a goal as it is; a number stands for decibels."""
+        """Return a goal; a number stands for decibels."""
         return given if isinstance(given, Goal) else cls(given)
 
     @property
     def prefers_size(self) -> bool:
-        """Whether a small file is worth more than a fast model."""
+        """Whether a small file matters more than a fast model."""
         return self.prefer == "size"
 
     @cached_property
     def judged_by(self) -> Metric | None:
-        """The metric; None where decibels tell."""
+        """The metric; None if the SQNR decides."""
         return load_metric(self.metric) if isinstance(self.metric, str) else self.metric
 
 
-# How many decibels plans and codes aim at for a goal, and how many are plenty.
+# The SQNR that a search aims at for a goal, and the SQNR above which nothing is worth improving.
 
-# What is trusted allows for samples that were not measured, but of plans the one is taken that luck made faithful, so
-# the search aims a little higher than the gate. More buys hardly any fidelity where other samples judge.
+# In decibels. The confidence bound allows for unseen samples, but the search selects a plan that was partly accurate by
+# luck. So it aims a little higher than the goal. More hardly improves accuracy on the holdout set.
 _HEADROOM = 0.5
-# Aims beyond these, such as infinity, would say the same: nothing that is computed in float32, or anything finite.
+# Decibels. Aims beyond these limits, such as infinity, mean the same: nothing in float32 reaches them, or everything.
 _LOWEST_AIM, _HIGHEST_AIM = -100.0, 150.0
-# With so many decibels more than are aimed at, more faithful codes make no difference.
+# With this many decibels above the aim, more accurate quantized values make no difference.
 _PLENTY = 10.0
 
 
 def aim_of(min_sqnr: float) -> float:
-    """Return the decibels to aim at, which noise can be weighed against.
+    """Return the SQNR in decibels to aim at, always finite.
 
     >>> aim_of(20.0)
     20.5
@@ -109,7 +109,7 @@ def aim_of(min_sqnr: float) -> float:
 
 
 def enough_of(goal: Goal, more: float = 0.0) -> float:
-    """Return the decibels that a goal aims at, and so many more; infinity where a metric asks for more or less.
+    """Return the SQNR in decibels that a goal aims at plus `more`; infinite if a metric decides.
 
     >>> enough_of(Goal(20.0), 10.0)
     30.5
@@ -118,25 +118,25 @@ def enough_of(goal: Goal, more: float = 0.0) -> float:
 
 
 def plenty_of(goal: Goal) -> float:
-    """Return the decibels that are not worth the time to improve on; infinity where a metric asks for more or less."""
+    """Return the SQNR in decibels above which improving takes too long; infinite if a metric decides."""
     return enough_of(goal, _PLENTY)
 
 
-# Whether a model is good enough: what it lacks of its goal.
+# Whether a model reaches its goal.
 
 
 @dataclass(frozen=True)
 class EvaluationSplit:
-    """By which samples a model was judged, and by which it was chosen.
+    """Which samples a model was evaluated on, and which chose it.
 
     Attributes:
-        samples: how many it was judged by.
-        seen: how many of these had set ranges, or had a part in choosing the plan.
-        tried: how many samples candidates were tried on.
+        samples: number of samples that it was evaluated on.
+        seen: how many of these calibrated ranges or helped to choose the plan.
+        tried: number of samples that candidates were tried on.
         rounds: how often a plan was searched until one passed, or nothing was left to try.
-        places: which of the given samples they are: the first and the last of each run of them, counted from 0.
-        apart: whether they are counted among samples that were given to judge by alone.
-        files: how many files they are of, where those of one count as one; 0 where each counts by itself.
+        places: first and last index of each run of the samples that it was evaluated on, counted from 0.
+        apart: whether `places` index a separate holdout set of the user.
+        files: number of files that the samples come from, if samples of one file count as one; else 0.
     """
 
     samples: int
@@ -151,13 +151,9 @@ class EvaluationSplit:
     def of(
         cls, samples: Iterable[Sample], calibrated: Iterable[str], tried: Sequence[Sample], rounds: int
     ) -> EvaluationSplit:
-        """Tell which of the samples that a model was judged by were known; equal ones are, wherever they come from.
+        """Count which evaluated samples are equal to known ones, wherever they come from.
 
-        Args:
-            samples: that it was judged by.
-            calibrated: digests of the samples that set ranges, see `sample_digest`.
-            tried: those that candidates were tried on.
-            rounds: how often a plan was searched.
+        `calibrated` holds digests of the calibration samples, see `sample_digest`; candidates were tried on `tried`.
         """
         judging = [sample_digest(sample) for sample in samples]
         known = {*calibrated, *(sample_digest(sample) for sample in tried)}
@@ -165,9 +161,9 @@ class EvaluationSplit:
 
 
 def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
-    """Say which output no goal allows: one that is not finite or of another shape; an empty string where all are sound.
+    """Describe the first output that no goal allows: not finite or of another shape. Return "" if there is none.
 
-    A metric knows what to make of other shapes, such as of boxes that a detector finds more or fewer of.
+    With a metric, other shapes are allowed: a detector may find more or fewer boxes.
 
     >>> fault(Agreement(1, ()))
     ''
@@ -180,7 +176,7 @@ def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
 
 
 def lost_score(scores: Scores, goal: Goal) -> str:
-    """Say how much a metric has lost on the samples that judge, where that is more than the goal allows."""
+    """Describe the drop of a metric if it is larger than the goal allows; else return ""."""
     if scores.allowed_by(goal.max_drop):
         return ""
     fall = f"{scores.name} falls from {scores.reference:.4g} to {scores.candidate:.4g}"
@@ -188,13 +184,13 @@ def lost_score(scores: Scores, goal: Goal) -> str:
 
 
 def worst_output(agreement: Agreement, goal: Goal) -> OutputAgreement | None:
-    """Return the least faithful output, where it is less faithful than the goal allows."""
+    """Return the output with the lowest SQNR if it is below the goal."""
     worst = min(agreement.outputs, key=lambda output: output.decibels, default=None)
     return worst if worst is not None and worst.decibels < goal.min_sqnr else None
 
 
 def shortfall(worst: OutputAgreement, goal: Goal) -> str:
-    """Say what an output is and what it should be."""
+    """Describe an output's accuracy and the goal."""
     if worst.sqnr is not None:
         return f"{worst.label} has {worst.sqnr:.1f} dB, expected {goal.min_sqnr:g} dB or more"
     return (
@@ -205,7 +201,7 @@ def shortfall(worst: OutputAgreement, goal: Goal) -> str:
 
 
 def lack(agreement: Agreement, goal: Goal) -> str:
-    """Say in what a model falls short of a goal in decibels; an empty string where it does not.
+    """Describe how a model misses a goal in decibels; "" if it does not.
 
     >>> lack(Agreement(1, ()), Goal(20))
     ''

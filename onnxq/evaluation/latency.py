@@ -1,4 +1,4 @@
-"""Models timed beside one another, and what the ratio of their times is worth."""
+"""Interleaved timing of models, and confidence intervals of the ratio of their times."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
 
 ENOUGH = 4
-"""Runs of a model in a round: more tell hardly more of its speed, how rounds differ decides."""
+"""Runs of a model in a round: more runs hardly help, as the rounds differ more than the runs."""
 _CONFIDENCE = 0.95
 NOT_SLOWER = 0.97
 """A candidate is accepted as not slower than the reference if its speed is above this with 95 % confidence."""
-# Fewer rounds say nothing of their distribution.
+# Fewer rounds do not show their distribution.
 _FEWEST_ROUNDS = 3
-# A model that is so much faster, or whose speed is known as closely, is not looked at any longer.
+# Timing ends if a model is at least this much faster, or its speed is known to this relative error.
 _PLAIN, _CLOSE = 1.1, 0.02
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Two models timed by turns on the same samples.
+    """Interleaved times of two models on the same samples.
 
     Attributes:
         reference: seconds of a run of the float model: the median for each sample, averaged over the samples.
-        candidate: the same of the quantized model.
+        candidate: the same for the quantized model.
         threads: threads inside an operator.
         runs: timed runs of each model.
         rounds: how often both models were loaded anew.
-        interval: the speed with a confidence of 95 %.
-        engine: what ran them and its version.
+        interval: 95 % confidence interval of the speed.
+        engine: name and version.
         ratios: the speed in each round.
     """
 
@@ -61,12 +61,12 @@ class Latency:
 
     @property
     def speed(self) -> float:
-        """How many times as fast as the float model the quantized one is."""
+        """Seconds of the float model over seconds of the quantized one."""
         return self.reference / self.candidate
 
     @property
     def slower(self) -> bool:
-        """Whether the candidate takes longer than the reference; which of two does that are as fast is chance."""
+        """Whether the candidate takes longer than the reference; between equally fast models this is chance."""
         return self.speed < 1.0
 
     @property
@@ -76,28 +76,28 @@ class Latency:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the candidate is so much faster, or its speed known as closely, that no further look is worth it."""
+        """Whether the candidate is so much faster, or its speed so well known, that no more timing is worth it."""
         return _is_plain(self.interval)
 
     @property
     def significant(self) -> bool:
-        """Whether the two models differ in speed beyond the measurement's own noise."""
+        """Whether the interval excludes equal speed."""
         low, high = self.interval
         return not low <= 1.0 <= high
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there were rounds enough for an interval, without which a speed is not to be told."""
+        """Whether there were enough rounds for an interval; without one, the speed must not be reported."""
         low, high = self.interval
         return low > 0 and math.isfinite(high)
 
     @property
     def is_told(self) -> bool:
-        """Whether more runs would hardly change what is known: which of the two is faster, or that both are as fast."""
+        """Whether more runs would hardly change the result."""
         return self.significant or self.is_plain
 
     def together(self, more: Latency) -> Latency:
-        """Return what these rounds and more of them tell of the same two models."""
+        """Return these rounds and more rounds of the same two models as one result."""
         rounds, ratios = self.rounds + more.rounds, self.ratios + more.ratios
         part = more.rounds / rounds
         found = replace(
@@ -122,7 +122,7 @@ def measure_latency(
     patience: float = math.inf,
     engine: Engine | None = None,
 ) -> Latency:
-    """Time two models by turns; see `measure_latencies`."""
+    """Time one candidate beside a reference; see `measure_latencies`."""
     models = (reference, candidate)
     return measure_latencies(
         models, samples, seconds=seconds, threads=threads, rounds=rounds, patience=patience, engine=engine
@@ -140,23 +140,23 @@ def measure_latencies(
     enough: int | None = None,
     engine: Engine | None = None,
 ) -> list[Latency]:
-    """Time models by turns, one run each, so that all see the same moods of the machine.
+    """Time models in turns, one run each, so that all see the same state of the machine.
 
-    Where its weights come to lie in memory makes one and the same model up to a few percent faster or slower for as
-    long as it is loaded, so every round loads all models anew and gives one ratio; what the ratio is worth is told by
-    how the rounds differ, not by how many runs there were (Kalibera and Jones, 2013).
+    The place of its weights in memory makes a model a few percent faster or slower for as long as it is loaded. So
+    every round loads all models anew and gives one ratio. The difference between rounds sets the interval, not the
+    number of runs (Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, 2013).
 
     Args:
-        models: file of the reference, and of each candidate.
+        models: file of the reference, then of each candidate.
         samples: run round robin; at least one.
-        seconds: time to spend, loading each model in each round and one or two runs to warm it up aside.
-        threads: threads inside an operator; None takes as many as the engine by itself, mostly all cores.
+        seconds: time to spend in all, without loading and one or two warm-up runs of each model in each round.
+        threads: threads inside an operator; None takes the engine's default, mostly all cores.
         rounds: how often all models are loaded; below 3 there is no interval.
         patience: seconds after which no further round begins, for models that take long to load.
-        enough: runs of a model in a round after which the next one begins, unless they took hardly any time, and no
-            other where all candidates are plainly faster or their speeds are known to 2 %; None leaves that to the
-            seconds and rounds.
-        engine: what runs all; None stands for onnxruntime in this process.
+        enough: runs of a model that end a round, unless they took hardly any time. If all candidates are plainly
+            faster, or their speeds are known to 2 %, no further round begins. None leaves this to `seconds` and
+            `rounds`.
+        engine: runs all models; None stands for onnxruntime in this process.
 
     Returns:
         The times of each candidate beside the reference; at least one run of each model in each round.
@@ -172,7 +172,7 @@ def measure_latencies(
     for number in range(rounds):
         if number and time.perf_counter() - start > patience:
             break
-        # Nor is one of them always loaded first, or between the others.
+        # The order of loading changes too.
         order = orders[number % len(orders)]
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
@@ -195,10 +195,17 @@ def measure_latencies(
 
 
 def selection_adjusted_interval(timed: Mapping[str, Latency], model: str) -> Latency | None:
-    """Return what is known of the times of a model that was chosen among several.
+    """Return the latency of a model that was chosen among several, with an interval adjusted for that choice.
 
-    Of models that may be as fast luck made one the fastest. Intervals that hold the speeds of all at once hold that of
-    the one too, which is enough where it is plainly faster than float; elsewhere nothing is known of it.
+    Among equally fast models, luck decides which one is fastest. Simultaneous intervals for all models also hold for
+    the chosen one.
+
+    Args:
+        timed: latency of each model, by digest.
+        model: digest of the chosen one.
+
+    Returns:
+        None if it was not timed, or the adjusted interval does not show that it is plainly faster than float.
     """
     known = timed.get(model)
     others = [one for digest, one in timed.items() if digest != model]
@@ -209,18 +216,18 @@ def selection_adjusted_interval(timed: Mapping[str, Latency], model: str) -> Lat
 
 
 def median_interval(values: Sequence[float], together: int = 1) -> tuple[float, float]:
-    """Return an interval that holds the median of what ratios are drawn from with a probability of at least 95 %.
+    """Return an interval that holds the median of the distribution of ratios with a probability of at least 95 %.
 
-    Inverts the sign test, which asks nothing of the distribution (Conover, Practical Nonparametric Statistics, 3.2):
-    as many values lie below the median as a fair coin falls on heads. Of fewer than 6, all of which lie on one side too
-    often for that to say anything, the logarithms are taken to be normal (Student's t).
+    Inverts the sign test, which assumes no distribution (Conover, Practical Nonparametric Statistics, 3.2). Fewer than
+    6 values all lie on one side of the median too often. For these, the logarithms are assumed to be normal (Student's
+    t).
 
     Args:
         values: the ratios.
-        together: of how many such intervals all are to hold theirs with that probability (Bonferroni).
+        together: number of intervals that must hold at once with that probability (Bonferroni).
 
     Returns:
-        Two ratios; zero and infinity when there are fewer than 3, which prove nothing.
+        Zero and infinity if there are fewer than 3 values.
 
     >>> median_interval([1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), median_interval([1.1, 1.2])
     ((1.1, 1.6), (0.0, inf))
@@ -245,9 +252,9 @@ def _ratios(typical: Sequence[NDArray[np.float64]]) -> list[tuple[float, ...]]:
 
 
 def _around(speed: float, interval: tuple[float, float]) -> tuple[float, float]:
-    """Return an interval that holds a speed.
+    """Widen an interval to hold a speed.
 
-    All runs together may end up beside the median of the rounds when the machine changes its mood halfway.
+    If the machine changes halfway, the speed of all runs together may differ from the median of the rounds.
     """
     return min(interval[0], speed), max(interval[1], speed)
 
@@ -258,32 +265,31 @@ def _is_plain(interval: tuple[float, float]) -> bool:
 
 
 def _typical(times: Sequence[Sequence[Turn]]) -> NDArray[np.float64]:
-    """Return the median of each model for each sample that ran, averaged over these."""
+    """Return the median of each model for each sample that ran, averaged over the samples."""
     medians = [[median(runs) for runs in zip(*turns, strict=True)] for turns in times if turns]
     return np.asarray(np.mean(medians, axis=0))
 
 
-# Compare the latency of two model files honestly: on the same samples, by turns, with an interval.
+# Comparison of two model files.
 
 _TIMED_SAMPLES = 8
-# The two lowest and highest of the rounds are left out of the interval, so one disturbed round moves nothing.
+# With 12 rounds the interval leaves out the two lowest and highest, so one disturbed round changes nothing.
 _ROUNDS = 12
-# Intervals narrower than this are told with another digit.
+# Narrower intervals are shown with another digit.
 _WIDE = 0.02
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
 class LatencyComparison:
-    """Two models timed beside one another, and where.
+    """Interleaved times of two models, and the machine they ran on.
 
     Attributes:
         reference: file of the first model.
         candidate: file of the second model.
-        latency: the times.
-        samples: how many samples were run in turn.
-        machine: the processor.
-        runtime: the engine that ran them and its version.
+        samples: number of samples that ran in turn.
+        machine: name of the processor.
+        runtime: the engine and its version.
     """
 
     reference: str
@@ -303,7 +309,7 @@ class LatencyComparison:
         return sentence if self.latency.significant else f"no difference can be shown: {sentence}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values for JSON; seconds."""
+        """Return plain values for JSON; times in seconds."""
         low, high = self.latency.interval
         latency = {**asdict(self.latency), "interval": [low, high if math.isfinite(high) else None]}
         return {**asdict(self), "latency": latency, "speed": self.latency.speed, "verdict": self.verdict}
@@ -318,22 +324,19 @@ def bench(
     seconds: float = 10.0,
     engine: Engine | None = None,
 ) -> LatencyComparison:
-    """Time two models by turns on at most 8 evenly spaced samples; see measure_latency.
+    """Time two models in turns on at most 8 evenly spaced samples; see `measure_latency`.
 
     Args:
         reference: file of the model to compare with, such as the float model.
         candidate: file of a model with the same inputs.
         data: samples that fit the reference, or Data with how they are read.
         threads: threads inside an operator; None takes all cores.
-        seconds: time to spend, loading aside.
-        engine: what runs both; None stands for onnxruntime in this process.
-
-    Returns:
-        The times and what they mean.
+        seconds: time to spend, without loading.
+        engine: runs both models; None stands for onnxruntime in this process.
 
     Raises:
-        ModelError: a file cannot be read or loaded.
-        DataError: the samples do not fit a model.
+        ModelError: A file cannot be read or loaded.
+        DataError: The samples do not fit a model.
     """
     for path in (reference, candidate):
         check_path(path, "the file of a model")
@@ -346,7 +349,7 @@ def bench(
 
 
 def _processor() -> str:
-    """Return the processor's name, which Python itself does not know on Linux."""
+    """Return the processor's name, which Python does not know on Linux."""
     if _PROCESSORS.is_file():
         lines = _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
