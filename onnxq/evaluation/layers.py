@@ -1,4 +1,4 @@
-"""Where noise comes from along the depth of a quantized model: each layer alone, and all layers up to it."""
+"""Quantization error along the depth of a model: each layer alone, and all layers up to it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,13 @@ from onnxq.system.records import to_plain
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
 )
-# Samples that are named of each layer.
+# Number of worst samples of each layer.
 _WORST = 3
 
 
 @dataclass(frozen=True)
 class SampleSqnr:
-    """How noisy a tensor is on one sample.
-
-    Attributes:
-        sample: its index.
-        sqnr: SQNR in decibels on it alone.
-    """
+    """The SQNR in decibels of a tensor on one sample, given by its index."""
 
     sample: int
     sqnr: float
@@ -44,17 +39,14 @@ class SampleSqnr:
 
 @dataclass(frozen=True)
 class Layer:
-    """A tensor that both models have, and what lies between it and the nearest such tensors before it.
+    """A tensor of both models, with the nodes between it and the nearest such tensors before it.
 
     Attributes:
-        tensor: its name.
-        node: the node of the float model that makes it; empty where that has no name.
-        op_type: operator of this node.
-        mode: what the plan makes of it; empty where that is not known.
-        isolated: SQNR in decibels where what lies between is fed with the float model's tensors, pooled over samples;
-            infinite where it gives the same.
+        node: the node of the float model that outputs it; empty if it has no name.
+        mode: the node's mode in the plan; empty if not known.
+        isolated: SQNR in decibels over all samples if these nodes read the float model's tensors; infinite if equal.
         accumulated: SQNR in decibels in the quantized model as it runs.
-        worst: the samples on which the accumulated SQNR is lowest, the lowest first.
+        worst: the samples with the lowest accumulated SQNR, the lowest first.
     """
 
     tensor: str
@@ -71,7 +63,7 @@ class Layers:
     """The layers of a quantized model beside those of the float model.
 
     Attributes:
-        samples: how many were run.
+        samples: number of samples that were run.
         layers: in the order in which the quantized model computes them.
         left: tensors of both models that are not compared, with the reason.
     """
@@ -81,7 +73,7 @@ class Layers:
     left: Mapping[str, str] = field(default_factory=dict)
 
     def of_samples(self, places: Sequence[int]) -> Layers:
-        """Return the same with other numbers of the samples, such as those among all that were given."""
+        """Return the same with sample `i` renumbered to `places[i]`."""
         layers = (
             replace(layer, worst=tuple(replace(one, sample=places[one.sample]) for one in layer.worst))
             for layer in self.layers
@@ -100,21 +92,20 @@ def compare_layers(
     *,
     plan: Plan | None = None,
 ) -> Layers:
-    """Run a float model and what was quantized from it, and compare all tensors of the main graphs that bear one name.
+    """Run a float model and its quantized model, and compare all tensors of the main graphs that have the same name.
 
-    A tensor counts as it is computed; what its own codes lose is noise of the layers that read them.
+    A tensor is compared as it is computed. The error of its own quantization belongs to the layers that read it.
 
     Args:
         reference: file of the float model.
         candidate: file of the quantized model.
-        data: samples that fit the float model, or Data with how they are read; of one at a time all tensors are in
-            memory.
-        plan: what the candidate was made by. It holds the factors that the channels of some tensors are divided by,
-            without which these are not compared.
+        data: samples that fit the float model, or Data with how they are read. All tensors of one sample are in memory.
+        plan: the candidate's plan. It holds the factors that divide the channels of some tensors; without it, these
+            tensors are not compared.
 
     Raises:
-        ModelError: a file cannot be read or loaded.
-        DataError: the samples do not fit, or the models share no tensor.
+        ModelError: A file cannot be read or loaded.
+        DataError: The samples do not fit, or the models share no tensor.
     """
     reference, candidate = Path(reference), Path(candidate)
     floats, coded = read_without_data(reference), read_without_data(candidate)
@@ -150,7 +141,7 @@ def compare_layers(
 
 
 def _shared(floats: onnx.ModelProto, coded: onnx.ModelProto) -> list[str]:
-    """Return the float tensors that nodes of both main graphs make."""
+    """Return the float tensors that nodes of both main graphs output."""
     known = [
         {name for name, value in tensor_types(model).items() if value.type.tensor_type.elem_type in _FLOATS}
         for model in (floats, coded)
@@ -161,7 +152,7 @@ def _shared(floats: onnx.ModelProto, coded: onnx.ModelProto) -> list[str]:
 
 
 def _divided(coded: onnx.ModelProto) -> dict[str, str]:
-    """Return the tensors whose channels come divided, with the tensor whose factors it are."""
+    """Return the tensors with divided channels, each with the tensor whose factors divide them."""
     entries = [entry.value for entry in coded.metadata_props if entry.key == DIVIDED_KEY]
     return {name: str(tensor) for entry in entries for name, tensor in json.loads(entry).items()}
 
@@ -172,14 +163,14 @@ def _factors(tensor: str, plan: Plan | None) -> _Factors | None:
     activation = plan.by_tensor.get(tensor)
     if activation is not None and activation.factors:
         return _Factors(activation.channels, np.array(activation.factors))
-    # Channels of float data lie last.
+    # Channels of float activations are the last axis.
     return next((_Factors(-1, np.array(one.factors)) for one in plan.scaling if one.tensor == tensor), None)
 
 
 def _add(
     tallies: Mapping[str, _LayerErrors], sample: Sample, expected: Mapping[str, Array], parts: Sequence[Stage]
 ) -> None:
-    """Run the quantized model on a sample, once as it is and once with the float model's tensors between its parts."""
+    """Run the quantized model on a sample twice: as it is, and with the float model's tensors between its parts."""
     accumulated: dict[str, Array] = dict(sample)
     isolated: dict[str, Array] = dict(sample)
     for part in parts:
@@ -200,7 +191,7 @@ def _kept(values: Mapping[str, Array], names: Collection[str]) -> dict[str, Arra
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """What the channels of a tensor are divided by, along one axis."""
+    """Divisors of the channels of a tensor, along one axis."""
 
     axis: int
     values: Array
@@ -211,14 +202,14 @@ class _Factors:
 
 
 class _LayerErrors:
-    """Energies of one tensor by sample: of the signal, and of the noise of its layer alone and of all."""
+    """Energies of one tensor by sample: of the signal, of the isolated error and of the accumulated error."""
 
     def __init__(self, factors: _Factors | None) -> None:
         self.factors = factors
         self.rows: list[tuple[float, float, float]] = []
 
     def add(self, expected: Array, isolated: Array, accumulated: Array) -> Any:
-        """Compare one sample, and return what the quantized model would have there without noise."""
+        """Compare one sample, and return the quantized model's value without error."""
         factors = 1.0 if self.factors is None else self.factors.along(expected)
         usable, wide = np.isfinite(expected), expected.astype(np.float64)
         errors = (found.astype(np.float64) * factors - wide for found in (isolated, accumulated))
@@ -227,7 +218,6 @@ class _LayerErrors:
         return wide / factors
 
     def layer(self, name: str, maker: onnx.NodeProto, mode: str) -> Layer:
-        """Return what was seen on all samples."""
         signal, isolated, accumulated = (sum(column) for column in zip(*self.rows, strict=True))
         by_sample = [SampleSqnr(place, sqnr_db(row[0], row[2])) for place, row in enumerate(self.rows)]
         return Layer(

@@ -1,4 +1,4 @@
-"""What a model is good for as one number: top-1 accuracy, or a Python function of the user's."""
+"""Task metrics: top-1 accuracy or the user's Python function, and a bound of the drop on all samples."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Metric:
     """A number for the outputs of a model, higher is better.
 
     Attributes:
-        name: what the user wrote.
-        function: called once with the outputs of all samples and with the samples, both lists of dictionaries from
-            name to array, which cannot be written to, and in the order of the data; returns the number.
+        name: the user's text.
+        function: takes the outputs of all samples and the samples, two lists of dictionaries from name to read-only
+            array in the order of the data; returns the number.
     """
 
     name: str
@@ -43,43 +43,43 @@ class Metric:
 
     @property
     def knows_samples(self) -> bool:
-        """Whether it scores any of the samples alone; a function may hold what counts on the order of all."""
+        """Whether it can score some of the samples alone; a function may depend on their number and order."""
         return isinstance(self.function, Top1)
 
 
 @dataclass(frozen=True, eq=False)
 class Top1:
-    """The share of samples whose first output is largest, along its last axis, at the label, or is the label itself.
+    """The share of samples whose label is the arg max of the first output along its last axis, or the output itself.
 
     Attributes:
-        labels: class numbers of the data, in its order.
-        of_more: whether the data has more samples than are used, which are its first.
+        labels: class numbers in the order of the data.
+        of_more: whether the labels may be of more samples than are used; the first ones are used.
     """
 
     labels: NDArray[np.integer[Any]]
     of_more: bool = False
 
     def __call__(self, outputs: Sequence[Named], samples: Sequence[Named]) -> float:
-        """Return the share; an output of several rows answers as many labels."""
+        """Return the share; an output of several rows has one label for each row."""
         right, count = np.sum(self.by_sample(outputs), axis=0).tolist()
         return float(right / count)
 
     def of_places(self, outputs: Sequence[Named], places: Sequence[int]) -> Top1:
-        """Return what scores the samples at some places alone.
+        """Return the metric of some samples.
 
         Args:
-            outputs: of a model, for each of all samples: how many answers it gives tells whose the labels are.
-            places: rising indices.
+            outputs: of a model for all samples; their number of answers shows which labels belong to which sample.
+            places: rising indices of the samples.
         """
         ends = np.cumsum(self.by_sample(outputs)[:, 1]).astype(np.int64)
         labels = np.split(self.labels[: ends[-1]], ends[:-1])
         return Top1(np.concatenate([labels[place] for place in places]))
 
     def by_sample(self, outputs: Sequence[Named]) -> NDArray[np.float64]:
-        """Return for each sample how many answers are right, and how many there are.
+        """Return the number of right answers and of all answers, for each sample.
 
         Raises:
-            DataError: there are more answers than labels, or fewer, or the first output holds no scores.
+            DataError: The number of answers is not that of the labels, or the first output holds no scores.
         """
         answers = [_classes(next(iter(output.values()))) for output in outputs]
         ends = np.cumsum([len(one) for one in answers])
@@ -94,27 +94,22 @@ class Top1:
 
 
 def load_metric(text: str) -> Metric:
-    """Return the metric that a user names.
-
-    A function is code that the user asks to run: importing its module or file runs that, and nothing else is run.
+    """Return the metric that a text names. It imports the user's module or file, and runs nothing else.
 
     Args:
-        text: ``top1:LABELS`` with a ``.npy`` file of class numbers in the order of the samples, or an ``.npz`` file
-            and ``:KEY`` where it holds several arrays; or ``module:function``; or ``file.py:function``.
-
-    Returns:
-        The metric.
+        text: ``top1:LABELS`` with a ``.npy`` file of class numbers in the order of the samples. An ``.npz`` file with
+            several arrays needs ``:KEY``. Or ``module:function``, or ``file.py:function``.
 
     Raises:
-        SchemeError: the text names nothing, or the module cannot be imported or has no such function.
-        DataError: the labels cannot be read or are no class numbers.
+        SchemeError: The text names nothing, or the module cannot be imported or has no such function.
+        DataError: The labels cannot be read or are no class numbers.
     """
     kind, _, rest = text.partition(":")
     if kind == _TOP1:
         if not rest:
             raise SchemeError("metric top1 needs labels; write top1:LABELS.npy")
         return Metric(text, Top1(_labels(rest)))
-    # A drive letter may stand in front of another colon.
+    # A drive letter ends in a colon too.
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise SchemeError(f"metric {text!r} is not written as {_EXPECTED}{did_you_mean(text, [_TOP1])}")
@@ -128,24 +123,21 @@ def load_metric(text: str) -> Metric:
 
 
 def of_first_samples(metric: Metric) -> Metric:
-    """Return a metric for the first samples of its data alone, where there may be labels for all."""
+    """Return a metric for the first samples of its data, which may have labels for more."""
     function = metric.function
     return replace(metric, function=replace(function, of_more=True)) if isinstance(function, Top1) else metric
 
 
 def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) -> float:
-    """Return what a metric makes of the outputs of a model.
+    """Return the metric's finite number for the outputs of a model.
 
     Args:
-        metric: from load_metric.
+        metric: from `load_metric`.
         outputs: of the model, for each sample in order.
-        samples: the first ones of the data or all, in order, for labels count on it.
-
-    Returns:
-        The number, finite; higher is better.
+        samples: all samples or the first ones, in order, as the labels require.
 
     Raises:
-        DataError: there is no sample, the function fails, or what it returns is no finite number.
+        DataError: There is no sample, the function fails, or it returns no finite number.
     """
     if not samples:
         raise DataError(f"there are no samples for metric {metric.name!r}; give at least one")
@@ -159,7 +151,7 @@ def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) ->
 
 
 def _guarded(value: Any) -> Any:
-    """Return arrays, or what holds them, so that a metric changes nothing that it is called with again."""
+    """Return arrays as read-only views, so that a metric cannot change values that are used again."""
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False
@@ -212,26 +204,26 @@ def _classes(output: Any) -> NDArray[np.integer[Any]]:
     return answers
 
 
-# What a metric says of the float model and of another, and how much the other may have lost on all samples.
+# Scores of the float model and of a candidate, and a bound of the drop on all samples.
 
-# A function is called without each of so many groups of samples in turn.
+# Number of groups of samples that the jackknife leaves out in turn, for a function.
 _GROUPS = 16
-# Sums of floats in another order differ by less.
+# Sums of floats in another order differ by less than this.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a metric says of both models, on the same samples in their order.
+    """A metric of both models on the same samples.
 
     Attributes:
         name: of the metric.
         reference: of the float model.
         candidate: of the quantized model.
-        most_lost: upper 95 % confidence bound of the drop over all samples; infinite where it cannot be told.
-        least_shown: the least bound that so many samples can show, when the models differ on none.
-        doubt: why the bound cannot be told, in a sentence; empty where it can.
-        chosen_by: what it says on the samples by which plans are chosen, where others judge; else None.
+        most_lost: upper 95 % confidence bound of the drop over all samples; infinite if unknown.
+        least_shown: the least bound that this number of samples can show, if the models differ on none.
+        doubt: why there is no bound, in a sentence; else empty.
+        chosen_by: the scores on the samples that plans are chosen by, if others evaluate; else None.
     """
 
     name: str
@@ -244,17 +236,17 @@ class Scores:
 
     @property
     def drop(self) -> float:
-        """How much less the quantized model's is."""
+        """Float score less the quantized model's score."""
         return self.reference - self.candidate
 
     def allowed_by(self, most: float) -> bool:
-        """Whether the drop is at most what is allowed, apart from what sums of floats are rounded by."""
+        """Whether the drop is at most `most`, apart from rounding."""
         return self.drop <= most + _ROUNDING
 
     def is_trusted(self, allowed: float) -> bool:
-        """Whether the drop is at most what is allowed: its bound, unless so few samples could never show that.
+        """Whether the bound of the drop is allowed; the drop itself counts if the samples are too few for that bound.
 
-        Where plans are chosen by other samples than those that judge, it has to be on both.
+        If plans are chosen by other samples, both scores must be allowed.
         """
         if self.chosen_by is not None and not self.chosen_by.is_trusted(allowed):
             return False
@@ -263,16 +255,15 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """A metric, and what the float model answers, beside which others are scored.
+    """A metric with the float model's outputs, to score candidates.
 
     Attributes:
-        metric: higher is better.
         views: opens models so that all draw the same random numbers.
         samples: in the order of the data.
         outputs: the float model's, for each sample.
         score: of the float model.
-        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
-        judging: places of the samples by which models are judged, where plans are chosen by the others; else none.
+        files: of each sample, see `list_shared_files`; empty if each counts by itself.
+        judging: indices of the holdout samples, if the other samples choose plans; else empty.
     """
 
     metric: Metric
@@ -285,16 +276,16 @@ class Scorer:
 
     @classmethod
     def of(cls, metric: Metric, reference: Path, samples: SampleSource, judging: Sequence[int] = ()) -> Scorer:
-        """Run the float model on samples, all outputs of which are held.
+        """Run the float model on samples and keep all its outputs.
 
         Args:
             metric: higher is better.
             reference: file of the float model.
             samples: in the order of the data.
-            judging: places of those that judge, where plans are chosen by the others; of a metric that knows samples.
+            judging: indices of the holdout samples; only for a metric with `knows_samples`.
 
         Raises:
-            DataError: there is no sample, a run fails, or the metric does.
+            DataError: There is no sample, a run fails, or the metric does.
         """
         views, given = ComparisonSpec.whole(reference), tuple(samples)
         outputs = _run_each(views, reference, given)
@@ -302,20 +293,18 @@ class Scorer:
         return cls(metric, views, given, outputs, reached, list_shared_files(samples), tuple(judging))
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
-        """Return the scores of a model, and a bound of what it has lost.
+        """Return the scores of a model, and a bound of the drop.
 
-        The bound leaves out parts of the samples, in both models alike, and asks for the drop of the rest (jackknife;
-        Efron, Annals of Statistics 1979): single samples for top-1 accuracy, one of 16 interleaved groups for a
-        function, which is called with what is left. The samples of one file, which are alike, are left out together.
-        Student's t distribution tells how far the drop can be trusted. As for bounds of the SQNR, a sample that was not
-        seen is counted besides that loses more than the worst that was.
+        The jackknife leaves out parts of the samples in both models (Efron, Annals of Statistics 1979). For top-1
+        accuracy a part is one sample; for a function, one of 16 interleaved groups. Samples of one file are left out
+        together. Student's t distribution gives the bound, with one unseen sample that loses more than the worst.
 
         Args:
             candidate: file of the model.
-            risk: how often the bound may be wrong; see `alpha_spending`.
+            risk: probability that the bound is wrong; see `alpha_spending`.
 
         Raises:
-            DataError: a run fails, or the metric does.
+            DataError: A run fails, or the metric does.
         """
         outputs = _run_each(self.views, candidate, self.samples)
         if not self.judging:
@@ -327,7 +316,7 @@ class Scorer:
 
     @cached_property
     def _parts(self) -> dict[tuple[int, ...], Scorer]:
-        """What scores the samples that choose and those that judge, by their places."""
+        """The scorers of the samples that choose plans and of the holdout samples, by their indices."""
         choosing = tuple(sorted(set(range(len(self.samples))).difference(self.judging)))
         return {places: self._part(places) for places in (choosing, self.judging)}
 
@@ -346,27 +335,27 @@ class Scorer:
             return found
         groups = len(self._without)
         lost = groups * drop - (groups - 1) * (self._without - self._scores_without(outputs))
-        # Where no sample differs, one that loses all it can is what may come, and so may a file; a group dilutes it.
+        # If no sample differs, assume that one unseen sample or file loses all it can; a group dilutes it.
         worst = self._most_of_a_sample * groups / len(self._apart)
-        # No more than all answers that are right can be wrong.
+        # At most all right answers can become wrong.
         all_of_it = self.score if isinstance(self.metric.function, Top1) else math.inf
         most, least = (min(highest_mean(one, worst, risk), all_of_it) for one in (lost, np.zeros(groups)))
-        # Few answers that differ in one file are no sign that none loses all it can.
+        # A few different answers in one file do not show that no file loses all it can.
         return replace(found, most_lost=max(most, least) if self.files else most, least_shown=least)
 
     @cached_property
     def _apart(self) -> list[list[int]]:
-        """The places of samples, those together that count as one."""
+        """The samples that are left out together, by index."""
         return group_equal(self.files or ("",) * len(self.samples))
 
     @property
     def _most_of_a_sample(self) -> float:
-        """How much a single sample can lose: the one answer that it is for, or else all of the score."""
+        """How much one sample can lose: its one answer, or the whole score."""
         return 1.0 if isinstance(self.metric.function, Top1) else abs(self.score)
 
     @cached_property
     def _doubt(self) -> str:
-        """Why samples cannot be left out; empty where they can."""
+        """Why samples cannot be left out; empty if they can."""
         if len(self.samples) < 2:
             return "one sample does not show how much less others may score"
         if isinstance(self.metric.function, Top1):

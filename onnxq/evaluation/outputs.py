@@ -1,4 +1,4 @@
-"""What data decides in a model: the places that it chooses, their order, and how many elements outputs have."""
+"""Data-dependent outputs: choices, their order, and sizes that depend on the data. Parts of concatenated outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxq.ir.order import tensors_read
 from onnxq.ops import operator_of
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
-# Which tensors hold what a node chose, where all that it chooses can be told from these.
+# The tensors that hold a node's choice, if they hold all of it.
 _CHOSEN: Mapping[str, Callable[[Node], Sequence[Tensor]]] = MappingProxyType(
     {
         "Compress": lambda node: node.inputs[1:2],
@@ -34,9 +34,8 @@ class Choice:
     """A node of the main graph that chooses by floats that the model computes.
 
     Attributes:
-        node: it.
-        chosen: the tensor of integers or bools that says what it chose.
-        scores: the float tensors that it chooses by.
+        chosen: the integer or bool tensor that holds the choice.
+        scores: the float tensors that the choice depends on.
     """
 
     node: Node
@@ -45,12 +44,12 @@ class Choice:
 
     @property
     def given(self) -> str:
-        """The name of the input that takes what was chosen; other readers of a condition go on to read their own."""
+        """The name of the input for the choice. Other consumers of a condition keep reading their own."""
         return f"{self.chosen.name}.chosen" if self.node.op == "Compress" else self.chosen.name
 
     @property
     def named(self) -> NamedChoice:
-        """What is known of it without the graph."""
+        """The choice by names, without the graph."""
         return NamedChoice(self.node.op, self.chosen.name, tuple(score.name for score in self.scores))
 
 
@@ -59,8 +58,8 @@ class NamedChoice(NamedTuple):
 
     Attributes:
         op: operator of the node that chooses.
-        name: of the tensor that says what it chose.
-        scores: names of the float tensors that it chooses by.
+        name: the tensor that holds the choice.
+        scores: names of the float tensors that the choice depends on.
     """
 
     op: str
@@ -69,17 +68,17 @@ class NamedChoice(NamedTuple):
 
 
 class DataDependentOutputs:
-    """The tensors of a graph that data decides on, such as the boxes that a detector keeps.
+    """The data-dependent tensors of a graph, such as the boxes that a detector keeps.
 
-    A tensor *varies* when it is computed from floats, and so may be another in a model of other weights. What a node
-    *chose* in one model can be given to another. Everything behind it can then be compared, except for what is made of
-    the choice alone: all else is *free*. A tensor is *counted* when its number of elements depends on what is free, or
-    when it is computed from such a tensor. It is a *label* when it says which of what is free is the largest or least,
-    or is made of that without becoming a float.
+    - *Varying*: computed from floats, so another model may compute another value.
+    - *Free*: varying, and not made of choices alone. Another model can be given the *choices* of the float model. Then
+      everything behind a choice can be compared.
+    - *Counted*: its number of elements depends on a free tensor, or it is computed from a counted tensor.
+    - *Label*: names the largest or least of free values, or is computed from a label without becoming a float.
 
     Args:
-        graph: its types are known, and its nodes are in order.
-        only: names of chosen tensors that are given; None gives all.
+        graph: with known types and nodes in order.
+        only: names of choices that other models can be given; None stands for all.
     """
 
     def __init__(self, graph: Graph, only: Container[str] | None = None) -> None:
@@ -102,7 +101,7 @@ class DataDependentOutputs:
 
     @cached_property
     def chosen(self) -> Mapping[str, tuple[Choice, ...]]:
-        """The choices before each output, of those that lie behind any."""
+        """The choices before each output that has any."""
         outputs = (output for output in self._graph.outputs if output in self._varying)
         found = {output.name: tuple(self._behind.get(output, ())) for output in outputs}
         return {name: choices for name, choices in found.items() if choices}
@@ -115,7 +114,7 @@ class DataDependentOutputs:
 
     @cached_property
     def entering(self) -> Mapping[str, tuple[Variable, ...]]:
-        """The float tensors that decide labels, and outputs that are counted and of no known shape, by output."""
+        """By output, the float tensors that decide labels and counted outputs of unknown shape."""
         counted = {one for one in self._graph.outputs if one in self._counted and not self._is_sized(one)}
         outputs = [output for output in self._graph.outputs if output in counted | self._labels]
         entering = {output.name: self._entering([output]) for output in outputs}
@@ -123,7 +122,7 @@ class DataDependentOutputs:
 
     @cached_property
     def weighted(self) -> tuple[str, ...]:
-        """Names of the nodes with weights that compute with what was counted."""
+        """Names of the nodes with weights that compute counted tensors."""
         made = [node for node in self._graph.nodes if any(tensor in self._counted for tensor in node.outputs)]
         inside = [inner for node in made for inner in (node, *_inner_nodes(node))]
         return tuple(node.name or node.op for node in inside if _has_weights(node))
@@ -150,7 +149,7 @@ class DataDependentOutputs:
             made = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
             of_values = node.op not in _OF_SHAPES
             varying = choice is not None or (of_values and any(tensor in self._varying for tensor in read))
-            # So do lengths of what was chosen, where the choice says how much that is.
+            # The shape of a choice varies too if the choice sets its size.
             varying |= not of_values and any(_counts_elements(one.node) for one in behind)
             self._varying.update(outputs if varying else made)
             self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else made)
@@ -158,13 +157,12 @@ class DataDependentOutputs:
             self._free.discard(choice.chosen)
         gives_labels = _gives_labels(node) and any(tensor in self._free for tensor in read)
         if gives_labels or any(tensor in self._labels for tensor in read):
-            # Floats that are looked up by labels can be compared themselves.
+            # Floats that are looked up by labels can be compared themselves, so they are no labels.
             self._labels.update(filter(_is_whole, outputs))
         if behind:
             self._behind.update(dict.fromkeys(outputs, behind))
 
     def _choice(self, node: Node) -> Choice | None:
-        """Return what a node chooses by what is free."""
         chosen = next(iter(_CHOSEN[node.op](node)), None) if operator_of(node) and node.op in _CHOSEN else None
         if not isinstance(chosen, Variable) or not chosen.name:
             return None
@@ -176,7 +174,7 @@ class DataDependentOutputs:
         return Choice(node, chosen, scores) if scores else None
 
     def _counts(self, node: Node) -> bool:
-        """Whether what is free says how many elements a node gives, or one in its bodies."""
+        """Whether free values set the number of elements of a node's outputs, or of a node in its subgraphs."""
         inner = list(_inner_nodes(node))
         if any(tensor in self._free for tensor in _chooses_by(node)) and _counts_elements(node):
             return True
@@ -187,12 +185,12 @@ class DataDependentOutputs:
         )
 
     def _is_sized(self, tensor: Tensor) -> bool:
-        """Whether the shape of a tensor is known to follow from those of the inputs."""
+        """Whether the shape of a tensor follows from the shapes of the inputs."""
         given = {size for one in self._graph.inputs for size in one.shape or () if isinstance(size, str) and size}
         return tensor.shape is not None and all(isinstance(size, int) or size in given for size in tensor.shape)
 
     def _ends_by_data(self, loop: Node) -> bool:
-        """Whether what varies says how often the body of a Loop runs."""
+        """Whether varying values set the number of iterations of a Loop."""
         (body,) = loop.subgraphs()
         carried = dict(zip(body.inputs[1:], zip(loop.inputs[1:], body.outputs, strict=False), strict=False))
         pending: list[Tensor] = [*loop.inputs[:2], *body.outputs[:1]]
@@ -213,7 +211,7 @@ class DataDependentOutputs:
         return False
 
     def _is_computed(self, tensor: Tensor) -> bool:
-        """Whether a tensor of a body is a float that is computed from floats, anew in each iteration."""
+        """Whether a tensor of a subgraph is a float that each iteration computes anew from floats."""
         if tensor in self._around or not _is_float(tensor):
             return False
         maker = producer(tensor)
@@ -225,7 +223,7 @@ class DataDependentOutputs:
         return frozenset((*self._graph.inputs, *(tensor for node in self._graph.nodes for tensor in node.outputs)))
 
     def _entering(self, outputs: Sequence[Tensor]) -> tuple[Variable, ...]:
-        """Return the nearest floats in front of tensors that are not counted."""
+        """Return the nearest float tensors before `outputs` that are not counted."""
         found: dict[Variable, None] = {}
         seen: set[Tensor] = set()
         pending = [*reversed(outputs)]
@@ -245,23 +243,22 @@ class DataDependentOutputs:
         return tuple(found)
 
     def _decoded(self, codes: Tensor) -> Tensor | None:
-        """Return the floats that codes stand for, where a node makes them."""
+        """Return the dequantized tensor of quantized values, if the main graph has one."""
         readers = (node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes)
-        # Those of bodies are followed by nobody.
+        # Consumers in subgraphs are not followed.
         decoded = (node.outputs[0] for node in readers)
         return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._counted), None)
 
 
 def paired(wanted: Sequence[NamedChoice], found: Sequence[Choice]) -> dict[NamedChoice, Choice]:
-    """Return which choice of a rewritten or quantized model is which one of the float model.
+    """Return which choice of a rewritten or quantized model corresponds to which choice of the float model.
+
+    A choice corresponds if its tensor has the same name. Otherwise, the next unmatched choice of the same operator
+    does, if both models have equally many. Choices whose scores do not match are left out.
 
     Args:
         wanted: of the float model.
-        found: of the other one, in the same order as far as rewriting leaves that.
-
-    Returns:
-        The choice whose tensor has the same name, else the next of the same operator that nothing is known of, where
-        there are as many. Those are left out whose scores are not found.
+        found: of the other model, in the same order as far as rewriting keeps it.
     """
     known = {choice.chosen.name: choice for choice in found}
     names = {one.name for one in wanted}
@@ -275,15 +272,16 @@ def paired(wanted: Sequence[NamedChoice], found: Sequence[Choice]) -> dict[Named
 
 
 def matched(wanted: Sequence[str], found: Sequence[Variable]) -> dict[str, str] | None:
-    """Return which tensor of a rewritten or quantized model stands where one of the float model does, both by name.
+    """Return which tensor of a rewritten or quantized model corresponds to which tensor of the float model, by name.
+
+    A tensor corresponds if it has the same name before any Q/DQ. Otherwise, the next unmatched one does.
 
     Args:
         wanted: names of the float model's tensors.
-        found: those of the other model, in the same order as far as rewriting leaves that.
+        found: of the other model, in the same order as far as rewriting keeps it.
 
     Returns:
-        For each wanted name the one found: of the tensor of that name as it is after any codes of it, else the next
-        that nothing is known of. None where too few are found.
+        None if too few are found.
     """
     known = {_uncoded(tensor).name: tensor.name for tensor in reversed(found)}
     others = iter([tensor.name for tensor in found if _uncoded(tensor).name not in wanted])
@@ -293,7 +291,7 @@ def matched(wanted: Sequence[str], found: Sequence[Variable]) -> dict[str, str] 
 
 
 def _uncoded(tensor: Tensor) -> Tensor:
-    """Return the tensor that one stands for behind codes and casts."""
+    """Return the tensor before Q/DQ, casts and identities."""
     maker = producer(tensor)
     while maker is not None and maker.op in ("QuantizeLinear", "DequantizeLinear", "Cast", "Identity"):
         tensor = maker.inputs[0]
@@ -302,7 +300,6 @@ def _uncoded(tensor: Tensor) -> Tensor:
 
 
 def _made_from(tensor: Tensor) -> list[Tensor]:
-    """Return what the node reads whose values make a tensor."""
     maker = producer(tensor)
     return list(tensors_read(maker)) if maker is not None else []
 
@@ -332,7 +329,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _counts_elements(node: Node) -> bool:
-    """Whether a node gives as many elements as its data says; a Loop is asked otherwise."""
+    """Whether the number of a node's output elements depends on the data; `_ends_by_data` decides for a Loop."""
     operator = operator_of(node)
     return operator is not None and operator.data_dependent and node.op not in ("Loop", "TopK")
 
@@ -343,22 +340,22 @@ def _is_float(tensor: Tensor) -> bool:
     return is_floating(np.dtype(tensor.dtype))
 
 
-# Outputs that are joined of parts, such as the boxes and the scores of a detector, of which one may hide another.
+# Parts of concatenated outputs, such as the boxes and the scores of a detector. The SQNR of all may hide one part.
 
-# What leaves the entries along an axis together.
+# Operators that keep the entries along an axis together.
 _MOVING = frozenset({"Identity", "Reshape", "Transpose"})
 
 
 @dataclass(frozen=True)
 class OutputPart:
-    """A part of an output.
+    """A part of a concatenated output.
 
     Attributes:
-        axis: along which it was joined.
-        start: its first entry there.
-        stop: the one behind its last.
-        made_by: the node that makes it, or the tensor where none does.
-        sqnr: of a candidate beside the float model, in decibels, when they have been compared.
+        axis: of the concatenation.
+        start: its first index along the axis.
+        stop: the index after its last.
+        made_by: the node that outputs it, or the tensor if there is none.
+        sqnr: of a candidate, in decibels; None before the comparison.
     """
 
     axis: int
@@ -369,7 +366,7 @@ class OutputPart:
 
 
 def joins(model: onnx.GraphProto) -> bool:
-    """Whether a Concat may make an output, told from names alone."""
+    """Whether a Concat may make an output, judged by names alone."""
     made = {name: node for node in model.node for name in node.output}
     pending = [made[output.name] for output in model.output if output.name in made]
     while pending:
@@ -382,10 +379,10 @@ def joins(model: onnx.GraphProto) -> bool:
 
 
 def parts_of(graph: Graph) -> Mapping[str, tuple[OutputPart, ...]]:
-    """Return the parts that outputs of floats are joined of, by output; none of outputs that are made in one piece.
+    """Return the parts of each concatenated float output.
 
     Args:
-        graph: of the float model, whose shapes are known.
+        graph: of the float model, with known shapes.
     """
     found = {output.name: _parts(output) for output in graph.outputs}
     return {name: parts for name, parts in found.items() if len(parts) > 1}
@@ -405,7 +402,7 @@ def _parts(tensor: Tensor) -> tuple[OutputPart, ...]:
 
 
 def _joined(node: Node, axis: int) -> tuple[OutputPart, ...]:
-    """Return the parts of what a Concat makes: those that all it joins have alike, else what it joins."""
+    """Return the parts of a Concat: those that all its inputs have alike, else its inputs."""
     inner = [_parts(tensor) for tensor in node.inputs]
     places = [[(part.axis, part.start, part.stop) for part in parts] for parts in inner]
     if inner[0] and inner[0][0].axis != axis and all(one == places[0] for one in places):
@@ -419,13 +416,13 @@ def _joined(node: Node, axis: int) -> tuple[OutputPart, ...]:
 
 
 def _axes(node: Node, source: Tensor, made: Tensor) -> Sequence[int | None]:
-    """Return for each axis that a node makes which one of its input it is; None where it is a new one."""
+    """Return the input axis of each output axis of a node; None for a new axis."""
     rank = len(source.shape or ())
     if node.op == "Transpose":
         return [int(axis) for axis in node.attrs.get("perm", reversed(range(rank)))]
     if node.op == "Identity":
         return range(rank)
-    # Of a Reshape those in front that stay.
+    # A Reshape keeps its unchanged leading axes.
     kept: list[int | None] = []
     for axis, (before, after) in enumerate(zip(source.shape or (), made.shape or (), strict=False)):
         if before is None or before != after:
