@@ -1,4 +1,4 @@
-"""Where an engine begins to compute something else: the first node whose inputs agree and whose output does not."""
+"""Whether engines compute the same model as onnxruntime, and the first node whose output differs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ from onnxq.system.publish import staging
 
 @dataclass(frozen=True, eq=False)
 class FirstDifference:
-    """Looks for the node at which two engines part.
+    """Search for the first node whose inputs agree on two engines and whose output does not.
 
     Attributes:
         model: with its weights.
-        sample: on which they differ.
-        known: the engine that is believed.
-        other: the one that is not.
-        least: decibels from which on tensors agree.
-        folder: where models are put.
+        sample: on which the engines differ.
+        known: the reference engine.
+        least: SQNR in decibels from which on tensors agree.
+        folder: for models with added outputs.
     """
 
     model: onnx.ModelProto
@@ -51,9 +50,9 @@ class FirstDifference:
     seen: dict[str, bool] = field(default_factory=dict)
 
     def node(self, output: str) -> str:
-        """Return the name and operator of the first node behind an output that differs, or an empty string.
+        """Return the name and operator of the first node before an output that differs, or an empty string.
 
-        Halving needs few runs and finds some node that differs behind one that does not; from there it goes up to one
+        Bisection needs few runs and finds a node that differs after one that does not. From there, it goes up to a node
         whose inputs agree.
         """
         makers = {name: node for node in self.model.graph.node for name in node.output if name}
@@ -83,7 +82,7 @@ class FirstDifference:
         return f"{node.name or found} ({node.op_type})"
 
     def _agrees(self, name: str, value: onnx.ValueInfoProto) -> bool:
-        """Return whether a tensor does; where it cannot be looked at it is not to blame."""
+        """Return whether a tensor agrees; also True if an engine cannot output it."""
         if name not in self.seen:
             path = self.folder / f"tapped-{len(self.seen)}.onnx"
             declared = any(one.name == name for one in self.model.graph.output)
@@ -121,7 +120,7 @@ def _ancestors(makers: Mapping[str, onnx.NodeProto], output: str) -> set[str]:
 
 
 def _floats_above(makers: Mapping[str, onnx.NodeProto], name: str, floats: set[str]) -> set[str]:
-    """Return the nearest float tensors that a tensor is computed from: codes are looked through."""
+    """Return the nearest float tensors that a tensor is computed from; quantized values are passed over."""
     found, pending, met = set(), list(makers[name].input), {name}
     while pending:
         one = pending.pop()
@@ -135,11 +134,11 @@ def _floats_above(makers: Mapping[str, onnx.NodeProto], name: str, floats: set[s
     return found
 
 
-# What a model does on every engine that is here.
+# A model on every engine.
 
 AGREEING = 20.0
-"""Decibels beside onnxruntime from which on an engine computes the same model."""
-# An engine rounds in places of its own, so codes may differ; beyond this it adds noise of its own.
+"""SQNR in decibels beside onnxruntime from which on an engine computes the same model."""
+# Decibels. An engine may round elsewhere, so quantized values differ; a larger loss is an error of the engine.
 _ALLOWED = 3.0
 _COMPARED_SAMPLES = 8
 _TIMED_SAMPLES = 2
@@ -153,14 +152,12 @@ class EngineResult:
     """A model on one engine.
 
     Attributes:
-        engine: its name.
-        version: what it is.
-        fault: why the model does not load or run there; empty where it does.
-        agreement: with the model on onnxruntime; None where it does not run.
-        fidelity: with the float model on onnxruntime; None likewise, or without a float model.
-        latency: beside the float model on this engine; None likewise.
-        difference: the first node that differs, where the model does not agree; empty where it is not found.
-        agrees: whether it computes there what it computes on onnxruntime.
+        fault: why the model does not load or run there; else empty.
+        agreement: with the model on onnxruntime; None if it does not run.
+        fidelity: with the float model on onnxruntime; None if it does not run, or without a float model.
+        latency: beside the float model on this engine; None if not measured.
+        difference: the first node that differs; empty if the model agrees, or no node is found.
+        agrees: whether the engine computes what onnxruntime does.
     """
 
     engine: str
@@ -173,7 +170,7 @@ class EngineResult:
     agrees: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; decibels, the worst output's, are null where nothing differs."""
+        """Return plain values for JSON; the decibels of the worst output are null if nothing differs."""
         worst = {
             name: None if one is None or math.isinf(one.worst_sqnr) else one.worst_sqnr
             for name, one in (("sqnr", self.agreement), ("float_sqnr", self.fidelity))
@@ -211,19 +208,16 @@ def portability(
 
     Args:
         model: the file.
-        engines: each is closed when the next one is asked for.
-        data: at most 8 of these samples are run; None makes some up.
-        reference: file of the float model, for fidelity and speed.
-        seconds: time to spend on speed for each engine; 0 leaves it out.
+        engines: each is closed before the next one starts.
+        data: file or folder of samples, at most 8 of which run; None generates some.
+        reference: file of the float model, for its SQNR and speed.
+        seconds: time to spend on the speed of each engine; 0 leaves it out.
         images: how image files become arrays.
         limit: use only the first samples.
 
-    Returns:
-        What each does.
-
     Raises:
         ModelError: onnxruntime cannot load a model.
-        DataError: the samples do not fit, or none that was made up runs.
+        DataError: The samples do not fit, or no generated sample runs.
     """
     samples = _samples(model, data, images, limit)
     own = None
@@ -240,8 +234,6 @@ def portability(
 
 @dataclass(frozen=True, eq=False)
 class _Trip:
-    """A model taken to an engine."""
-
     model: Path
     reference: Path | None
     engine: Engine
@@ -279,7 +271,7 @@ class _Trip:
         return replace(port, latency=latency)
 
     def _agreement(self, known: Path) -> Agreement:
-        """Return how well the model agrees there with a model on onnxruntime here."""
+        """Return how well the model on this engine agrees with a model on onnxruntime."""
         views = ComparisonSpec.of(known, self.model)
         view = views.open_on(self.engine, self.model, self.folder)
         try:
@@ -288,7 +280,7 @@ class _Trip:
             view.loaded.close()
 
     def _difference(self, agreement: Agreement) -> str:
-        """Return the first node that differs, where the model is small enough to be looked into."""
+        """Return the first node that differs, if the model is below 1 GiB."""
         if is_large(self.model):
             return ""
         worst = min(agreement.outputs, key=lambda output: output.decibels if output.same_shapes else -math.inf)

@@ -1,4 +1,4 @@
-"""What errors do to probabilities: few answers turn over, so what was seen of some samples is mostly luck."""
+"""The expected error of probabilities: few answers turn over, so the error on a few samples is mostly luck."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from onnxq.evaluation.bounds import Energies
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import cached_by_array
 
-# Errors of so many rows are tried on each that is as sure: of its own alone, whether it turns over is luck.
+# Number of rows of similar margin whose errors are tried on each row. With its own error alone, a turnover is luck.
 _ALIKE = 32
-# On a row that is less sure than all, errors of so many other samples are tried.
+# Number of other samples whose errors are tried on a row with a smaller margin than all.
 _OTHERS = 7
-# Of each sample, so many rows that are the least sure; the others were seen not to turn over.
+# Number of rows of the smallest margins that are kept of each sample; the others did not turn over.
 _UNSURE = 128
-# Outcomes of a row that are told apart, the likeliest; all others count as one.
+# Number of likeliest outcomes that are kept of each row; all others count as one.
 _OUTCOMES = 16
-# Rows of probabilities add up to one, as far as float16 tells.
+# Rows of probabilities add up to one, to the precision of float16.
 _ROUNDING = 2e-3
-# Errors of the logarithms of less are no matter, and elsewhere they would be; float16 tells no less than the second.
+# Smaller probabilities are raised to this, as errors of their logarithms do not matter; the second is for float16.
 _TINY, _TINY_OF_HALVES = np.float32(1e-12), np.float32(1e-6)
-# Less is no normal float32.
+# Smaller numbers are no normal float32.
 _LEAST = 1e-37
-# Parts of the least margin that was seen, evenly spread, which a row that is less sure may have.
+# Possible margins of an unseen row, evenly spaced, as parts of the smallest margin.
 _LESS_SURE = (0.125, 0.375, 0.625, 0.875)
 
 
 class UnsureRows(NamedTuple):
-    """Rows of probabilities of a sample that are the least sure, 128 at most.
+    """The rows of a sample's probabilities with the smallest margins, at most 128.
 
     Attributes:
-        expected: what the reference gives their likeliest outcomes in order, and all others together, in float64.
-        found: what the candidate gives these.
-        least: the place of the row of the least margin.
-        total: how many rows the sample has.
-        others: the noise of the rows that are surer.
+        expected: the reference's likeliest outcomes in order and the sum of all others, in float64.
+        found: the candidate's probabilities of these outcomes.
+        least: index of the row of the smallest margin.
+        total: number of rows of the sample.
+        others: error energy of the remaining rows.
     """
 
     expected: Array
@@ -51,13 +51,13 @@ class UnsureRows(NamedTuple):
 
 
 class _Unsure(NamedTuple):
-    """The rows of a reference's probabilities of the least margins between their first two outcomes, 128 at most.
+    """The reference's rows with the smallest margins between their first two outcomes, at most 128.
 
     Attributes:
-        places: of these rows among all; None where there are no others.
-        least: place of the row of the least margin.
-        outcomes: places of each row's likeliest outcomes in order.
-        ranked: the probabilities of these, and of all others as one.
+        places: indices of these rows; None stands for all.
+        least: index of the row of the smallest margin.
+        outcomes: indices of each row's likeliest outcomes in order.
+        ranked: the probabilities of these, and the sum of all others.
     """
 
     places: NDArray[np.intp] | None
@@ -66,7 +66,7 @@ class _Unsure(NamedTuple):
     ranked: NDArray[np.float64]
 
     def of(self, array: Array) -> Array:
-        """Return the rows in these places of the reference's or the candidate's probabilities."""
+        """Return these rows of the reference's or the candidate's probabilities."""
         rows = _rows(array)
         return rows if self.places is None else rows[self.places]
 
@@ -97,15 +97,14 @@ def unsure_rows(one: Array, other: Array, noise: float) -> UnsureRows:
 
 
 def expected_noises(samples: Sequence[UnsureRows], *, halves: bool = False) -> list[float]:
-    """Return the noise of each sample of probabilities as the mean over errors that might have been.
+    """Return the error energy of each sample of probabilities, as the mean over errors that are as likely.
 
-    An error is the factor on each probability, before rows are made to add up to one again. Whether it turns an answer
-    over, or makes it the surer, is luck, and plans are chosen by what was seen. So each row meets its own error and
-    those of the rows of any sample that are about as sure, on its outcomes in the order of how likely they are, with
-    either sign.
+    An error is a factor on each probability, before rows are normalized again. It is luck whether an error turns an
+    answer over or makes it surer, and plans are chosen by these errors. So each row gets its own error and the errors
+    of rows of similar margin in any sample. They are applied to its outcomes in order of probability, with either sign.
 
     Args:
-        samples: of each its unsure rows.
+        samples: the unsure rows of each sample.
         halves: whether the numbers were computed in float16 or bfloat16.
     """
     tiny = _TINY_OF_HALVES if halves else _TINY
@@ -115,15 +114,15 @@ def expected_noises(samples: Sequence[UnsureRows], *, halves: bool = False) -> l
 
 
 def unseen_noise(samples: Sequence[UnsureRows], *, halves: bool = False) -> float:
-    """Return what rows that are less sure than all that were seen add to the noise of a sample, in the mean.
+    """Return the mean error energy that unseen rows of a smaller margin than all add to a sample.
 
-    The next row is as likely as any of those before to be the least sure, and then its margin between the first two
-    outcomes lies anywhere below the least that was seen: the density of margins at zero as the nearest neighbour tells
-    it (Loftsgaarden and Quesenberry, The Annals of Mathematical Statistics 1965). It meets the errors of a few of the
-    rows, on its outcomes in the order of how likely they are, with either sign.
+    The next row is as likely as any row before to have the smallest margin between its first two outcomes. Its margin
+    then lies anywhere below the smallest one: the nearest neighbour estimates the density of margins at zero
+    (Loftsgaarden and Quesenberry, The Annals of Mathematical Statistics 1965). It gets the errors of a few rows, on its
+    outcomes in order of probability, with either sign.
 
     Args:
-        samples: of each its unsure rows.
+        samples: the unsure rows of each sample.
         halves: whether the numbers were computed in float16 or bfloat16.
     """
     tiny = _TINY_OF_HALVES if halves else _TINY
@@ -144,7 +143,7 @@ def unseen_noise(samples: Sequence[UnsureRows], *, halves: bool = False) -> floa
 
 
 def energies_of_logarithms(one: Array, other: Array) -> Energies:
-    """Return the energies of what entered a Softmax, less the mean of each row, by what came out of it.
+    """Return the energies of the inputs of a Softmax less the mean of each row, computed from its outputs.
 
     Args:
         one: the reference's probabilities.
@@ -185,10 +184,10 @@ def _rows(array: Array) -> Array:
 
 
 def _first_and_rest(rows: Array, places: Array) -> Array:
-    """Return what rows hold in some places, and the sum of all else."""
+    """Return the values of rows at indices, and the sum of all others."""
     rest = rows.copy()
     np.put_along_axis(rest, places, 0, -1)
-    # Rows of fewer outcomes, such as those of shorter samples, have more that are impossible.
+    # Rows of fewer outcomes, such as those of shorter samples, get more outcomes of probability 0.
     found = np.zeros((len(rows), _OUTCOMES + 1))
     found[:, : places.shape[-1]] = np.take_along_axis(rows, places, -1)
     found[:, -1] = rest.sum(-1)
@@ -196,7 +195,7 @@ def _first_and_rest(rows: Array, places: Array) -> Array:
 
 
 def _expected_noises(rows: Array, errors: Array) -> Array:
-    """Return the noise of each ranked row in the mean over the errors of those that are as sure, with either sign."""
+    """Return each ranked row's error energy: the mean over errors of rows of similar margin, with either sign."""
     order = np.argsort(rows[:, 0] / rows[:, 1], kind="stable")
     alike = min(_ALIKE, len(rows))
     first = np.clip(np.arange(len(rows)) - alike // 2, 0, len(rows) - alike)
@@ -215,7 +214,7 @@ def _errors(one: UnsureRows, tiny: np.float32) -> tuple[Array, Array]:
 
 
 def _noises(one: Array, factor: Array) -> Array:
-    """Return the energy of what a factor changes of each row of probabilities."""
+    """Return the error energy that a factor causes in each row of probabilities."""
     error = one * factor
     error /= np.maximum(error.sum(-1, keepdims=True), _TINY)
     error -= one
@@ -223,6 +222,6 @@ def _noises(one: Array, factor: Array) -> Array:
 
 
 def _margins(rows: Array) -> Array:
-    """Return the logarithmic margin between the first two outcomes of rows of probabilities."""
+    """Return the logarithmic margin between the first two outcomes of each row."""
     second, first = np.maximum(np.partition(rows, -2, -1)[:, -2:], _TINY).T
     return np.asarray(np.log(first / second))

@@ -1,4 +1,4 @@
-"""The float model that others are judged beside: it runs once on a sample, whoever asks."""
+"""The float model as the reference of comparisons: it runs only once on a sample."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import parallel_map
 
-# Bytes of outputs that are kept of all float models.
+# Bytes of cached outputs of all float models.
 _KEPT_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
 class SampleOutputs:
-    """What a model gave for a sample.
+    """The outputs of a model for a sample.
 
     Attributes:
-        outputs: what is compared, in the order of the views; nobody may change it.
-        seconds: that the run took.
-        choices: what the model chose, which other models are given beside the sample.
+        outputs: the compared tensors, in the order of the spec; read-only.
+        seconds: of the run.
+        choices: the float model's choices, inputs of other models beside the sample.
     """
 
     outputs: Sequence[Any]
@@ -49,7 +49,7 @@ class SampleOutputs:
 
 
 class OutputsCache:
-    """Answers that were given before; those that were longest not asked for go where there are too many.
+    """Outputs of earlier runs; the least recently used ones are dropped first.
 
     Args:
         held: bytes of outputs that are kept.
@@ -61,7 +61,7 @@ class OutputsCache:
         self._lock = Lock()
 
     def find(self, key: Hashable, give: Callable[[], SampleOutputs]) -> SampleOutputs:
-        """Return the answer that a key stands for, given now or before."""
+        """Return the outputs of a key, and call `give` for a new key."""
         with self._lock:
             if key in self._given:
                 self._given.move_to_end(key)
@@ -81,12 +81,11 @@ _ANSWERS = OutputsCache()
 
 @dataclass(frozen=True, eq=False)
 class ReferenceModel:
-    """A float model for comparing, which is opened when it is asked for what it has not been asked for before.
+    """A float model for comparing, opened at the first run that is not cached.
 
     Attributes:
-        model: its file.
-        views: by what models are compared.
-        answers: what float models gave before.
+        views: the tensors that are compared.
+        answers: cache of the outputs.
     """
 
     model: Path
@@ -94,11 +93,11 @@ class ReferenceModel:
     answers: OutputsCache = _ANSWERS
 
     def answer(self, sample: Sample) -> SampleOutputs:
-        """Return what is compared of one sample.
+        """Return the outputs for one sample.
 
         Raises:
-            ModelError: the file cannot be loaded.
-            DataError: the run fails, or the model has other outputs than the views.
+            ModelError: The file cannot be loaded.
+            DataError: The run fails, or the model has other outputs than the spec.
         """
         return self.answers.find((*self._key, sample_digest(sample)), lambda: self._given(sample))
 
@@ -107,7 +106,7 @@ class ReferenceModel:
         return self.answer(sample).outputs
 
     def answer_each(self, samples: Iterable[Sample]) -> Iterator[SampleOutputs]:
-        """Yield what `answer` gives for samples, in order; the first run shows how many there may be at once."""
+        """Yield `answer` for samples, in order; the first run shows how many runs fit into memory at once."""
         samples = iter(samples)
         if not self.views.most:
             yield from map(self.answer, islice(samples, 1))
@@ -125,7 +124,7 @@ class ReferenceModel:
 
     @cached_property
     def at_once(self) -> bool:
-        """Whether several samples may run at once, each on one core."""
+        """Whether samples may run in parallel, each on one core."""
         return not self.views.random and not is_large(self.model)
 
     @cached_property
@@ -134,7 +133,7 @@ class ReferenceModel:
 
     @cached_property
     def _key(self) -> tuple[Hashable, ...]:
-        """What tells the file as it is now, and what is seen of it."""
+        """The file's current state, and the compared tensors."""
         state = self.model.stat()
         return (
             self.model.resolve(),
@@ -147,14 +146,14 @@ class ReferenceModel:
 
 
 def held_bytes(outputs: Iterable[Any]) -> int:
-    """Return the bytes of outputs; sequences and maps are small."""
+    """Return the bytes of outputs; sequences and maps are small and not counted."""
     return sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
 
 
 def run_beside(
     one: ReferenceModel, other: ComparisonSession | EngineComparisonSession, samples: Iterable[Sample]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-    """Yield what a float model and one made from it give for samples, in order; see `parallel_map`."""
+    """Yield the outputs of a float model and of a model made from it for samples, in order; see `parallel_map`."""
 
     def both(sample: Sample) -> tuple[Sequence[Any], Sequence[Any]]:
         answer = one.answer(sample)
@@ -163,27 +162,27 @@ def run_beside(
     return parallel_map(both, samples, one.views.most) if one.at_once and other.at_once else map(both, samples)
 
 
-# Samples that models are compared on, and what the float model gives for each.
+# Samples with the float model's outputs.
 
-# Bytes of outputs that are held of each model; of large ones, fewer samples are tried.
+# Bytes of the outputs that are held; if outputs are large, fewer samples are used.
 _HELD_BYTES = 1 << 27
 _FEWEST_SAMPLES = 2
-# No two samples of a process have the same.
+# Unique numbers of samples in a process.
 _NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceOutputs:
-    """Samples with the answers of the float model.
+    """Samples with the outputs of the float model.
 
     Attributes:
-        samples: what the float model is run on.
-        given: what other models are run on: the samples, and what the float model chose.
-        reference: the float model as it was given, and by what others are compared with it.
-        expected: what is compared of the float model, for each sample.
+        samples: inputs of the float model.
+        given: inputs of the other models: the samples, and the float model's choices.
+        reference: the float model as the user gave it, and the tensors that are compared.
+        expected: the float model's compared tensors, for each sample.
         seconds: of a run of the float model.
-        numbers: of the samples, which no others have.
-        files: that samples share, for each sample, see `list_shared_files`; nothing where each counts by itself.
+        numbers: unique numbers of the samples.
+        files: of each sample, see `list_shared_files`; empty if each counts by itself.
     """
 
     samples: tuple[Sample, ...]
@@ -196,18 +195,18 @@ class ReferenceOutputs:
 
     @property
     def views(self) -> ComparisonSpec:
-        """By what other models are compared with the float model."""
+        """Which tensors of models are compared."""
         return self.reference.views
 
     @classmethod
     def of(cls, reference: Path, prepared: Path, samples: SampleSource) -> ReferenceOutputs:
         """Run the float model once on a few samples, and keep its outputs.
 
-        Where outputs are so large that those of all samples had better not be in memory, it runs on fewer.
+        If the outputs of all samples are too large for memory, it runs on fewer.
 
         Args:
-            reference: file of the float model as it was given.
-            prepared: file of what other models are built from.
+            reference: file of the float model as the user gave it.
+            prepared: file of the model that candidates are built from.
             samples: of the float model's inputs.
         """
         return cls._by(ReferenceModel(reference, ComparisonSpec.of(reference, prepared)), samples)
@@ -226,7 +225,7 @@ class ReferenceOutputs:
         return cls(kept, given, model, expected, seconds, numbers, list_shared_files(Subset(samples, places)))
 
     def part(self, places: Sequence[int]) -> ReferenceOutputs:
-        """Return some of the samples, for which the float model does not run again."""
+        """Return some of the samples, without running the float model again."""
         return replace(
             self,
             samples=tuple(self.samples[place] for place in places),

@@ -1,4 +1,4 @@
-"""Where an output is furthest from the float model's: on which samples, and at which element of them."""
+"""SQNR of outputs: exact energies, the samples and elements of the largest error, and estimates for unseen samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from onnxq.numerics.affine import sqnr_db
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import cached_by_array
 
-# Samples that are told of each output.
+# Number of worst samples that are reported of each output.
 _WORST = 3
 
 
@@ -45,9 +45,9 @@ class Place:
     """An element of an output on one sample.
 
     Attributes:
-        index: along each axis; before these, of an element of a sequence, its place there.
+        index: along each axis; for an output that is a sequence, the index of the array comes first.
         reference: value of the float model.
-        candidate: value of the quantized one.
+        candidate: value of the quantized model.
     """
 
     index: tuple[int, ...]
@@ -56,20 +56,20 @@ class Place:
 
     @property
     def error(self) -> float:
-        """How far the values are apart; infinite where only the float model's is finite."""
+        """The absolute error; infinite if only the float model's value is finite."""
         error = abs(self.candidate - self.reference)
         return error if math.isfinite(error) else math.inf
 
 
 @dataclass(frozen=True)
 class WorstPlace:
-    """A sample on which an output is among the least faithful, and where it has its largest error.
+    """One of the samples with the lowest SQNR, and its element with the largest error.
 
     Attributes:
-        sample: its index among those that were given; of some that are compared by themselves, among these.
-        sqnr: SQNR in decibels of the output on it alone.
+        sample: its index among the compared samples; after `traced`, among all samples of the user.
+        sqnr: SQNR in decibels of the output on this sample alone.
         place: the element with the largest error.
-        file: the file or folder that holds the sample; empty where it came from memory.
+        file: the file or folder that holds the sample; empty if it came from memory.
     """
 
     sample: int
@@ -79,12 +79,12 @@ class WorstPlace:
 
 
 def furthest(expected: Array, found: Array, within: tuple[int, ...] = ()) -> Place | None:
-    """Return the element of the largest error, or None where there is none.
+    """Return the element of the largest error; None if there is no error.
 
     Args:
-        expected: of the float model, in float64; what is not finite there does not count.
+        expected: of the float model, in float64; elements that are not finite do not count.
         found: of the quantized model, of the same shape.
-        within: places in the sequences that hold the arrays.
+        within: indices in the sequences that hold the arrays.
 
     >>> furthest(np.array([[1.0, 2.0]]), np.array([[1.5, 4.0]]))
     Place(index=(0, 1), reference=2.0, candidate=4.0)
@@ -100,11 +100,11 @@ def furthest(expected: Array, found: Array, within: tuple[int, ...] = ()) -> Pla
 
 
 def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Sequence[Place]]) -> tuple[WorstPlace, ...]:
-    """Return the samples of the lowest SQNR with their places of the largest error, the lowest first.
+    """Return the three samples of the lowest SQNR with their elements of the largest error, the lowest first.
 
     Args:
-        energies: of signal and noise, by sample.
-        places: of the largest error in each array of a sample, by sample; none where there is no error.
+        energies: of signal and error, by sample.
+        places: by sample, the element of the largest error in each array; empty without error.
     """
     found = [
         WorstPlace(sample, sqnr_db(*energies[sample]), max(held, key=lambda place: place.error))
@@ -115,12 +115,12 @@ def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Seque
 
 
 def traced(worst: Sequence[WorstPlace], samples: SampleSource, compared: Sequence[int]) -> tuple[WorstPlace, ...]:
-    """Return worst places with the numbers of their samples among those that were given, and their files.
+    """Return worst places with the user's indices of their samples, and their files.
 
     Args:
-        worst: with numbers among those that were compared.
-        samples: all that could have been.
-        compared: which of them were.
+        worst: with indices into `compared`.
+        samples: the user's samples.
+        compared: indices of the compared samples.
     """
     origins = (origin_of(samples, compared[one.sample]) for one in worst)
     return tuple(
@@ -128,12 +128,12 @@ def traced(worst: Sequence[WorstPlace], samples: SampleSource, compared: Sequenc
     )
 
 
-# What is counted and summed of one output while two models are compared, sample by sample: the one measure of all.
+# Energies and counts of one output, accumulated sample by sample.
 
 _FLOAT32 = np.dtype(np.float32)
-# Less signal is summed in float64, as squares of its errors may be too small for float32.
+# A smaller energy is summed in float64, as squares of its errors may be too small for float32.
 _FAINT = 1e-12
-# Squares of larger numbers, and of smaller ones, are no float64.
+# Squares of larger or smaller numbers overflow or underflow in float64.
 _LARGE, _SMALL = 1e140, 1e-140
 
 
@@ -141,12 +141,12 @@ class ErrorAccumulator:
     """Energies and counts of one output.
 
     Attributes:
-        is_float: whether any of it is.
+        is_float: whether any array of it is.
         same_shapes: whether every shape is the reference's.
         finite: whether the candidate is finite wherever the reference is.
-        elements: how many were compared.
-        skipped: how many were not, as the reference is NaN or infinite there.
-        energies: of each sample.
+        elements: number of compared elements.
+        skipped: number of elements that were not compared, as the reference is NaN or infinite there.
+        energies: of signal and error, by sample.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class ErrorAccumulator:
         self._rows: list[UnsureRows] = []
 
     def add_sample(self, expected: Any, found: Any) -> None:
-        """Add what both models gave for a sample."""
+        """Add the outputs of both models for a sample."""
         equal, compared = self.equal, self.compared
         self.energies.append((0.0, 0.0))
         self._add(expected, found, ())
@@ -170,11 +170,11 @@ class ErrorAccumulator:
     def bound(self, risk: float = RISK, files: Sequence[str] = ()) -> float:
         """Return the lower confidence bound in decibels of the SQNR over all other samples, see `lower_bound`.
 
-        Of probabilities, what the errors would have done to rows that are as sure, and to one that is less sure than
-        all, stands for what was seen; see `expected_noises` and `unseen_noise`.
+        For probabilities, `expected_noises` replaces the measured error, and `unseen_noise` adds the error of unseen
+        rows.
 
         Args:
-            risk: how often it may be wrong; see `alpha_spending`.
+            risk: probability that the bound is wrong; see `alpha_spending`.
             files: of each sample, see `of_files`.
         """
         expected = self._expected
@@ -182,7 +182,7 @@ class ErrorAccumulator:
             return -math.inf
         unseen = 0.0
         if self._is_probable:
-            # Without this term the bound still is one of what was seen.
+            # Without this term the bound still holds for rows like the measured ones.
             with tolerate("the error of probabilities that were not seen"):
                 unseen = unseen_noise(self._rows, halves=self.halves)
         energies = [(signal, noise + unseen * bool(signal)) for signal, noise in expected]
@@ -195,7 +195,7 @@ class ErrorAccumulator:
 
     @property
     def expected_nsr(self) -> float:
-        """The noise-to-signal ratio to be expected, by which candidates are told apart; infinite if unsound."""
+        """The expected noise-to-signal ratio, to compare candidates; infinite if not finite or of another shape."""
         expected = total(self._expected)
         sound = self.finite and self.same_shapes and math.isfinite(sum(expected))
         return 10 ** (-sqnr_db(*expected) / 10) if sound else math.inf
@@ -206,19 +206,19 @@ class ErrorAccumulator:
         return effective_sample_size(differing, compared, files) if files else None
 
     def labels(self, files: Sequence[str] = ()) -> float:
-        """Return the decibels that stand for the labels that differ, see `decibels_of_labels`."""
+        """Return the decibels of the labels that differ, see `decibels_of_labels`."""
         if not self.same_shapes:
             return -math.inf
         return decibels_of_labels(self.compared - self.equal, self.compared, self.effective_labels(files))
 
     @property
     def _is_probable(self) -> bool:
-        """Whether all that was compared are probabilities: where some samples are none, others are so by chance."""
+        """Whether all compared arrays are probabilities: if only some are, it is by chance."""
         return 0 < len(self._rows) == self._arrays
 
     @property
     def _expected(self) -> Sequence[Energies]:
-        """The energies of each sample, the noise of probabilities as the mean over errors that might have been."""
+        """The energies of each sample, with the expected error of probabilities."""
         if not (self._is_probable and self.finite and len(self._rows) == sum(1 for one in self.energies if one[0])):
             return self.energies
         with tolerate("the error that probabilities might have had"):
@@ -238,7 +238,7 @@ class ErrorAccumulator:
             self._add(np.array([expected[key] for key in both]), np.array([found[key] for key in both]), within)
             return
         if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
-            # Optionals: that one holds nothing where the other does is as wrong as another shape.
+            # Optionals: if only one of them is empty, that is as wrong as another shape.
             self.compared += 1
             self.elements += 1
             self.equal += expected is found
@@ -287,17 +287,17 @@ class ErrorAccumulator:
         return energies_of(expected / unit, found / unit)
 
     def _use_unit(self, unit: float) -> None:
-        """Count energies in another unit, those that were counted before as well."""
+        """Change the unit of all energies, the earlier ones included."""
         if self._unit:
             self.energies = [_in_unit(one, self._unit / unit) for one in self.energies]
         self._unit = unit
 
 
 class DetailedErrorAccumulator(ErrorAccumulator):
-    """What a report shows besides: the largest errors, shares of equal labels, and parts.
+    """Energies and counts for a report: also the largest errors, shares of equal labels, and parts.
 
     Args:
-        parts: that the output is joined of.
+        parts: the parts that the output is concatenated from.
     """
 
     def __init__(self, parts: Sequence[OutputPart] = ()) -> None:
@@ -307,7 +307,7 @@ class DetailedErrorAccumulator(ErrorAccumulator):
         self.places: list[list[Place]] = []
 
     def add_sample(self, expected: Any, found: Any) -> None:
-        """Add what both models gave for a sample."""
+        """Add the outputs of both models for a sample."""
         self.places.append([])
         super().add_sample(expected, found)
 
@@ -345,8 +345,8 @@ def total(energies: Sequence[Energies]) -> Energies:
 
 
 def energies_of(expected: Array, found: Array) -> Energies:
-    """Return the energies of the signal and of the noise on it, in the type of the arrays."""
-    # What is not finite shows in the energies.
+    """Return the energies of the signal and of the error, in the type of the arrays."""
+    # Values that are not finite show in the energies.
     with np.errstate(invalid="ignore", over="ignore"):
         error = found - expected
         return _signal(expected), float(np.vdot(error, error))
@@ -358,13 +358,13 @@ def _signal(expected: Array) -> float:
 
 
 def widened(array: Array) -> Array:
-    """Return float16 and bfloat16 as float32, in which energies do not overflow; anything else as it is."""
+    """Return float16 and bfloat16 as float32, in which energies do not overflow; other types unchanged."""
     return array.astype(_FLOAT32) if array.dtype.itemsize < _FLOAT32.itemsize else array
 
 
-# How faithful a model can be trusted to be on samples it has not seen, judged by what it did on a few.
+# Estimates of the SQNR on unseen samples.
 
-# Silent outputs that are not equal must not make the ratio infinite.
+# Silent outputs that differ must not make the ratio infinite.
 _LOWEST_SQNR = -300.0
 
 Pair = tuple[Sequence[Any], Sequence[Any]]
@@ -373,11 +373,11 @@ Pair = tuple[Sequence[Any], Sequence[Any]]
 
 @dataclass(frozen=True)
 class SqnrEstimate:
-    """What a few samples say of all others.
+    """The SQNR of all samples, estimated from a few.
 
     Attributes:
-        sqnr: SQNR in decibels that the worst output can be trusted to have; -inf when an output is not finite.
-        nsr: expected noise-to-signal ratio at the worst output, for comparing plans and not for trusting one.
+        sqnr: lower confidence bound in decibels of the worst output; -inf if an output is not finite.
+        nsr: expected noise-to-signal ratio of the worst output; it compares plans, and is no bound.
     """
 
     sqnr: float
@@ -385,17 +385,15 @@ class SqnrEstimate:
 
 
 def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstimate:
-    """Estimate the SQNR over all samples from what the candidate and the reference gave for a few.
+    """Estimate the SQNR over all samples from the outputs of both models for a few.
 
-    The estimate is the lower 95 % confidence bound of each output's SQNR, as in a verdict; see
-    `ErrorAccumulator.bound`. The samples of one file count as one, see `of_files`.
-
-    Several outputs need no correction: the least bound is wrong only if that of the truly worst output is
-    (intersection-union test; Berger, Technometrics 1982).
+    The estimate is the lowest of the 95 % confidence bounds of the outputs, see `ErrorAccumulator.bound`. Samples of
+    one file count as one, see `of_files`. Several outputs need no correction: the lowest bound is wrong only if the
+    bound of the truly worst output is (intersection-union test; Berger, Technometrics 1982).
 
     Args:
         pairs: for each sample, the outputs of both models.
-        files: of each sample, see `list_shared_files`; nothing where each counts by itself.
+        files: of each sample, see `list_shared_files`; empty if each counts by itself.
     """
     outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
     return SqnrEstimate(
@@ -404,31 +402,31 @@ def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstim
 
 
 def nsr_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
-    """Return what each sample adds to the noise-to-signal ratio of each output, for telling which candidate is better.
+    """Return each sample's share of the noise-to-signal ratio of each output, to compare candidates.
 
-    Probabilities are compared by their logarithms, about the mean of each row: these are what entered the Softmax.
-    Behind it most errors vanish, and the few answers that turn over decide, which is luck. What labels or sequences
-    tell, that is judged all together, counts for all samples alike.
+    Probabilities are compared by their logarithms less the mean of each row: the inputs of the Softmax. Behind it most
+    errors vanish, and luck decides which few answers turn over. Labels and sequences are judged all together, so each
+    sample gets the same share.
 
     Args:
         pairs: for each sample, the outputs of both models.
 
     Returns:
-        float64 of shape (samples, outputs), NaN or infinite where an output is not finite.
+        float64 of shape (samples, outputs), NaN or infinite if an output is not finite.
     """
     columns = [_noises(_output(pairs, place)) for place in range(len(pairs[0][0]))]
     return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
 
 
 def influence_by_sample(pairs: Sequence[Pair], files: Sequence[str] = ()) -> NDArray[np.float64]:
-    """Return how much what can be trusted depends on the noise of each sample at each output; see `influences`.
+    """Return how much the bound depends on the error of each sample at each output; see `influences`.
 
     Args:
         pairs: for each sample, the outputs of both models.
         files: of each sample, see `estimate_sqnr`.
 
     Returns:
-        float64 of shape (samples, outputs); ones for what labels or sequences tell.
+        float64 of shape (samples, outputs); ones for labels and sequences.
     """
     columns = [_influences(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
     return np.stack(columns, 1) if columns else np.ones((len(pairs), 0))
@@ -442,7 +440,7 @@ def _influences(pairs: Sequence[tuple[Any, Any]], files: Sequence[str]) -> NDArr
 
 
 def _compared(wide: Sequence[tuple[Array, Array]]) -> list[Energies]:
-    """Return the energies of each sample, of probabilities those of their logarithms."""
+    """Return the energies of each sample; for probabilities, those of their logarithms."""
     probable = all(are_probabilities(one) for one, _ in wide)
     return [energies_of_logarithms(*pair) for pair in wide] if probable else _in_range(wide)
 
@@ -464,7 +462,7 @@ def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrE
         tally.add_sample(*pair)
     if tally.is_float:
         return SqnrEstimate(tally.bound(files=files), tally.expected_nsr)
-    # A single label is right or wrong, so labels are judged all together.
+    # A single label is right or wrong, so only all labels together show an SQNR.
     sqnr = tally.labels(files)
     return SqnrEstimate(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
 
@@ -474,7 +472,7 @@ def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:
 
 
 def _floats(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Array, Array]] | None:
-    """Return the pairs of an output in a type in which energies can be told, or None where it is no float."""
+    """Return the pairs of an output in float32 or wider; None if it is no float."""
     arrays = all(isinstance(one, np.ndarray) and isinstance(other, np.ndarray) for one, other in pairs)
     if not arrays or not all(is_floating(one.dtype) and one.shape == other.shape for one, other in pairs):
         return None
@@ -482,7 +480,7 @@ def _floats(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Array, Array]] | Non
 
 
 def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[Energies]:
-    """Return the energies of each sample, in another unit where they would be too large or too small for floats."""
+    """Return the energies of each sample, in another unit if they would overflow or underflow."""
     seen = [energies_of(one, other) for one, other in pairs]
     if 0 < sum(map(sum, seen)) < math.inf:
         return seen
@@ -490,7 +488,7 @@ def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[Energies]:
 
 
 def _finite(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
-    """Return the pairs where the reference is finite, in its largest value's units, so that energies are in range."""
+    """Return the pairs where the reference is finite, divided by its largest value to keep energies in range."""
     usable = [np.isfinite(one) for one, _ in pairs]
     kept = [(one[where], other[where]) for (one, other), where in zip(pairs, usable, strict=True)]
     unit = max((float(np.abs(one).max(initial=0.0)) for one, _ in kept), default=0.0) or 1.0
