@@ -1,4 +1,4 @@
-"""Accumulators: what is requested of a tensor, and values that sum up its arrays and merge in any order, exactly."""
+"""Accumulators: requests for statistics of a tensor, and statistics that merge exactly and in any order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Option = int | float | str
 @total_ordering
 @dataclass(frozen=True)
 class Request:
-    """A statistic that is wanted of a tensor.
+    """A statistic that is requested of a tensor.
 
     Args:
-        tensor: Its name.
-        kind: A name of `onnxq.calibration.kinds.KINDS`, or one that an installed package registers.
-        axis: Of the channels, for kinds that tell channels apart; negative ones are counted from the end.
-        options: Names and values of what the kind lets one choose, by name.
+        tensor: Name of the tensor.
+        kind: A key of `onnxq.calibration.kinds.KINDS`, or a kind that an installed package registers.
+        axis: Channel axis, for kinds with statistics per channel; negative axes count from the end.
+        options: Names and values of the options of the kind, sorted by name.
 
     >>> Request.of("x", "histogram", elements=100)
     Request(tensor='x', kind='histogram', axis=None, options=(('elements', 100),))
@@ -40,7 +40,7 @@ class Request:
 
     @classmethod
     def of(cls, tensor: str, kind: str, axis: int | None = None, **options: Option) -> Request:
-        """Return a request with its options in order."""
+        """Return a request with its options sorted by name."""
         return cls(tensor, kind, axis, tuple(sorted(options.items())))
 
     def option(self, name: str, default: Option) -> Option:
@@ -48,7 +48,7 @@ class Request:
         return dict(self.options).get(name, default)
 
     def like(self, other: Request) -> bool:
-        """Return whether another request is for the same but for its options."""
+        """Return whether another request differs in its options only."""
         return (self.tensor, self.kind, self.axis) == (other.tensor, other.kind, other.axis)
 
     def __str__(self) -> str:
@@ -60,11 +60,11 @@ class Request:
 
     @property
     def _key(self) -> tuple[str, str, int, str]:
-        # No axis comes before every other, and options of any types can be compared as text.
+        # A request without an axis comes first. Options of any types compare as text.
         return self.tensor, self.kind, -(1 << 30) if self.axis is None else self.axis, repr(self.options)
 
 
-# Statistics: what a request gives, as a value that merges; and how arrays become one.
+# Statistics: values that merge, and how arrays become one.
 
 Found = TypeVar("Found")
 Arrays = Mapping[str, NDArray[Any]]
@@ -74,7 +74,10 @@ MASK_MAGNITUDE = 8192.0
 
 
 def stride_of(size: int, elements: int | None) -> int:
-    """Return a step that takes about `elements` of `size`; sharing no factor with any axis, it visits all of each."""
+    """Return a step that takes about `elements` of `size`.
+
+    The step has no factor in common with `size`, so it visits every index of each axis.
+    """
     if elements is None or size <= elements:
         return 1
     stride = size // elements
@@ -84,7 +87,7 @@ def stride_of(size: int, elements: int | None) -> int:
 
 
 class _Once(Generic[Found]):
-    """A property that is computed once; unlike functools' up to Python 3.11 it lets other threads compute theirs."""
+    """A property that is computed once. Unlike functools' before Python 3.12, it takes no lock across threads."""
 
     def __init__(self, compute: Callable[[Any], Found]) -> None:
         self._compute = compute
@@ -92,19 +95,19 @@ class _Once(Generic[Found]):
 
     def __get__(self, owner: Any, _: object = None) -> Found:
         found = self._compute(owner)
-        # What is in the instance is found before what is in its class.
+        # The instance attribute hides this non-data descriptor from now on.
         vars(owner)[self._compute.__name__] = found
         return found
 
 
 class TensorSample:
-    """An array of a tensor in one sample, not empty, with what several kinds need of it, computed once.
+    """The array of a tensor in one sample, not empty, with values that several kinds share, each computed once.
 
     Args:
-        tensor: Its name.
-        array: Of any shape.
-        sample: The digest of the sample.
-        index: Its place among the samples, for errors.
+        tensor: Name of the tensor.
+        array: Array of any shape.
+        sample: Digest of the sample.
+        index: Index of the sample, for error messages; None omits it.
     """
 
     def __init__(self, tensor: str, array: NDArray[Any], sample: str = "", index: int | None = None) -> None:
@@ -118,7 +121,7 @@ class TensorSample:
         """All elements, float32 or float64 of shape (elements,).
 
         Raises:
-            DataError: The dtype is no float type.
+            DataError: The dtype is not a float type.
         """
         if not is_floating(self.array.dtype):
             raise DataError(
@@ -129,10 +132,10 @@ class TensorSample:
 
     @_Once
     def ends(self) -> tuple[float, float]:
-        """The least and the greatest element.
+        """The minimum and maximum.
 
         Raises:
-            DataError: The dtype is no float type, or an element is NaN or infinite.
+            DataError: The dtype is not a float type, or an element is NaN or infinite.
         """
         minimum, maximum = ends_of(self.values)
         if not (math.isfinite(minimum) and math.isfinite(maximum)):
@@ -156,15 +159,15 @@ class TensorSample:
 
     @_Once
     def unmasked_ends(self) -> tuple[float, float]:
-        """The least and the greatest element below `MASK_MAGNITUDE` in magnitude; +inf and -inf where there is none."""
+        """Minimum and maximum of the elements below `MASK_MAGNITUDE` in magnitude; (+inf, -inf) if there are none."""
         if self.unmasked is self.values:
             return self.ends
         return ends_of(self.unmasked) if self.unmasked.size else (math.inf, -math.inf)
 
     def selection(self, size: int, elements: int | None) -> slice:
-        """Return which of `size` elements of the array stand for all: about `elements`, evenly spaced; all for None.
+        """Return the slice that takes about `elements` evenly spaced indices of `size`; None takes all.
 
-        Where they begin is the sample's own, so that not all samples show the same places, whatever their order.
+        The start depends on the digest of the sample, so samples show different places, whatever their order.
         """
         stride = stride_of(size, elements)
         return slice(int(self.sample[-8:] or "0", 16) % min(stride, size), None, stride)
@@ -173,7 +176,7 @@ class TensorSample:
         """Return an axis counted from the front.
 
         Raises:
-            DataError: The array has no such axis.
+            DataError: The array has no such axis, or `axis` is None.
         """
         if axis is None or not -self.array.ndim <= axis < self.array.ndim:
             raise DataError(
@@ -184,34 +187,35 @@ class TensorSample:
 
 
 def ends_of(values: NDArray[Any]) -> tuple[float, float]:
-    """Return the least and the greatest element of an array that is not empty."""
+    """Return the minimum and maximum of an array that is not empty."""
     # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
     return float(np.minimum.reduce(values)) + 0.0, float(np.maximum.reduce(values)) + 0.0
 
 
 class Observer(Protocol):
-    """What is shown the arrays of one tensor, one after the other, and turns them into a statistic."""
+    """Turns the arrays of one tensor, added one after the other, into a statistic."""
 
     def add(self, seen: TensorSample) -> None:
-        """Take in one array."""
+        """Add one array."""
         ...
 
     def statistic(self) -> Accumulator:
-        """Return the statistic of all that was added."""
+        """Return the statistic of all arrays so far."""
         ...
 
 
 class Accumulator(ABC):
-    """What a request has given: a value that merges, in any order, with ``cls()`` as its neutral element.
+    """A statistic that merges in any order, with ``cls()`` as its neutral element.
 
-    A kind is a frozen dataclass (``eq=False``) of this class: it says what it keeps of an array, how two merge, and
-    which arrays hold it in a file. Kinds that gain by changing themselves in place bring an observer of their own.
+    A kind is a frozen dataclass (``eq=False``) that derives from this class. It defines how to observe an array, how to
+    merge two statistics, and which arrays store one in a file. A kind that is faster when updated in place overrides
+    `observer`.
     """
 
     kind: ClassVar[str]
-    """Its name in requests and files."""
+    """Name of the kind in requests and files."""
     options: ClassVar[tuple[tuple[str, Option], ...]] = ()
-    """Of a request that does not say otherwise."""
+    """Default options of a request."""
 
     @classmethod
     @abstractmethod
@@ -219,7 +223,7 @@ class Accumulator(ABC):
         """Return the statistic of one array.
 
         Raises:
-            DataError: The array is not what the kind is for.
+            DataError: The kind does not apply to the array.
         """
 
     @abstractmethod
@@ -227,27 +231,27 @@ class Accumulator(ABC):
         """Return the statistic of the elements of both.
 
         Raises:
-            DataError: They do not belong together.
+            DataError: They cannot be merged.
         """
 
     @abstractmethod
     def arrays(self) -> Arrays:
-        """Return arrays, under names, that say all of it; of one name all statistics have one dtype."""
+        """Return all of the statistic as named arrays; all statistics use the same dtype for a name."""
 
     @classmethod
     @abstractmethod
     def restored(cls, arrays: Arrays) -> Self:
-        """Return the statistic of which these are the arrays.
+        """Return the statistic that `arrays` was called on.
 
         Raises:
-            ValueError: They contradict each other.
+            ValueError: The arrays are inconsistent.
         """
 
     def check(self) -> None:
-        """Check that it is one that arrays may have given, which what comes from elsewhere need not be.
+        """Check that arrays may have given this statistic, since it may come from another machine.
 
         Raises:
-            ValueError: It is not.
+            ValueError: It is inconsistent.
         """
         arrays, plain = self.arrays(), type(self)().arrays()
         if any(arrays[name].dtype != array.dtype for name, array in plain.items()):
@@ -256,23 +260,23 @@ class Accumulator(ABC):
 
     @classmethod
     def observer(cls, request: Request) -> Observer:
-        """Return what turns the arrays of one tensor into a statistic of this kind."""
+        """Return an observer for the arrays of one tensor."""
         return _Merging(cls, request)
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory the statistic of a tensor takes.
+        """Return about how many bytes the statistic of a tensor takes.
 
         Args:
-            request: What is wanted of the tensor.
-            elements: How many the tensor has in a sample.
-            samples: How many samples are seen.
+            request: The request.
+            elements: Number of elements of the tensor in one sample.
+            samples: Number of samples.
         """
         return 64
 
     @property
     def note(self) -> str:
-        """What people should know of it, in some words; empty where there is nothing."""
+        """A short remark for people; empty if there is none."""
         return ""
 
     def __eq__(self, other: object) -> bool:
@@ -285,8 +289,6 @@ class Accumulator(ABC):
 
 
 class _Merging:
-    """An observer that merges the statistics of the arrays."""
-
     def __init__(self, kind: type[Accumulator], request: Request) -> None:
         self._kind, self._request = kind, request
         self._total: Accumulator = kind()
@@ -299,10 +301,10 @@ class _Merging:
 
 
 def check_channels(a: int, b: int) -> None:
-    """Raise what is said where two parts of a tensor have different numbers of channels.
+    """Check that two parts of a tensor have equal numbers of channels.
 
     Raises:
-        DataError: They have.
+        DataError: The numbers differ.
     """
     if a != b:
         raise DataError(f"A tensor has {a} and {b} channels, expected one number in all samples; observe it whole")
@@ -312,7 +314,7 @@ def restored_from(arrays: Arrays, names: Iterable[str]) -> list[NDArray[Any]]:
     """Return the arrays of these names.
 
     Raises:
-        ValueError: One is missing, or there is another one.
+        ValueError: The names of the arrays are not exactly these.
     """
     wanted = list(names)
     if set(arrays) != set(wanted):
@@ -320,22 +322,22 @@ def restored_from(arrays: Arrays, names: Iterable[str]) -> list[NDArray[Any]]:
     return [arrays[name] for name in wanted]
 
 
-# The kind ``range``: count and exact extremes, with what tells attention-mask constants apart.
+# The kind ``range``: count and exact extremes, which also recognize attention-mask constants.
 
 _NOTHING = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class Range(Accumulator):
-    """Count and extremes of all elements of a tensor, and of the unmasked ones, below `MASK_MAGNITUDE` in magnitude.
+    """Count and extremes of all elements and of the unmasked ones, below `MASK_MAGNITUDE` in magnitude.
 
     Args:
         count: Number of elements.
-        minimum: The least element; +inf if there was none.
-        maximum: The greatest element; -inf if there was none.
+        minimum: +inf if there was no element.
+        maximum: -inf if there was no element.
         unmasked_count: Number of unmasked elements.
-        unmasked_minimum: The least element of the unmasked ones; +inf if there was none.
-        unmasked_maximum: The greatest element of the unmasked ones; -inf if there was none.
+        unmasked_minimum: +inf if there was no unmasked element.
+        unmasked_maximum: -inf if there was no unmasked element.
         below: The greatest element of at most -`MASK_MAGNITUDE`; -inf if there was none.
         above: The least element of at least `MASK_MAGNITUDE`; +inf if there was none.
     """
@@ -353,11 +355,7 @@ class Range(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> Range:
-        """Return the range of one array.
-
-        Raises:
-            DataError: The dtype is no float type, or an element is NaN or infinite.
-        """
+        """Return the range of one array."""
         low, high = seen.ends
         if seen.unmasked is seen.values:
             return cls(seen.values.size, low, high, seen.values.size, low, high)
@@ -367,7 +365,7 @@ class Range(Accumulator):
 
     @classmethod
     def observer(cls, request: Request) -> RangeObserver:
-        """Return what takes in arrays in place."""
+        """Return an observer that updates in place."""
         return RangeObserver(request)
 
     def merge(self, other: Range) -> Range:
@@ -390,7 +388,7 @@ class Range(Accumulator):
 
     @classmethod
     def restored(cls, arrays: Arrays) -> Range:
-        """Return the range of which these are the arrays."""
+        """Return the range of these arrays."""
         counts, ends = restored_from(arrays, ("counts", "ends"))
         count, unmasked_count = (int(one) for one in counts)
         low, high, unmasked_low, unmasked_high, below, above = (float(end) for end in ends)
@@ -407,7 +405,7 @@ class Range(Accumulator):
 
 
 class RangeObserver:
-    """Takes in arrays in place: to make two values of each would take longer than to look at most of them."""
+    """Updates the range in place: two `Range` values for each array would take longer than reading most arrays."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -415,11 +413,7 @@ class RangeObserver:
         self._with_masks = Range()
 
     def add(self, seen: TensorSample) -> None:
-        """Take in one array.
-
-        Raises:
-            DataError: The dtype is no float type, or an element is NaN or infinite.
-        """
+        """Add one array."""
         low, high = seen.ends
         if seen.unmasked is not seen.values:
             self._with_masks = self._with_masks.merge(Range.observed(seen, self._request))
@@ -428,7 +422,7 @@ class RangeObserver:
         self._minimum, self._maximum = min(low, self._minimum), max(high, self._maximum)
 
     def statistic(self) -> Range:
-        """Return the range of all that was added."""
+        """Return the range of all arrays so far."""
         ends = self._count, self._minimum, self._maximum
         return self._with_masks.merge(Range(*ends, *ends))
 
@@ -438,7 +432,7 @@ class RangeObserver:
 
 @dataclass(frozen=True, eq=False)
 class ChannelRanges(Accumulator):
-    """The least and the greatest element of each channel.
+    """The minimum and maximum of each channel.
 
     Args:
         ends: float64 of shape (channels, 2); of shape (0, 2) if there was no element.
@@ -450,30 +444,21 @@ class ChannelRanges(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> ChannelRanges:
-        """Return the extremes of the channels of one array.
-
-        Raises:
-            DataError: The axis is not there, the dtype is no float type, or an element is NaN or infinite.
-        """
+        """Return the extremes of the channels of one array."""
         axis = seen.axis(request.axis)
         wide = np.moveaxis(seen.values.reshape(seen.array.shape), axis, 0).reshape(seen.array.shape[axis], -1)
-        # What is not finite is told by the extremes of the whole.
+        # Raises if an element is NaN or infinite.
         _ = seen.ends
         # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
         return cls(np.stack([wide.min(1), wide.max(1)], 1).astype(np.float64) + 0.0)
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
-        # There seldom are more channels than places.
+        """Assume as many channels as positions, more are rare."""
         return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
 
     def merge(self, other: ChannelRanges) -> ChannelRanges:
-        """Return the extremes of the elements of both.
-
-        Raises:
-            DataError: The numbers of channels differ.
-        """
+        """Return the extremes of the elements of both."""
         if not len(self.ends) or not len(other.ends):
             return self if len(self.ends) else other
         check_channels(len(self.ends), len(other.ends))
@@ -486,7 +471,7 @@ class ChannelRanges(Accumulator):
 
     @classmethod
     def restored(cls, arrays: Arrays) -> ChannelRanges:
-        """Return the extremes of which these are the arrays."""
+        """Return the extremes of these arrays."""
         (ends,) = restored_from(arrays, ("ends",))
         if ends.shape != (len(ends), 2) or not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
             raise ValueError("the extremes of channels are out of order or not finite")
@@ -494,20 +479,20 @@ class ChannelRanges(Accumulator):
 
     @property
     def note(self) -> str:
-        """How many channels there are."""
+        """The number of channels."""
         return f"ranges of {len(self.ends)} channels" if len(self.ends) else ""
 
 
-# The kind ``sample-extremes``: minimum and maximum of each sample, for what depends on how samples differ.
+# The kind ``sample-extremes``: minimum and maximum of each sample, for methods that compare samples.
 
 
 @dataclass(frozen=True, eq=False)
 class SampleExtremes(Accumulator):
-    """The least and the greatest element of each sample; equal samples count as one.
+    """The minimum and maximum of each sample; equal samples count as one.
 
     Args:
-        samples: The first 64 bits of each sample's digest, uint64 of shape (samples,), rising: an order of samples that
-            does not depend on how they were run, split or merged.
+        samples: The first 64 bits of each sample's digest, uint64 of shape (samples,), in rising order. This order does
+            not depend on how samples were run, split or merged.
         ends: float64 of shape (samples, 2).
     """
 
@@ -518,20 +503,16 @@ class SampleExtremes(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> SampleExtremes:
-        """Return the extremes of one array.
-
-        Raises:
-            DataError: The dtype is no float type, or an element is NaN or infinite.
-        """
+        """Return the extremes of one array."""
         return cls(np.array([int(seen.sample[:16] or "0", 16)], np.uint64), np.array([seen.ends]))
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
+        """Count a digest and two ends for each sample."""
         return 3 * np.dtype(np.float64).itemsize * samples
 
     def merge(self, other: SampleExtremes) -> SampleExtremes:
-        """Return the extremes of the samples of both; a sample that both saw a part of keeps the wider ones."""
+        """Return the extremes of the samples of both; a sample that is in both keeps the wider ones."""
         if not len(self.samples) or not len(other.samples):
             return self if len(self.samples) else other
         together = np.concatenate([self.samples, other.samples])
@@ -548,7 +529,7 @@ class SampleExtremes(Accumulator):
 
     @classmethod
     def restored(cls, arrays: Arrays) -> SampleExtremes:
-        """Return the extremes of which these are the arrays."""
+        """Return the extremes of these arrays."""
         samples, ends = restored_from(arrays, ("samples", "ends"))
         if ends.shape != (len(samples), 2) or not (samples[1:] > samples[:-1]).all():
             raise ValueError("the extremes of samples are out of order")
@@ -558,32 +539,32 @@ class SampleExtremes(Accumulator):
 
     @property
     def note(self) -> str:
-        """How many samples there are."""
+        """The number of samples."""
         return f"extremes of {len(self.samples)} samples" if len(self.samples) else ""
 
 
-# The kind ``channel-means``: sums of channels that are exact for any order, so that means are too.
+# The kind ``channel-means``: channel sums, and therefore means, that are exact in any order.
 
 SUM_BITS = 40
-"""Sums are whole numbers of 2**-40: added in any order they are the same, which sums of floats are not."""
+"""Sums are integers in units of 2**-40: unlike sums of floats, they do not depend on the order."""
 
-# Sums are kept in units of 2**22, of which an int64 counts more than anybody's arrays add up to, and a rest below that.
+# Sums are an int64 count of units of 2**22, which no real data overflows, and a rest below one unit.
 _UNIT_BITS = 22
 _REST_BITS = _UNIT_BITS + SUM_BITS
-# Of one array; as many as wait to be rounded add up within an int64.
+# Largest sum of one array: `_WAITING` of them still fit into an int64.
 _LARGEST = 2.0**48
-# Sums of channels, of several arrays, that wait to be rounded.
+# Channel sums of several arrays that are buffered before they are rounded.
 _WAITING = 1 << 11
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelMeans(Accumulator):
-    """The sum of each channel; of what is not finite, or is too large to be added up exactly, none is kept.
+    """The sum of each channel; unknown if it is not finite, or too large to be exact.
 
     Args:
         count: Number of elements.
-        sums: Sum of each channel, rounded for each array: how many times 2**22, and the rest in units of 2**-40, which
-            is below 2**62; int64 of shape (channels, 2), of shape (0, 2) where they are not known.
+        sums: Sum of each channel, rounded per array: the multiple of 2**22, and the rest in units of 2**-40, which is
+            below 2**62. int64 of shape (channels, 2); of shape (0, 2) if unknown.
     """
 
     kind: ClassVar[str] = "channel-means"
@@ -593,12 +574,12 @@ class ChannelMeans(Accumulator):
 
     @property
     def rows(self) -> int:
-        """How many elements each channel had; 0 where the means are not known."""
+        """Number of elements per channel; 0 if the means are unknown."""
         return self.count // len(self.sums) if len(self.sums) else 0
 
     @property
     def means(self) -> NDArray[np.float64]:
-        """The mean of each channel, float64 of shape (channels,); of shape (0,) where they are not known."""
+        """The mean of each channel, float64 of shape (channels,); of shape (0,) if unknown."""
         if not len(self.sums):
             return np.zeros(0)
         units, rest = self.sums.T
@@ -611,32 +592,23 @@ class ChannelMeans(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> ChannelMeans:
-        """Return the sums of one array.
-
-        Raises:
-            DataError: The axis is not there.
-        """
+        """Return the sums of one array."""
         observer = cls.observer(request)
         observer.add(seen)
         return observer.statistic()
 
     @classmethod
     def observer(cls, request: Request) -> MeansObserver:
-        """Return what adds up arrays in place."""
+        """Return an observer that adds arrays in place."""
         return MeansObserver(request.axis)
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
-        # There seldom are more channels than places.
+        """Assume as many channels as positions, more are rare."""
         return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
 
     def merge(self, other: ChannelMeans) -> ChannelMeans:
-        """Return the sums of the elements of both; not known where one of them does not know.
-
-        Raises:
-            DataError: The numbers of channels differ.
-        """
+        """Return the sums of the elements of both; unknown if either is."""
         if not self.count or not other.count:
             return self if self.count else other
         if not len(self.sums) or not len(other.sums):
@@ -650,7 +622,7 @@ class ChannelMeans(Accumulator):
 
     @classmethod
     def restored(cls, arrays: Arrays) -> ChannelMeans:
-        """Return the means of which these are the arrays."""
+        """Return the means of these arrays."""
         count, sums = restored_from(arrays, ("count", "sums"))
         whole = int(count[0])
         if sums.shape != (len(sums), 2) or whole < len(sums) or (len(sums) and whole % len(sums)):
@@ -661,17 +633,17 @@ class ChannelMeans(Accumulator):
 
     @property
     def note(self) -> str:
-        """How many channels have a mean."""
+        """The number of channels, or that the means are unknown."""
         if not self.count:
             return ""
         return f"means of {len(self.sums)} channels" if len(self.sums) else "no mean, which is not finite or too large"
 
 
 class MeansObserver:
-    """Adds up arrays: what their channels sum up to is rounded, and added to the rest, for many arrays at once.
+    """Adds up channel sums, and rounds those of many arrays at once.
 
     Args:
-        axis: Of the channels.
+        axis: Channel axis.
     """
 
     def __init__(self, axis: int | None) -> None:
@@ -680,12 +652,12 @@ class MeansObserver:
         self._waiting: list[NDArray[np.float64]] = []
 
     def add(self, seen: TensorSample) -> None:
-        """Take in one array.
+        """Add one array.
 
         Raises:
-            DataError: The axis is not there, or the number of channels is another one than before.
+            DataError: The axis does not exist, or the number of channels differs from earlier arrays.
         """
-        # What is not finite in the array is not in its sums either.
+        # An array with NaN or infinite values has sums that are not finite.
         with np.errstate(invalid="ignore", over="ignore"):
             sums = channel_sums(seen.array, seen.axis(self._axis))
         if self._waiting and (len(self._waiting) * len(sums) >= _WAITING or len(sums) != len(self._waiting[0])):
@@ -694,10 +666,10 @@ class MeansObserver:
         self._count += seen.array.size
 
     def statistic(self) -> ChannelMeans:
-        """Return the sums of all that was added.
+        """Return the sums of all arrays so far.
 
         Raises:
-            DataError: The number of channels is another one than before.
+            DataError: The number of channels differs from earlier arrays.
         """
         self._add_up()
         return self._total
@@ -707,7 +679,7 @@ class MeansObserver:
             return
         sums, count = np.array(self._waiting), self._count
         self._waiting, self._count = [], 0
-        # A comparison with NaN is false too.
+        # A comparison with NaN is False, so NaN counts as unknown.
         known = bool((np.abs(sums) <= _LARGEST).all())
         found = ChannelMeans(count, _units_and_rest(sums)) if known else ChannelMeans(count)
         self._total = self._total.merge(found)
@@ -724,7 +696,7 @@ def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
     wide = values.reshape(math.prod(array.shape[:axis]), array.shape[axis], -1)
     if wide.shape[2] == 1:
         return np.asarray(wide[:, :, 0].sum(0, dtype=np.float64))
-    # Several times as fast as sum() along short rows; rounding in float32 is far below what means are used for.
+    # Several times as fast as sum() along short rows. The float32 rounding error does not matter for means.
     return np.asarray(np.einsum("bcs->bc", wide).sum(0, dtype=np.float64))
 
 
@@ -738,6 +710,6 @@ def _units_and_rest(sums: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _carried(sums: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    """Return numbers of two places, of shape (channels, 2), with the second from 0 on and below 2**bits."""
+    """Return numbers of two digits, of shape (channels, 2), with the carry of the second digit moved to the first."""
     over = sums[:, 1] >> bits
     return np.stack([sums[:, 0] + over, sums[:, 1] - (over << bits)], 1) if over.any() else sums

@@ -1,4 +1,4 @@
-"""A Dask cluster as the place where samples run."""
+"""Run samples on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from onnxq.data.samples import CachedDataset, Items
 from onnxq.errors import DataError, OnnxqError, SchemeError
 from onnxq.ir.protos import external_files
 
-# As `sample_digest` gives them.
+# The format of `sample_digest`.
 _DIGEST = re.compile("[0-9a-f]{32}")
 
 
 def fits(found: object, tapped: InstrumentedModel, count: int) -> bool:
-    """Return whether a worker gave back evidence of so many samples of what is requested, which may be true.
+    """Return whether a worker's result is plausible: statistics of `count` samples for all requests.
 
-    Equal samples are there as often as they were run, so digests need not differ.
+    Equal samples count as often as they were run, so digests may repeat.
     """
     try:
         return (
@@ -58,13 +58,13 @@ def fits(found: object, tapped: InstrumentedModel, count: int) -> bool:
             and _know_their_samples(found)
             and _agree(found)
         )
-    # What is no evidence fails in any way when it is looked at.
+    # An invalid result may raise anything.
     except Exception:  # noqa: BLE001
         return False
 
 
 def _are_sound(found: CalibrationStatistics) -> bool:
-    """Return whether every statistic is of the kind that was asked for; one that contradicts itself raises."""
+    """Return whether every statistic is of the requested kind. An inconsistent one raises."""
     for request, statistic in found.statistics.items():
         if not isinstance(statistic, find_kind(request.kind)):
             return False
@@ -73,7 +73,7 @@ def _are_sound(found: CalibrationStatistics) -> bool:
 
 
 def _agree(found: CalibrationStatistics) -> bool:
-    """Return whether statistics of one tensor say the same of it: all were shown the same arrays."""
+    """Return whether statistics of one tensor agree: all saw the same arrays."""
     said: dict[Hashable, Hashable] = {}
     return all(
         said.setdefault((request.tensor, what), value) == value
@@ -83,7 +83,7 @@ def _agree(found: CalibrationStatistics) -> bool:
 
 
 def _said(request: Request, statistic: Accumulator) -> Iterator[tuple[Hashable, Hashable]]:
-    """Yield what a statistic says of its tensor: the ends, how many elements there are, how many channels."""
+    """Yield the extremes and the numbers of elements and channels that a statistic implies."""
     if isinstance(statistic, Range):
         yield "elements", statistic.count
         yield "ends", (statistic.minimum, statistic.maximum)
@@ -91,7 +91,7 @@ def _said(request: Request, statistic: Accumulator) -> Iterator[tuple[Hashable, 
         yield "ends", (statistic.whole.minimum, statistic.whole.maximum)
     elif isinstance(statistic, ChannelMeans):
         yield "elements", statistic.count
-        # Where they are not known, nobody knows of how many channels.
+        # If the sums are unknown, so is the number of channels.
         yield from _channels(request, len(statistic.sums))
     elif isinstance(statistic, ChannelRanges):
         yield "ends", _outermost(statistic.ends)
@@ -113,7 +113,7 @@ def _outermost(ends: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _know_their_samples(found: CalibrationStatistics) -> bool:
-    """Return whether the digests of samples are such, and what is kept of each sample is of one of them."""
+    """Return whether all digests are valid and `SampleExtremes` names only samples of the result."""
     if not all(_DIGEST.fullmatch(digest) for digest in found.samples):
         return False
     known = {int(digest[:16], 16) for digest in found.samples}
@@ -121,38 +121,41 @@ def _know_their_samples(found: CalibrationStatistics) -> bool:
     return all(known.issuperset(one.samples.tolist()) for one in apart)
 
 
-# Parcels: objects whose items are samples, sent to the workers of a cluster, which read what they need of them.
+# Pickled data sets, which are sent to all workers; each worker reads the samples that it needs.
 
 MOST_BYTES = 16 * 10**6
-"""Bytes that an object may have. Names of some 100,000 files take less; what takes more holds its samples, of which
-every worker would get all by way of the scheduler, while samples that are sent go to one worker each."""
+"""Most bytes of a pickled data set; names of about 100,000 files take less.
+
+A larger one holds its samples, and the scheduler would send all of them to every worker. Samples that are sent one by
+one go to one worker each.
+"""
 
 
 class PickledDataset:
-    """An object in bytes; whoever reads a sample of it opens it, once.
+    """A pickled data set, which is unpickled once, at the first read.
 
     Args:
-        data: What `pickled` gives.
+        data: The result of `pickled`.
     """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._items: Items | None = None
-        # An object may not be made for several threads.
+        # The data set may not be thread-safe.
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[PickledDataset], tuple[bytes]]:
         return PickledDataset, (self._data,)
 
     def __sizeof__(self) -> int:
-        """Return the bytes that it takes, by which a cluster decides what to move."""
+        """Return the size in bytes, which a Dask cluster uses for scheduling."""
         return len(self._data)
 
     def read(self, positions: Sequence[int]) -> Iterator[Sample]:
         """Yield the samples at these positions.
 
         Raises:
-            DataError: The object does not open here, or what `Items.read` raises.
+            DataError: The data set cannot be unpickled here, or `Items.read` raised it.
         """
         for position in positions:
             with self._lock:
@@ -165,7 +168,7 @@ class PickledDataset:
 
             try:
                 self._items = cloudpickle.loads(self._data)
-            # Such as a module that is not installed here.
+            # A missing module, for example.
             except Exception as error:
                 raise DataError(
                     f"the samples do not open on this worker: {type(error).__name__}: {error}; install there what they "
@@ -175,7 +178,7 @@ class PickledDataset:
 
 
 class Parcels:
-    """The objects of a job that were sent to all workers.
+    """The data sets of a job that are sent to all workers.
 
     Args:
         client: A `distributed.Client`.
@@ -187,25 +190,25 @@ class Parcels:
         self._sent: list[tuple[Items, Any]] = []
 
     def reads(self, stretch: SampleSlice) -> bool:
-        """Return whether a worker reads a stretch itself, as far as that can be told here."""
+        """Return whether a worker can read a slice itself, as far as is known here."""
         return stretch.stored or self._bytes(stretch) is not None
 
     def labelled(self, shard: Shard) -> Shard:
-        """Return a shard as it is sent, in which the place of a parcel stands for an object; see `unpacked`."""
+        """Return a shard with labels in place of data sets, to be sent; see `unpacked`."""
         return Shard(tuple(map(self._labelled, shard.stretches)))
 
     def handed(self, shard: Shard, worker: str | None) -> Any:
-        """Return what is submitted for a shard: itself, labelled, or where samples travel, what a worker was sent."""
+        """Return the argument to submit for a shard: the labelled shard, or its future if samples go to `worker`."""
         given = self.labelled(shard)
         return given if worker is None else self._client.scatter(given, workers=[worker], hash=False)
 
     def futures(self) -> list[Any]:
-        """Return the parcels at the workers, which are sent again where all copies were lost."""
+        """Return the futures of the data sets on the workers; send those again whose copies are lost."""
         self._sent = [(items, self._there(items, future)) for items, future in self._sent]
         return [future for _, future in self._sent]
 
     def forget(self) -> None:
-        """Let workers forget them."""
+        """Let workers drop the data sets."""
         self._sent.clear()
 
     def _labelled(self, stretch: SampleSlice) -> SampleSlice:
@@ -233,7 +236,7 @@ class Parcels:
 
 
 def unpacked(shard: Shard, parcels: Sequence[PickledDataset]) -> Shard:
-    """Return a shard that was labelled, whose samples are read of these parcels."""
+    """Return a labelled shard whose samples are read from these data sets."""
     return Shard(
         tuple(
             replace(stretch, read=parcels[stretch.read.place].read) if isinstance(stretch.read, _Label) else stretch
@@ -243,18 +246,18 @@ def unpacked(shard: Shard, parcels: Sequence[PickledDataset]) -> Shard:
 
 
 def pickled(items: Items) -> bytes | None:
-    """Return items in bytes; None where they cannot be had so, or are more than `MOST_BYTES`."""
+    """Return a pickled data set; None if it cannot be pickled, or takes more than `MOST_BYTES`."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, given: Any) -> Any:
-            # Known before they are copied.
+            # Checked before the array is copied.
             if isinstance(nbytes := getattr(given, "nbytes", 0), int) and nbytes > MOST_BYTES:
                 raise OverflowError
             return super().reducer_override(given)
 
     stream = _Bounded()
-    # An object fails in any way.
+    # Pickling may raise anything.
     with suppress(Exception):
         Pickler(stream).dump(items)
         return bytes(stream.data)
@@ -263,11 +266,7 @@ def pickled(items: Items) -> bytes | None:
 
 @dataclass(frozen=True)
 class _Label:
-    """Stands for an object in a shard that travels.
-
-    Attributes:
-        place: of its parcel.
-    """
+    """Stands for a data set in a shard that is sent; `place` is its index in `Parcels`."""
 
     place: int
 
@@ -276,7 +275,7 @@ class _Label:
 
 
 class _Bounded:
-    """Bytes that are written, until they are too many."""
+    """A stream that raises when more than `MOST_BYTES` are written."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -288,32 +287,32 @@ class _Bounded:
         return memoryview(data).nbytes
 
 
-# Leases: what a worker of a cluster runs and sums up before its evidence travels, and how workers merge it.
+# Leases: a worker runs and adds up several shards before its statistics are sent, and workers merge them.
 
 _SHARDS = 4
 """Shards of a lease: more would merge more often, fewer would leave workers idle at the end."""
 _SENT_BYTES = 64 * 10**6
-"""Bytes of samples that are sent to a worker at a time when it cannot read them itself."""
+"""Bytes of samples that are sent at a time to a worker that cannot read them."""
 _ATTEMPTS = 3
-"""How often a sample may be among those that were lost."""
+"""How often a sample may be lost."""
 _TAPS_SHARE = 0.3
-"""The part of a worker's memory limit that taps may take."""
+"""Share of a worker's memory limit that observed tensors may take."""
 _POLL = 1.0
-"""Seconds between two looks at which workers there are."""
+"""Seconds between two looks at the list of workers."""
 
 
 @dataclass
 class _Lease:
-    """What a worker has run, and runs, since it last handed over statistics.
+    """The shards of a worker since it last handed over statistics.
 
     Attributes:
-        worker: its address.
-        began: when, on the monotonic clock.
-        finished: indices of the samples whose statistics `head` holds.
-        head: the statistics, at the worker; None before the first shard is finished.
-        shard: what runs now.
-        since: when that began.
-        sent: whether the samples were sent along.
+        worker: Its address.
+        began: Start of the lease, on the monotonic clock.
+        finished: Indices of the samples in `head`.
+        head: Future of the statistics on the worker; None before the first shard is finished.
+        shard: The running shard.
+        since: Start of the running shard, on the monotonic clock.
+        sent: Whether the samples were sent with the shard.
     """
 
     worker: str
@@ -326,13 +325,7 @@ class _Lease:
 
 
 class _Part(NamedTuple):
-    """Statistics at a worker, of so many leases.
-
-    Attributes:
-        future: of the statistics.
-        indices: of the samples that they are of.
-        leases: how many leases they sum up.
-    """
+    """The future of statistics on a worker, the indices of their samples, and the number of leases in them."""
 
     future: Any
     indices: tuple[int, ...]
@@ -340,13 +333,13 @@ class _Part(NamedTuple):
 
 
 class Job:
-    """One calibration on a cluster: leases that run, and evidence that is merged on the way back.
+    """One calibration on a cluster: running leases, and statistics that are merged before they are fetched.
 
     Args:
         client: A `distributed.Client`.
-        tapped: The model, with all that workers need of it.
+        tapped: The model, with all that workers need.
         work: The samples.
-        seconds: How long a lease lasts.
+        seconds: Length of a lease.
     """
 
     def __init__(self, client: Any, tapped: InstrumentedModel, work: Work, seconds: float) -> None:
@@ -367,10 +360,10 @@ class Job:
         self._lost: Counter[int] = Counter()
 
     def run(self) -> Iterator[CalibrationStatistics]:
-        """Yield evidence whenever about as many leases are merged as there are workers.
+        """Yield statistics each time that about as many leases are merged as there are workers.
 
         Raises:
-            DataError: A sample cannot be read or does not run, or workers fail again and again, or all leave.
+            DataError: A sample cannot be read or does not run, workers fail repeatedly, or all workers leave.
             ModelError: The model does not load.
         """
         while self._work.left or self._leases or self._merging or self._parts:
@@ -387,7 +380,7 @@ class Job:
                 yield from self._fetched(part)
 
     def close(self) -> None:
-        """Forget what runs; the model's sessions end on the workers with the last reference to it."""
+        """Cancel what runs. The sessions on the workers close with the last reference to the model."""
         with suppress(OSError):
             self._client.cancel([*self._leases, *self._merging], force=True)
         self._parcels.forget()
@@ -403,14 +396,14 @@ class Job:
             )
 
     def _hand_out(self, workers: Mapping[str, int]) -> None:
-        """Give each worker that has nothing to do a shard."""
+        """Give a shard to each idle worker."""
         busy = {lease.worker for lease in self._leases.values()}
         for worker in workers:
             if worker not in busy and self._work.left:
                 self._begin(_Lease(worker, time.monotonic()), len(workers))
 
     def _begin(self, lease: _Lease, workers: int, *, carried: bool = False) -> None:
-        """Give a worker a shard, which goes on with what its lease has so far."""
+        """Give a worker its next shard, whose statistics are added to those of its lease."""
         carried = carried or lease.worker in self._blind
         most, reads = self._pace.size(self._work.left, workers), self._parcels.reads
         shard = self._work.take(most, carried=carried, nbytes=_SENT_BYTES, reads=reads)
@@ -421,13 +414,13 @@ class Job:
             needed = self._model(), given, lease.head, proof, self._parcels.futures()
             future = self._submit(_run_shard, *needed, worker=lease.worker)
         except (OSError, KeyError):
-            # The worker has left meanwhile.
+            # The worker has left in the meantime.
             self._work.give_back([*shard.indices, *lease.finished])
         else:
             self._leases[future] = lease
 
     def _proof(self, shard: Shard) -> tuple[Shard, str]:
-        """Return a sample as it is read here, which a worker that sees the same files, or items, reads alike."""
+        """Return a sample and its digest here; a worker that sees the same data reads the same digest."""
         if self._first is None:
             one = Shard((shard.stretches[0].split(1)[0],))
             (sample,) = one.stretches[0]
@@ -451,7 +444,7 @@ class Job:
         waited = [*self._leases, *self._merging, *(part.future for part in self._parts if not part.future.done())]
         if not waited and not self._parts:
             time.sleep(_POLL)
-        # What is lost is raised here, and looked at by the caller.
+        # A lost future raises here; the caller handles it.
         with suppress(Exception):
             wait(waited, timeout=_POLL, return_when="FIRST_COMPLETED")
 
@@ -471,7 +464,7 @@ class Job:
         error = future.exception() if future.status == "error" else None
         self._work.give_back(lease.shard.indices)
         if isinstance(error, DataError) and not lease.sent:
-            # Perhaps it sees other files, or none; what is wrong with the sample itself shows when it is read here.
+            # The worker may see other files, or none. If the sample itself is wrong, reading it here raises.
             self._blind.add(lease.worker)
             self._begin(lease, len(workers), carried=True)
             return
@@ -481,7 +474,7 @@ class Job:
         self._work.give_back(lease.finished)
 
     def _merge(self, workers: int) -> None:
-        """Merge two by two, those of as many leases first; at the end, whatever there is."""
+        """Merge in pairs, first those of equally many leases; at the end, any."""
         last = not (self._work.left or self._leases)
         waiting, self._parts = sorted(self._parts, key=lambda part: part.leases), []
         while waiting:
@@ -499,23 +492,23 @@ class Job:
         if future.status == "finished":
             self._parts.append(part)
         elif isinstance(error, OnnxqError):
-            # Such as workers with different versions of onnxruntime.
+            # Workers with different versions of onnxruntime, for example.
             raise error
         else:
             self._give_up(part, error)
 
     def _whole(self, workers: int) -> list[_Part]:
-        """Take out what is to be fetched now; what was lost and is being made again is waited for."""
+        """Take out the parts to fetch now; a lost part that is being computed again stays."""
         last = not (self._work.left or self._leases or self._merging) and len(self._parts) == 1
         found = [part for part in self._parts if (last or part.leases >= max(1, workers)) and part.future.done()]
         self._parts = [part for part in self._parts if part not in found]
         return found
 
     def _fetched(self, part: _Part) -> Iterator[CalibrationStatistics]:
-        """Yield evidence that came back as it should; the samples of any other are run again."""
+        """Yield valid statistics; the samples of invalid ones are run again."""
         found = self._client.gather([part.future], errors="skip")
         if found and fits(found[0], self._travelling, len(part.indices)):
-            # Nothing here holds it any longer, since it may be large.
+            # Drop the reference, since the statistics may be large.
             yield found.pop()
         else:
             self._give_up(part, None)
@@ -548,12 +541,12 @@ def _run_shard(
     proof: tuple[Shard, str] | None,
     parcels: Sequence[PickledDataset],
 ) -> CalibrationStatistics:
-    """Run a shard with all threads of this worker, and add it to what the worker has run before.
+    """Run a shard with all threads of this worker, and add the statistics to `before`.
 
     Raises:
-        DataError: This worker does not see the files that the client sees, or what `observe_shard` raises.
-        ModelError: What `observe_shard` raises.
-        ValueError: What came out is no evidence of the shard.
+        DataError: This worker sees other files than the client, or `observe_shard` raised it.
+        ModelError: `observe_shard` raised it.
+        ValueError: The result does not fit the shard.
     """
     from distributed import get_worker
 
@@ -567,7 +560,7 @@ def _run_shard(
     room = int(limit * _TAPS_SHARE) if limit else threads * TAPS_BYTES
     found = observe_shard(tapped, unpacked(shard, parcels), threads=threads, room=room)
     if not fits(found, tapped, len(shard)):
-        # In the sum with what was run before, nobody could tell any longer.
+        # Once added to `before`, invalid statistics could not be detected any more.
         raise ValueError("what came out are no statistics of the samples")
     return found if before is None else before.plus(found)
 
@@ -576,25 +569,19 @@ def _merged(one: CalibrationStatistics, other: CalibrationStatistics) -> Calibra
     return one.plus(other)
 
 
-# A Dask cluster as the place where samples run.
-
-
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a Dask cluster, which need onnxq but no shared disk; they may join and leave at any time.
+    """The workers of a Dask cluster; they need onnxq but no shared disk, and may join and leave at any time.
 
-    Workers read samples themselves where they see the files, or were sent the object whose items these are, see
-    `PickledDataset`, else they are sent. What a lost worker had not handed over is run again. Security is what Dask's
-    configuration, or the client, says.
+    A worker reads samples itself if it sees the files or got the pickled data set, see `PickledDataset`. Otherwise
+    samples are sent. Samples of a lost worker are run again. Security follows the configuration of Dask, or of the
+    client.
 
     Args:
-        address: Of the scheduler, such as ``tcp://10.0.0.1:8786``, or a connected `distributed.Client`.
-        patience: Seconds to wait for the scheduler's answer, and for a first worker.
-        lease: Seconds for which a worker keeps its statistics to itself; what a lost worker costs, and how often
-            statistics travel, are decided by it.
-
-    Raises:
-        SchemeError: Dask is not installed, or no scheduler answers.
+        address: Address of the scheduler, such as ``tcp://10.0.0.1:8786``, or a connected `distributed.Client`.
+        patience: Seconds to wait for the scheduler, and for a first worker.
+        lease: Seconds for which a worker keeps its statistics. A longer lease loses more with a worker, and sends
+            statistics less often.
     """
 
     address: Any
@@ -602,12 +589,12 @@ class Cluster:
     lease: float = 60.0
 
     def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
-        """Yield statistics about once a lease, each of all that the workers have run in it.
+        """Yield statistics about once a lease, each of all samples that the workers have run in it.
 
         Raises:
-            DataError: A sample cannot be read or does not run, or workers fail again and again.
+            DataError: A sample cannot be read or does not run, workers fail repeatedly, or the scheduler is lost.
             ModelError: The model does not load.
-            SchemeError: The cluster is not there, or has no workers.
+            SchemeError: Dask is not installed, no scheduler answers, or the cluster has no workers.
         """
         with self._connected() as client:
             self._check_workers(client)
@@ -645,7 +632,7 @@ class Cluster:
         connect: Any = Client
         try:
             if parse_address(normalize_address(self.address))[0] in ("tcp", "tls"):
-                # A client that cannot connect prints a traceback when it is collected: a plain connection goes first.
+                # A client that cannot connect prints a traceback when it is collected, so try a plain connection first.
                 place = get_address_host_port(normalize_address(self.address))
                 socket.create_connection(place, self.patience).close()
             client = connect(self.address, timeout=self.patience, set_as_default=False)

@@ -1,4 +1,4 @@
-"""Calibration methods: pure functions from statistics of a tensor to the range that quantized values will cover."""
+"""Calibration methods: from the statistics of a tensor to the range that its quantized values cover."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.numerics.spec import QuantSpec
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 
-# Fewer than 1 in so many elements are outliers, and therefore data.
+# Large values that fewer than 1 in 4096 elements have are outliers, which are data.
 _RARE = 4096
-# Half floats have so many bits.
+# Relative rounding step of float16.
 _ROUNDING = 2.0**-10
-# Beyond this magnitude nothing is data.
+# Rare values of this magnitude or more are no outliers.
 _NEVER_DATA = 1e30
 
 
 def attention_mask_values(found: Range) -> tuple[float, ...]:
-    """Return the extremes that are attention-mask constants such as -1e4 or -3.4e38 rather than data.
+    """Return the extremes that are attention-mask constants, such as -1e4 or -3.4e38, and not data.
 
-    They are recognised by a wide gap and a narrow spread: the elements below `MASK_MAGNITUDE` in magnitude, of which
-    there are some, lie within `MASK_MAGNITUDE` / 8 of zero, and those on either side of them spread no more than twice
-    as far as they do, as constants with scores added to them would, rounding of large numbers allowed for. Fewer than
-    1 in 4096 elements, below 1e30 in magnitude, are outliers and therefore data. A constant of data that looks the
-    same is taken for a mask too; `find_doubtful_masks` says of which tensors something was.
+    An extreme is a mask constant if all of these hold:
+
+    - Its magnitude is at least `MASK_MAGNITUDE`.
+    - Some elements are below `MASK_MAGNITUDE` in magnitude, and all of these are within `MASK_MAGNITUDE` / 8 of zero.
+    - The large elements on one side spread at most twice as far as the small ones, as constants with scores added do.
+      Rounding of large float16 numbers is allowed for.
+    - At least 1 in 4096 elements is large, or all large extremes are at least 1e30. Rarer elements are outliers.
+
+    A data constant with the same pattern is taken for a mask too. `find_doubtful_masks` reports these tensors.
     """
     far = found.count - found.unmasked_count
     if not far or not found.unmasked_count or max(-found.unmasked_minimum, found.unmasked_maximum) > MASK_MAGNITUDE / 8:
@@ -53,7 +57,7 @@ def attention_mask_values(found: Range) -> tuple[float, ...]:
 
 
 def data_range(found: Range) -> tuple[float, float]:
-    """Return the least and the greatest element that is no mask constant."""
+    """Return the minimum and maximum without mask constants."""
     return (
         (found.unmasked_minimum, found.unmasked_maximum)
         if attention_mask_values(found)
@@ -62,37 +66,33 @@ def data_range(found: Range) -> tuple[float, float]:
 
 
 def find_doubtful_masks(seen: Mapping[str, Range]) -> dict[str, float]:
-    """Return by tensor the largest value that is taken for a mask constant and may be data all the same.
-
-    Args:
-        seen: what was seen of tensors, by name.
-    """
+    """Return the largest mask constant of each tensor whose mask constants are all below 1e30 and so may be data."""
     found = {tensor: attention_mask_values(one) for tensor, one in seen.items()}
     largest = {tensor: max(masks, key=abs) for tensor, masks in found.items() if masks}
     return {tensor: value for tensor, value in largest.items() if abs(value) < _NEVER_DATA}
 
 
-# Calibration methods: pure functions from what calibration saw to the range that codes will cover.
+# Methods that need no search.
 
 
 class CalibrationMethod(Protocol):
-    """Anything that turns what is known of a tensor into (low, high), for codes of a spec.
+    """A function from the statistics of a tensor to the range (low, high) of its quantized values.
 
-    It reads the statistics of its ``kinds``, ``("range", "histogram")`` where it does not say.
+    The attribute ``kinds`` lists the statistics that it reads; the default is ``("range", "histogram")``.
     """
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high), low <= high, for a tensor of which at least one element was seen."""
+        """Return (low, high), low <= high, for a tensor with at least one element."""
         ...
 
     def __hash__(self) -> int:
-        """Methods are values; functions and frozen dataclasses have this anyway."""
+        """Hash the method as a value, as functions and frozen dataclasses do."""
         ...
 
 
 @dataclass(frozen=True)
 class MinMax:
-    """The least and the greatest element, mask constants left out."""
+    """The minimum and maximum, without mask constants."""
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
@@ -100,14 +100,14 @@ class MinMax:
         """Return (minimum, maximum).
 
         Raises:
-            DataError: No element was seen.
+            DataError: The tensor had no elements.
         """
         return ends_of_data(seen)
 
 
 @dataclass(frozen=True)
 class Extremes:
-    """The least and the greatest element, those that look like mask constants as well."""
+    """The minimum and maximum, with mask constants."""
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
@@ -115,7 +115,7 @@ class Extremes:
         """Return (minimum, maximum).
 
         Raises:
-            DataError: No element was seen.
+            DataError: The tensor had no elements.
         """
         ends_of_data(seen)
         found = seen.need(Range)
@@ -124,10 +124,9 @@ class Extremes:
 
 @dataclass(frozen=True)
 class Percentile:
-    """The range that keeps the central `percent` of the counted elements, half of the rest cut off on either side.
+    """The range of the central `percent` of the elements; each side loses half of the rest.
 
-    Elements are taken as evenly spread inside a bin of the histogram. Ends beyond all that are counted
-    are cut off as well, unless all are kept.
+    Elements are assumed to be spread evenly inside a bin of the histogram.
 
     Raises:
         SchemeError: `percent` is not above 0 and at most 100.
@@ -145,7 +144,7 @@ class Percentile:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen, or none was counted.
+            DataError: The tensor had no elements, or has no histogram.
         """
         return self.within(bins_of_data(seen))
 
@@ -161,11 +160,11 @@ class Percentile:
 
 @dataclass(frozen=True)
 class MovingAverage:
-    """Minimum and maximum of each sample, averaged one after the other in the order of the samples' digests.
+    """The exponential moving average of the minimum and maximum of each sample.
 
-    The first sample counts in full, each later one moves the average by `constant` of its distance. That order is a
-    shuffled one that does not depend on how samples were run or merged. A sample that has nothing but mask constants
-    does not count.
+    The first sample counts in full. Each later sample moves the average by `constant` times its distance. Samples are
+    ordered by their digests, so the result does not depend on how they were run or merged. A sample with nothing but
+    mask constants does not count.
 
     Raises:
         SchemeError: `constant` is not above 0 and at most 1.
@@ -182,11 +181,11 @@ class MovingAverage:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen, or the extremes of the samples were not kept.
+            DataError: The tensor had no elements, or the extremes of its samples were not kept.
         """
         minimum, maximum = ends_of_data(seen)
         ends = seen.need(SampleExtremes).ends
-        # A sample of which nothing but masks was seen has no ends within the data.
+        # A sample with nothing but mask constants lies outside the range of the data.
         ends = ends[(ends[:, 1] >= minimum) & (ends[:, 0] <= maximum)].clip(minimum, maximum)
         average = ends[0]
         for extremes in ends[1:]:
@@ -197,10 +196,10 @@ class MovingAverage:
 
 @dataclass(frozen=True)
 class Fixed:
-    """The same range whatever was seen.
+    """A given range for every tensor.
 
     Raises:
-        SchemeError: The ends are not finite, or in the wrong order.
+        SchemeError: An end is not finite, or `low` is above `high`.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
@@ -220,10 +219,10 @@ class Fixed:
 
 
 def ends_of_data(seen: TensorStatistics) -> tuple[float, float]:
-    """Return the least and the greatest element that is no mask constant.
+    """Return the minimum and maximum without mask constants.
 
     Raises:
-        DataError: No element was seen.
+        DataError: The tensor had no elements.
     """
     found = seen.need(Range)
     if not found.count:
@@ -232,10 +231,10 @@ def ends_of_data(seen: TensorStatistics) -> tuple[float, float]:
 
 
 def bins_of_data(seen: TensorStatistics) -> Bins:
-    """Return the histogram of what is data and no mask constant.
+    """Return the histogram without mask constants.
 
     Raises:
-        DataError: No element was seen, or none was counted.
+        DataError: The tensor had no elements, or has no histogram.
     """
     ends_of_data(seen)
     histogram = seen.need(Histogram)
@@ -243,7 +242,7 @@ def bins_of_data(seen: TensorStatistics) -> Bins:
 
 
 def _last_edge(edges: NDArray[np.float64], below: NDArray[np.float64], cut: float) -> float:
-    """Return where `cut` elements lie below, interpolated in the last bin that begins at or before it."""
+    """Return the position with `cut` elements below it, interpolated in the last bin that begins at or before it."""
     if cut <= 0:
         return float(edges[0])
     index = min(int(np.searchsorted(below, cut, side="right")) - 1, len(edges) - 2)
@@ -252,19 +251,19 @@ def _last_edge(edges: NDArray[np.float64], below: NDArray[np.float64], cut: floa
     return min(max(start * (1 - share) + end * share, start), end)
 
 
-# The range of least squared error, for the grid of codes that a spec makes of it.
+# The range of least squared error.
 
 _STEPS = 64
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The codes that data gets from a range, and whether zero is the middle one.
+    """The quantized values that a range is divided into.
 
     Args:
-        levels: Number of codes, evenly spaced.
-        symmetric: Whether the range is widened to be even on both sides of zero.
-        format: Of codes that are floating-point numbers, which are not evenly spaced; None for integers.
+        levels: Number of evenly spaced quantized values.
+        symmetric: Whether the range is widened to be symmetric around zero.
+        format: The float format, whose values are not evenly spaced; None for integers.
     """
 
     levels: int
@@ -273,7 +272,7 @@ class Grid:
 
     @classmethod
     def of(cls, spec: QuantSpec, levels: int | None = None) -> Grid:
-        """Return the grid of a spec; with `levels` one of so many codes and a zero point."""
+        """Return the grid of a spec; with `levels`, an asymmetric integer grid of that many values."""
         if levels is not None:
             return cls(levels)
         format = format_named(spec.format)
@@ -282,7 +281,7 @@ class Grid:
 
     @property
     def is_fine(self) -> bool:
-        """Whether codes are finer than the bins of a histogram, which then cannot tell what clipping would gain.
+        """Whether quantized values are finer than the bins, so the histogram cannot show the gain of clipping.
 
         >>> Grid(1 << 16).is_fine, Grid(1 << 8).is_fine
         (True, False)
@@ -292,7 +291,7 @@ class Grid:
     def rounded(
         self, lows: NDArray[np.float64], highs: NDArray[np.float64], values: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return what values become with each range, float64 of shape (ranges, values).
+        """Return the values quantized and dequantized with each range, float64 of shape (ranges, values).
 
         Args:
             lows: At most 0, of shape (ranges,).
@@ -302,7 +301,7 @@ class Grid:
         if self.symmetric:
             highs = np.maximum(-lows, highs)
             lows = -highs
-        # A range of zero width gives every element the code of zero.
+        # A range of zero width quantizes every element to zero.
         scales = np.maximum((highs - lows)[:, None] / (self.levels - 1), np.finfo(np.float64).tiny)
         if self.format is not None:
             return np.asarray(self.format.numbers(self.format.round(values / scales)).astype(np.float64) * scales)
@@ -313,14 +312,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class MeanSquaredError:
-    """The range with which data that is rounded to codes has the least squared error.
+    """The range of least mean squared error after quantization and dequantization.
 
-    Rounding and clipping errors are weighed over the histogram, see `expected_errors`; each end is searched in 64 steps
-    between zero and the extreme, both ends in turn, twice; where zero is the middle code, both together. No range found
-    has a greater error than the one from minimum to maximum.
+    Rounding and clipping errors are summed over the histogram, see `expected_errors`. Each end is searched in 64 steps
+    between zero and the extreme, both ends in turn, twice. If the range is symmetric, both ends are searched together.
+    The error is at most that of the full range.
 
     Args:
-        levels: Number of codes, evenly spaced and with one for zero; None takes those of the spec.
+        levels: Number of evenly spaced quantized values, one of them zero; None takes the number of the spec.
 
     Raises:
         SchemeError: `levels` is below 2.
@@ -335,10 +334,11 @@ class MeanSquaredError:
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
 
-        Data that is all negative may end nearer to zero where codes are symmetric, which reach further below it.
+        If the range is symmetric and all data is negative, `high` may be below the maximum: the grid reaches further
+        anyway.
 
         Raises:
-            DataError: No element was seen, or none was counted.
+            DataError: The tensor had no elements, or has no histogram.
         """
         data, grid = bins_of_data(seen), Grid.of(spec, self.levels)
         elements = _Elements.of(data)
@@ -366,16 +366,16 @@ class MeanSquaredError:
 def expected_errors(
     data: Bins, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
 ) -> NDArray[np.float64]:
-    """Return the mean squared error of data that is rounded to codes with each range, over the histogram.
+    """Return the mean squared quantization error with each range, over the histogram.
 
-    Where codes are finer than bins, a single element that is clipped costs more than clipping gains. The least and the
-    greatest one therefore count as one each, which an even selection of the elements need not hold.
+    If quantized values are finer than bins, one clipped element costs more than clipping gains. The minimum and maximum
+    therefore count as one element each, because the evenly spaced elements of the histogram may miss them.
 
     Args:
-        data: Of at least one element, mask constants left out.
+        data: At least one element, without mask constants.
         lows: Low ends, of shape (candidates,).
         highs: High ends, of shape (candidates,).
-        grid: The codes.
+        grid: The quantized values.
 
     Returns:
         Errors relative to the square of the greatest magnitude, float64 of shape (candidates,).
@@ -386,14 +386,14 @@ def expected_errors(
 
 @dataclass(frozen=True, eq=False)
 class _Elements:
-    """The elements of a histogram, in units of the greatest magnitude: squares of the largest floats stay finite.
+    """A histogram in units of the greatest magnitude, so that squares of the largest floats stay finite.
 
     Args:
-        magnitude: The greatest; 1 where all are zero.
-        ends: The least and the greatest element, float64 of shape (2,).
-        centers: Of the bins that are not empty, float64 of shape (bins,).
-        weights: Shares of the elements in these, float64 of shape (bins,).
-        share: That of one element.
+        magnitude: The greatest magnitude; 1 if all elements are zero.
+        ends: Minimum and maximum, float64 of shape (2,).
+        centers: Centers of the bins that are not empty, float64 of shape (bins,).
+        weights: Shares of the elements in these bins, float64 of shape (bins,).
+        share: Share of one element.
     """
 
     magnitude: float
@@ -416,10 +416,9 @@ class _Elements:
 def _errors(
     lows: NDArray[np.float64], highs: NDArray[np.float64], elements: _Elements, grid: Grid
 ) -> NDArray[np.float64]:
-    """Return the mean squared error of each candidate range, float64 of shape (candidates,)."""
     centers, weights = elements.centers, elements.weights
     if grid.is_fine:
-        # Elements lie anywhere between two codes.
+        # Rounding errors are uniform, with a variance of step**2 / 12.
         highs = np.maximum(-lows, highs) if grid.symmetric else highs
         lows = -highs if grid.symmetric else lows
         clipped, beyond = (one - one.clip(lows[:, None], highs[:, None]) for one in (centers, elements.ends))
@@ -431,7 +430,7 @@ def _errors(
     return result
 
 
-# The range that keeps the most information: least Kullback-Leibler divergence between floats and codes.
+# The range of least Kullback-Leibler divergence between float and quantized values.
 
 _BINS = 2048
 _ENTROPY_CANDIDATES = 256
@@ -439,14 +438,14 @@ _ENTROPY_CANDIDATES = 256
 
 @dataclass(frozen=True)
 class Entropy:
-    """The magnitude at which to clip so that codes tell most about the magnitudes of the elements.
+    """The clipping magnitude of least Kullback-Leibler divergence between float and quantized magnitudes.
 
-    For each candidate, the histogram of magnitudes up to it, with all greater ones in its last bin, is compared with
-    the same histogram coarsened to `levels`; the candidate of least divergence is taken, the wider one of equals. Codes
-    of more than 4096 levels are finer than the histogram, which cannot tell what they keep: they get all elements.
+    For each candidate, the histogram of magnitudes is cut there, and its last bin takes all greater magnitudes. The
+    candidate is compared with the same histogram coarsened to `levels`. The least divergence wins; of equal ones, the
+    widest. A grid of more than 4096 values is finer than the histogram and gets the full range.
 
     Args:
-        levels: For magnitudes; None takes half of the spec's codes, from 2 to 1024.
+        levels: Number of levels for magnitudes, 2 to 1024; None takes half of the values of the spec.
 
     Raises:
         SchemeError: `levels` is not from 2 to 1024.
@@ -462,14 +461,14 @@ class Entropy:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen, or none was counted.
+            DataError: The tensor had no elements, or has no histogram.
         """
         data = bins_of_data(seen)
         if self.levels is None and Grid.of(spec).is_fine:
             return data.minimum, data.maximum
         levels = self.levels or _magnitude_levels(format_named(spec.format))
         counts, width, fold = _magnitudes(data)
-        # The spike at zero, which has a code of its own, would decide alone.
+        # The spike at zero, which has its own quantized value, would dominate the divergence.
         if fold < len(counts):
             counts[:fold] = counts[fold]
         if not counts.any():
@@ -482,17 +481,17 @@ class Entropy:
 
 
 def _magnitude_levels(format: QuantDType) -> int:
-    """Return half of the codes, two at least: zero and another one."""
+    """Return half of the quantized values, at least two: zero and another one."""
     codes = len(format.codebook.numbers) if format.codebook else int(format.maximum - format.minimum) + 1
     return min(max(codes // 2, 2), _BINS // 2)
 
 
 def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float, int]:
-    """Return the histogram of magnitudes in at least 2,048 bins from zero, the width of one, and how many were one."""
+    """Return counts of magnitudes in at least 2,048 bins from zero, the bin width, and the split of a bin."""
     first = data.first
     last = first + len(data.counts)
     size = max(last, -first)
-    # Far from zero the bins would outnumber memory; coarser ones keep what a candidate can tell apart.
+    # Far from zero the bins would not fit into memory; coarser bins are fine enough for the candidates.
     shift = max(0, math.ceil(math.log2(size / (4 * _BINS))))
     bins = np.arange(first, last)
     counts = np.bincount(np.where(bins < 0, -1 - bins, bins) >> shift, weights=data.counts)
@@ -501,11 +500,11 @@ def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float, int]:
 
 
 def _divergences(counts: NDArray[np.float64], sizes: NDArray[np.int64], levels: int) -> NDArray[np.float64]:
-    """Return, for each size, how far the first bins coarsened to levels are from them with all others in the last.
+    """Return the divergence for each size: the first bins, coarsened, against them with all others in the last.
 
-    With k the bins that are kept, c the same with all others added to the last, and s the mean of the filled bins of a
-    level, the divergence of c and s, each divided by its sum, is a sum over bins of c log(c / s), which running sums of
-    k and k log k give for every size at once. A size whose last bin is empty while greater ones are not has none.
+    With k the bins that are kept, c = k with all others added to the last, and s the mean of the filled bins of a
+    level, the divergence is the sum over bins of c log(c / s), with c and s each divided by its sum. Running sums of k
+    and k log k give it for every size at once. It is infinite if the last bin is empty and greater bins are not.
     """
     own = counts * _logarithms(counts)
     below, filled, ordered = (np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, own))
@@ -521,24 +520,25 @@ def _divergences(counts: NDArray[np.float64], sizes: NDArray[np.int64], levels: 
 
 
 def _logarithms(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return natural logarithms, and 0 of 0, which is only ever multiplied by 0."""
+    """Return natural logarithms, with 0 for 0, which is only ever multiplied by 0."""
     return np.log(values, out=np.zeros_like(values), where=values > 0)
 
 
-# The range that PyTorch's HistogramObserver finds: the tails are cut off step by step while the error falls.
+# The search of PyTorch's HistogramObserver: cut off the tails step by step while the error falls.
 
 _STEP = 1e-5
 
 
 @dataclass(frozen=True)
 class HistogramSearch:
-    """The search of PyTorch's HistogramObserver on the bins of the statistics.
+    """The search of PyTorch's HistogramObserver, on the bins of the statistics.
 
-    Codes are the middles of even steps there, none of them zero, so that few codes may clip all but a spike at zero. At
-    least 1 in 100,000 elements is cut off, which costs codes of more than 4096 levels more than it gains: they get all.
+    PyTorch assumes quantized values in the middle of even steps, none of them zero, so few levels may clip all but a
+    spike at zero. At least 1 in 100,000 elements is cut off. If there are more than 4096 levels, that costs more than
+    it gains, and the full range is taken.
 
     Args:
-        levels: Number of codes; None takes all of the type's, as PyTorch does even where half of them are used.
+        levels: Number of quantized values; None takes all of the format, as PyTorch does even if half are used.
 
     Raises:
         SchemeError: `levels` is below 2.
@@ -554,7 +554,7 @@ class HistogramSearch:
         """Return (low, high) within the minimum and maximum.
 
         Raises:
-            DataError: No element was seen, or none was counted.
+            DataError: The tensor had no elements, or has no histogram.
         """
         data, levels = bins_of_data(seen), self.levels or 2 ** format_named(spec.format).bits
         if Grid(levels).is_fine:
@@ -569,13 +569,13 @@ class HistogramSearch:
 def searched_range(
     histogram: NDArray[np.int64] | NDArray[np.float32], minimum: float, maximum: float, levels: int
 ) -> tuple[float, float]:
-    """Return the range that HistogramObserver finds in its own histogram, in its float32 arithmetic.
+    """Return the range that HistogramObserver finds in a histogram, in its float32 arithmetic.
 
     Args:
-        histogram: Elements in each of equally wide bins.
+        histogram: Number of elements in each of equally wide bins.
         minimum: Lower edge of the first bin.
         maximum: Upper edge of the last bin.
-        levels: Number of codes.
+        levels: Number of quantized values.
     """
     counts = np.asarray(histogram, np.float32)
     below = np.cumsum(counts)
@@ -609,7 +609,7 @@ def searched_range(
 
 
 def _error(counts: NDArray[np.float32], start: int, end: int, width: float, levels: int) -> float:
-    """Return the squared error of all elements, spread evenly in their bins, when bins `start` to `end` get codes."""
+    """Return the squared error over all elements, spread evenly in their bins, if bins `start` to `end` are kept."""
     step = np.float32(width * (end - start + 1) / levels)
     if step == 0:
         return 0.0
@@ -624,10 +624,10 @@ def _error(counts: NDArray[np.float32], start: int, end: int, width: float, leve
     return float((density * (to_center + whole + from_center) / np.float32(3)).sum())
 
 
-# Calibration methods by name: the table, one that chooses among them, and those that other packages register.
+# Calibration methods by name.
 
 ENTRY_POINTS = "onnxq.ranges"
-"""Group of entry points; each names a class or function that makes a `CalibrationMethod`."""
+"""Group of entry points; each names a class or function that returns a `CalibrationMethod`."""
 
 DEFAULT_METHODS: tuple[CalibrationMethod, ...] = (
     MinMax(),
@@ -637,7 +637,7 @@ DEFAULT_METHODS: tuple[CalibrationMethod, ...] = (
     Percentile(99.9),
     Entropy(),
 )
-"""The calibration methods that are tried when the user names none; the first is taken where nothing is measured."""
+"""The methods that are tried if the user names none; the first is taken if nothing is measured."""
 
 _CANDIDATES: tuple[CalibrationMethod, ...] = (
     MinMax(),
@@ -647,16 +647,16 @@ _CANDIDATES: tuple[CalibrationMethod, ...] = (
     MeanSquaredError(),
 )
 _KINDS = ("range", "histogram")
-# A method that clips must be better than this share of the error of one before it.
+# A later candidate must have less than this share of the error of the best one before it.
 _WORTH = 0.95
 
 
 @dataclass(frozen=True)
 class Auto:
-    """For each tensor the method of least expected quantization error, min-max unless it pays.
+    """The method of least expected quantization error for each tensor; min-max unless another is 5 % better.
 
     Args:
-        levels: Number of codes, evenly spaced and with one for zero; None takes those of the spec.
+        levels: Number of evenly spaced quantized values, one of them zero; None takes the number of the spec.
 
     Raises:
         SchemeError: `levels` is below 2.
@@ -672,7 +672,7 @@ class Auto:
         """Return the method for a tensor.
 
         Raises:
-            DataError: No element was seen.
+            DataError: The tensor had no elements, or has no histogram.
         """
         lows, highs = np.array([method(seen, spec) for method in _CANDIDATES]).T
         errors = expected_errors(bins_of_data(seen), lows, highs, Grid.of(spec, self.levels))
@@ -686,7 +686,7 @@ class Auto:
         """Return (low, high) of the chosen method.
 
         Raises:
-            DataError: No element was seen.
+            DataError: The tensor had no elements, or has no histogram.
         """
         return self.choose(seen, spec)(seen, spec)
 
@@ -707,13 +707,13 @@ CALIBRATION_METHODS: Mapping[str, Callable[..., CalibrationMethod]] = MappingPro
 
 
 def parse_calibration_method(text: str) -> CalibrationMethod:
-    """Return the calibration method for ``NAME`` or ``NAME:NUMBER``, such as ``percentile:99.9`` or ``fixed:-1,1``.
+    """Return the method for ``NAME`` or ``NAME:NUMBERS``, such as ``percentile:99.9`` or ``fixed:-1,1``.
 
-    Names are those of `CALIBRATION_METHODS` and those that installed packages register as entry points of the group
-    ``onnxq.ranges``: what such an entry point names is called with the numbers.
+    A name is a key of `CALIBRATION_METHODS` or an entry point of the group ``onnxq.ranges``. The registered object is
+    called with the numbers.
 
     Raises:
-        SchemeError: The name is unknown, or its numbers are none or not allowed.
+        SchemeError: The name is unknown, or the numbers are missing, malformed or out of bounds.
 
     >>> parse_calibration_method("percentile:99.9")
     Percentile(percent=99.9)
@@ -728,7 +728,7 @@ def parse_calibration_method(text: str) -> CalibrationMethod:
     options = _options(make)
     if separator and name in CALIBRATION_METHODS and not options:
         raise SchemeError(f"Calibration method {name!r} takes no number, found {numbers!r}; write {name!r} alone")
-    # What may be left out is a number of codes.
+    # An optional number with default None is a number of levels.
     whole = bool(options) and (options[0].default is None or isinstance(options[0].default, int))
     try:
         given = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
@@ -749,8 +749,8 @@ def find_range(method: CalibrationMethod, seen: TensorStatistics, spec: QuantSpe
     """Return the range that a method finds for a tensor.
 
     Raises:
-        DataError: No element was seen.
-        SchemeError: The method, which may be a user's, fails or gives something else than a range.
+        DataError: The tensor had no elements.
+        SchemeError: The method, which may be a plugin, fails or returns no valid range.
     """
 
     def what() -> str:
@@ -765,7 +765,7 @@ def find_range(method: CalibrationMethod, seen: TensorStatistics, spec: QuantSpe
 
 
 def format_method(method: object) -> str:
-    """Return what `parse_calibration_method` makes an equal method from; an empty string for one that has no name.
+    """Return the text that `parse_calibration_method` parses to an equal method; empty if the method has no name.
 
     >>> format_method(Percentile(99.9999999)), format_method(MinMax()), format_method(MeanSquaredError(16))
     ('percentile:99.9999999', 'minmax', 'mse:16')
@@ -779,7 +779,7 @@ def format_method(method: object) -> str:
 
 
 def _packaged() -> Iterator[tuple[str, object]]:
-    """Yield what installed packages register and can be loaded, by name."""
+    """Yield the registered methods that can be loaded, with their names."""
     for name in registered_names(ENTRY_POINTS):
         with suppress(SchemeError):
             yield name, load_registered(ENTRY_POINTS, name, "Calibration method")
@@ -798,7 +798,7 @@ def required_kinds(methods: Iterable[object]) -> tuple[str, ...]:
 def list_chosen_methods(
     method: object, specs: Mapping[str, QuantSpec], evidence: CalibrationStatistics
 ) -> dict[str, str]:
-    """Return which method a method that chooses has chosen for each tensor; nothing for one that does not."""
+    """Return the method that `Auto` chooses for each tensor with elements; empty for any other method."""
     if not isinstance(method, Auto):
         return {}
     seen = {tensor: evidence.of(tensor) for tensor in specs}
@@ -817,13 +817,13 @@ def _example(name: str, options: tuple[dataclasses.Field[Any], ...]) -> str:
     return f"numbers as in '{name}:-1,1'"
 
 
-# What evidence says, as plain values for people and JSON.
+# Statistics as plain values.
 
 _PERCENT = 99.99
 
 
 def described(evidence: CalibrationStatistics) -> dict[str, Any]:
-    """Return what evidence says, as plain values for people and JSON."""
+    """Return calibration statistics as plain values, for people and JSON."""
     return {
         "model": evidence.provenance.model,
         "samples": len(evidence.samples),

@@ -1,4 +1,4 @@
-"""Where samples run: the shards that they are handed out in, what a worker does, threads and processes."""
+"""Where samples run: shards of samples, what a worker does with one, and threads and processes."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 
 
 SHARD_BYTES = 8 * 10**6
-"""A shard of so many bytes in memory takes no further samples."""
+"""A shard with this many bytes in memory takes no further samples."""
 
 _FIRST = 8
-"""Most samples of a shard while nobody knows how long they take."""
+"""Most samples of a shard before the time per sample is known."""
 _GROWTH = 4.0
-"""Most times as many samples as the last shard had, since its time may have been chance."""
+"""Largest growth from one shard to the next, since the last time may have been chance."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples that one worker runs before anybody hears of it again."""
+    """Samples that one worker runs before it returns statistics."""
 
     stretches: tuple[SampleSlice, ...]
 
@@ -70,12 +70,12 @@ class Shard:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The indices of the samples, rising."""
+        """The indices of the samples, in rising order."""
         return tuple(sorted(chain.from_iterable(stretch.indices for stretch in self.stretches)))
 
     @property
     def stored(self) -> bool:
-        """Whether another process that sees the same files can read it."""
+        """Whether another process that sees the same files can read the samples."""
         return all(stretch.stored for stretch in self.stretches)
 
 
@@ -83,9 +83,9 @@ class Work:
     """The samples that are still to be run.
 
     Args:
-        source: All samples. One that can be asked by index is read by whoever runs a sample; a stream is read here, as
-            far as shards are taken, and once more for those that are given back.
-        indices: Of the samples to run, rising.
+        source: All samples. With random access, the worker reads them. A stream is read here as shards are taken, and
+            once more for samples that are given back.
+        indices: Indices of the samples to run, in rising order.
     """
 
     def __init__(self, source: SampleSource, indices: Sequence[int]) -> None:
@@ -101,16 +101,16 @@ class Work:
         nbytes: int = SHARD_BYTES,
         reads: Callable[[SampleSlice], bool] = attrgetter("stored"),
     ) -> Shard:
-        """Return at most so many of the samples that are left.
+        """Take at most `most` of the remaining samples.
 
         Args:
-            most: How many samples, at least 1.
-            carried: Whether to read them now, for a worker that cannot.
-            nbytes: When those that are in memory take so much, no more are added.
-            reads: Which stretches whoever runs them reads, unless they are carried.
+            most: Number of samples, at least 1.
+            carried: Whether to read the samples now, for a worker that cannot read them.
+            nbytes: Bytes of samples in memory at which the shard is full.
+            reads: Whether the worker reads a slice itself, unless `carried`.
 
         Raises:
-            DataError: A sample that is read here cannot be read or does not fit.
+            DataError: A sample that is read here cannot be read or does not fit the model.
         """
         taken: list[SampleSlice] = []
         size = 0
@@ -130,14 +130,14 @@ class Work:
         return shard
 
     def give_back(self, indices: Sequence[int]) -> None:
-        """Let samples that were taken, and whose worker was lost, be taken again."""
+        """Return the samples of a lost worker, so that they are taken again."""
         again = stretches(self._source, sorted(indices))
         self._ahead = chain(again, self._ahead)
         self.left += len(indices)
 
 
 class AdaptiveBatchSizer:
-    """How many samples a worker is given at a time, so that it comes back after about so many seconds."""
+    """Chooses how many samples a worker gets at a time, so that a shard takes about `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -145,7 +145,7 @@ class AdaptiveBatchSizer:
         self._rate = math.inf
 
     def size(self, left: int, workers: int) -> int:
-        """Return the number of samples of the next shard, at least 1; at the end the workers share what is left."""
+        """Return the number of samples of the next shard, at least 1; at the end, workers share what is left."""
         fair = math.ceil(left / (2 * max(1, workers)))
         if not self._last:
             return max(1, min(_FIRST, left // (_FIRST * max(1, workers)), fair))
@@ -153,13 +153,13 @@ class AdaptiveBatchSizer:
         return max(1, min(int(wanted), fair))
 
     def learn(self, samples: int, seconds: float) -> None:
-        """Take in how long a worker took for so many samples."""
+        """Record how long a worker took for a shard."""
         self._last = samples
         self._rate = samples / max(seconds, 1e-6)
 
 
 def _read(stretch: SampleSlice, nbytes: int) -> tuple[SampleSlice, SampleSlice]:
-    """Return the first samples, read into memory, that take so many bytes, and the stretch of the others."""
+    """Return the first samples, read until they take `nbytes`, and the slice of the others."""
     samples, size = [], 0
     for sample in stretch:
         samples.append(sample)
@@ -170,19 +170,21 @@ def _read(stretch: SampleSlice, nbytes: int) -> tuple[SampleSlice, SampleSlice]:
     return held(head.indices, samples), rest
 
 
-# Observing a shard: what a worker does with a model and a few samples, wherever it is.
+# Observing a shard: what a worker does with a model and a few samples.
 
 TAPS_BYTES = 40 * 10**6
-"""Bytes of taps for each thread of this machine; threads with larger ones take turns, since speed is then bought with
-much memory."""
+"""Bytes of observed tensors for each thread of this machine.
+
+If they are larger, threads take turns, because more speed would cost too much memory.
+"""
 
 
 class InstrumentedRunError(RunError):
-    """An instrumented model fails on a sample, which the float model may run.
+    """An instrumented model fails on a sample; the float model may run it.
 
     Attributes:
-        index: the number of the sample; it stays with the error on its way from other processes.
-        reason: what the runtime says.
+        index: Index of the sample; it survives pickling between processes.
+        reason: The message of the runtime.
     """
 
     index: int
@@ -190,7 +192,7 @@ class InstrumentedRunError(RunError):
 
     @classmethod
     def at(cls, index: int, error: RunError) -> InstrumentedRunError:
-        """Return an error that knows its sample."""
+        """Return the error for a sample."""
         found = cls(str(error))
         found.index, found.reason = index, str(error.__cause__ or error)
         return found
@@ -198,15 +200,15 @@ class InstrumentedRunError(RunError):
 
 @dataclass(frozen=True, eq=False)
 class InstrumentedModel:
-    """A model with taps, and all that a worker must know to observe them.
+    """A model with observed tensors as outputs, and all that a worker needs to observe them.
 
     Attributes:
-        segments: the model, in the order in which its parts run.
-        folder: where its external data lies; None when it has none, or brings it along.
-        requests: what is observed, of inputs and of outputs of segments.
-        mapped: see `open_session`.
-        model: the digest of the model; empty where nobody asked.
-        weights: the external data by file name, where a worker may not see the folder.
+        segments: The parts of the model, in the order in which they run.
+        folder: Folder of the external data; None if there is none, or if `weights` holds it.
+        requests: Requests for inputs and for outputs of segments.
+        mapped: See `open_session`.
+        model: Digest of the model; empty if it is not needed.
+        weights: External data by file name, for workers that do not see the folder.
     """
 
     segments: tuple[Segment, ...]
@@ -217,24 +219,24 @@ class InstrumentedModel:
     weights: tuple[tuple[str, bytes], ...] = ()
 
     def __sizeof__(self) -> int:
-        """Return the bytes that it takes, by which a cluster decides what to move."""
+        """Return the size in bytes, which a Dask cluster uses for scheduling."""
         return sum(len(segment.model) for segment in self.segments) + sum(len(data) for _, data in self.weights)
 
 
 def observe_shard(
     tapped: InstrumentedModel, shard: Shard, *, threads: int = 1, room: int = TAPS_BYTES
 ) -> CalibrationStatistics:
-    """Run the samples of a shard and return what they show. This is what a worker does.
+    """Run the samples of a shard and return their statistics.
 
     Args:
-        tapped: The model; its sessions stay open as long as this very object lives.
+        tapped: The model; its sessions stay open as long as this object lives.
         shard: The samples.
-        threads: How many samples run at a time.
-        room: Bytes of taps that those may hold together; one sample runs however many it needs.
+        threads: Number of samples that run at a time.
+        room: Bytes of observed tensors that these samples may hold together. One sample alone always runs.
 
     Raises:
         ModelError: The model does not load.
-        DataError: A sample cannot be read or does not run, or a tensor is not float, or holds NaN or infinite values.
+        DataError: A sample cannot be read or does not run, or a tensor is not float or has NaN or infinite values.
     """
     opened, queue = _opened(tapped), _Queue(shard)
     if threads == 1:
@@ -247,15 +249,15 @@ def observe_shard(
 def observe_parts(
     tapped: InstrumentedModel, parts: Iterable[Shard], apart: Iterable[Request], *, room: int = TAPS_BYTES
 ) -> tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]:
-    """Run the samples of some shards, and return what all of them show, and what each does of some requests.
+    """Run the samples of some shards; return their common statistics, and those of each shard for `apart`.
 
-    To keep what samples show apart takes longer than to let it add up.
+    Separate statistics take longer than common ones.
 
     Args:
-        tapped: see `observe_shard`, as for what is raised.
-        parts: the shards.
-        apart: what is wanted of each, among the requests of the model.
-        room: see `observe_shard`.
+        tapped: See `observe_shard`, also for errors.
+        parts: The shards.
+        apart: Requests of the model to observe for each shard.
+        room: See `observe_shard`.
     """
     opened, observers, wanted = _opened(tapped), Observers(tapped.requests), tuple(apart)
     digests: list[str] = []
@@ -275,7 +277,7 @@ def _observe(tapped: InstrumentedModel, opened: _Opened, queue: _Queue, room: in
 
 
 def _show(opened: _Opened, observers: Observers, queue: _Queue, room: int) -> list[str]:
-    """Show observers the samples of a queue, and return the digests of these."""
+    """Show the samples of a queue to the observers and return their digests."""
     digests = []
     try:
         for index, sample in queue:
@@ -291,13 +293,13 @@ def _show(opened: _Opened, observers: Observers, queue: _Queue, room: int) -> li
 def _evidence(
     tapped: InstrumentedModel, digests: Iterable[str], statistics: Mapping[Request, Accumulator]
 ) -> CalibrationStatistics:
-    # What runs here may be another version than where the samples are handed out.
+    # The worker may run another version of onnxruntime than the client.
     provenance = Provenance(tapped.model, runtime_version(), (instruction_set(),))
     return CalibrationStatistics(tuple(sorted(digests)), statistics, provenance)
 
 
 class _Queue:
-    """The samples of a shard, which threads take one by one; what only one thread can read is read in turns."""
+    """The samples of a shard, which threads take one by one. A slice of several samples is read under a lock."""
 
     def __init__(self, shard: Shard) -> None:
         self._ahead = self._each(shard)
@@ -313,7 +315,7 @@ class _Queue:
             yield index, sample
 
     def stop(self) -> None:
-        """Keep other threads from going on with what fails."""
+        """Stop the other threads after a failure."""
         with self._lock:
             self._ahead = iter(())
 
@@ -333,10 +335,10 @@ def forget_sessions(tapped: InstrumentedModel) -> None:
 
 
 def carrying_weights(tapped: InstrumentedModel, files: Iterable[Path]) -> InstrumentedModel:
-    """Return the same with its external data inside, for workers that see other disks.
+    """Return the model with its external data in memory, for workers on other disks.
 
     Raises:
-        ModelError: A file does not lie in the model's folder or below.
+        ModelError: A file is not in the folder of the model or below.
     """
     if tapped.folder is None:
         return tapped
@@ -351,7 +353,7 @@ def carrying_weights(tapped: InstrumentedModel, files: Iterable[Path]) -> Instru
 
 
 class _Opened:
-    """The sessions of a model that threads share, in turns where the taps of all would not fit into memory."""
+    """The sessions of a model, shared by threads, which take turns if not all observed tensors fit into memory."""
 
     def __init__(self, segments: Sequence[Segment], sessions: Sequence[Session]) -> None:
         self._segments = tuple(zip(segments, sessions, strict=True))
@@ -361,7 +363,7 @@ class _Opened:
 
     @contextmanager
     def turn(self, room: int) -> Iterator[None]:
-        """Wait until the taps of one more sample fit into `room` bytes; the first sample tells how many they are."""
+        """Wait until the tensors of one more sample fit into `room` bytes; the first sample measures their size."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running or self._fits(room))
             self._running += 1
@@ -390,7 +392,7 @@ class _Opened:
 def _run_segment(
     segment: Segment, session: Session, live: Mapping[str, Array], show: Callable[[str, Array], None], index: int
 ) -> tuple[dict[str, Array], int]:
-    """Return what later segments are fed, and the bytes of all outputs; the others are given back at once."""
+    """Return the tensors that later segments need, and the bytes of all outputs."""
     feeds = {name: live[name] for name in segment.inputs if name in live}
     try:
         values = run(session, feeds, segment.outputs, index=index)
@@ -408,7 +410,7 @@ _OPENED: WeakKeyDictionary[InstrumentedModel, _Opened] = WeakKeyDictionary()
 
 
 def _opened(tapped: InstrumentedModel) -> _Opened:
-    """Return the sessions of this process, opened once however many threads ask."""
+    """Return the sessions of this process, opened once for all threads."""
     with _LOCK:
         if tapped not in _OPENED:
             _OPENED[tapped] = _Opened(tapped.segments, _sessions(tapped))
@@ -417,7 +419,7 @@ def _opened(tapped: InstrumentedModel) -> _Opened:
 
 def _sessions(tapped: InstrumentedModel) -> list[Session]:
     def opened(folder: Path | None) -> list[Session]:
-        # One thread an operator: results then depend on neither the number of cores nor that of workers.
+        # One thread per operator: results then do not depend on the number of cores or workers.
         return [
             open_session(
                 segment.model,
@@ -442,29 +444,29 @@ def _sessions(tapped: InstrumentedModel) -> list[Session]:
 # Where samples run: threads of this process, processes of this machine, or a Dask cluster.
 
 _MOST_THREADS = 8
-"""Each thread holds the taps of one sample in memory."""
+"""Each thread holds the observed tensors of one sample in memory."""
 _MOST_ROOM = 4
-"""So many times the taps of a thread are in memory at most, however many threads there are."""
+"""Observed tensors of at most this many threads are in memory, however many threads there are."""
 _SECONDS = 2.0
-"""How long a thread or process keeps the statistics of its samples to itself; an interruption costs as much."""
+"""Time for which a worker keeps the statistics of its samples; an interruption loses as much."""
 _FRUITLESS = 3
-"""How often workers may die without a shard having been finished in between."""
+"""How often workers may die before a shard is finished."""
 _PATIENCE = 2.0
-"""Seconds without a result after which one looks whether all processes are alive."""
+"""Seconds without a result before the processes are checked."""
 _ENDING = 2.0
-"""Seconds for which the thread that manages processes is waited for once these are dead; it takes some thousandths."""
+"""Seconds to wait for the executor's manager thread after its processes are dead; it takes milliseconds."""
 
 Timed: TypeAlias = tuple[CalibrationStatistics, float]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """An executor at work.
+    """A running executor.
 
     Attributes:
-        submit: starts to run a shard.
-        count: how many shards run at a time.
-        is_broken: whether a worker has died, as far as that can be told here.
+        submit: Starts to run a shard.
+        count: Number of shards that run at a time.
+        is_broken: Whether a worker is known to have died.
     """
 
     submit: Callable[[Shard], Future[Timed]]
@@ -473,16 +475,19 @@ class Pool:
 
 
 class Workers(Protocol):
-    """Where samples run; statistics are the same bits wherever that is."""
+    """Where samples run; statistics are bit-identical for all implementations."""
 
     def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
-        """Yield the statistics of some samples after the other, until all have run."""
+        """Yield statistics of some samples at a time, until all have run."""
         ...
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Threads of this process, which share one session.
+    """Threads of this process, which share the sessions of the model.
+
+    Args:
+        count: None takes one for each core, at most 8.
 
     Raises:
         SchemeError: `count` is below 1.
@@ -494,13 +499,13 @@ class Threads:
         _check_count(self.count, "threads")
 
     def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
-        """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
+        """Yield statistics of some samples at a time, until all have run; see `run_pool` for errors."""
         yield from run_pool(lambda: self._opened(tapped), work)
 
     def run_parts(
         self, tapped: InstrumentedModel, runs: Iterable[Sequence[Shard]], apart: Sequence[Request]
     ) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
-        """Yield in order what the shards of each run show together, and of some requests each; see `observe_parts`."""
+        """Yield the result of `observe_parts` for each run, in order."""
         with self._started(tapped) as (executor, room):
             begun = deque([executor.submit(observe_parts, tapped, run, apart, room=room) for run in runs])
             while begun:
@@ -513,12 +518,12 @@ class Threads:
 
     @contextmanager
     def _started(self, tapped: InstrumentedModel) -> Iterator[tuple[ThreadPoolExecutor, int]]:
-        """Start the threads, and end them when whoever gives them work is done; they hold so many bytes of taps."""
+        """Yield the threads and the bytes of observed tensors that they may hold together."""
         executor = ThreadPoolExecutor(self._threads)
         try:
             yield executor, min(self._threads, _MOST_ROOM) * TAPS_BYTES
         finally:
-            # What runs is waited for, and what has not begun forgotten, so that an error is not held up.
+            # Running shards finish and pending ones are cancelled, so that an error is not delayed.
             executor.shutdown(wait=True, cancel_futures=True)
             forget_sessions(tapped)
 
@@ -529,7 +534,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Processes:
-    """Worker processes of this machine, each with one thread and a session of its own.
+    """Worker processes of this machine, each with one thread and its own sessions.
 
     Raises:
         SchemeError: `count` is below 1.
@@ -541,18 +546,18 @@ class Processes:
         _check_count(self.count, "jobs")
 
     def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
-        """Yield the statistics of some samples after the other, until all have run; see `run_pool` for errors."""
+        """Yield statistics of some samples at a time, until all have run; see `run_pool` for errors."""
         yield from run_pool(lambda: self._open(tapped), work)
 
     @contextmanager
     def _open(self, tapped: InstrumentedModel) -> Iterator[Pool]:
-        """Start processes; they import onnxq anew, since a fork would copy the threads of onnxruntime half-alive."""
+        """Spawn processes: a fork would copy the threads of onnxruntime in a broken state."""
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
 
         others = set(multiprocessing.active_children())
         executor = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"), _begin, (tapped,))
-        # Ctrl-C interrupts the main thread wherever it is, and half a process must not be left.
+        # Ctrl-C may interrupt the main thread anywhere, so another thread starts processes and always finishes.
         starter = ThreadPoolExecutor(1, initializer=_without_interrupts)
         try:
             started: frozenset[BaseProcess] = frozenset()
@@ -566,12 +571,12 @@ class Processes:
             yield Pool(begin, self.count, lambda: any(not process.is_alive() for process in started))
             executor.shutdown(wait=True)
         except BaseException:
-            # Nobody waits for what is not wanted any more, least of all after Ctrl-C.
+            # Do not wait for results after a failure, least of all after Ctrl-C.
             starter.shutdown(wait=True, cancel_futures=True)
-            # A process that died while it sent something leaves the reader of the other end waiting for the rest.
+            # A process that died while it sent a result leaves the reader of the pipe waiting for the rest.
             answers = executor._result_queue
             manager: Any = executor._executor_manager_thread
-            # Told first, the executor does not wonder who killed its processes; it may be at its end already.
+            # After a shutdown, the executor does not report the killed processes. It may be closed already.
             with suppress(OSError):
                 executor.shutdown(wait=False, cancel_futures=True)
             left = set(multiprocessing.active_children()) - others
@@ -581,7 +586,7 @@ class Processes:
                 process.join(1)
             with suppress(OSError):
                 answers._writer.close()  # type: ignore[attr-defined]
-            # A Python that ends wakes it by a pipe which it closes just then, and prints that this failed.
+            # Join the manager thread: at exit, Python would wake it through a closed pipe and print an error.
             if manager is not None:
                 manager.join(_ENDING)
             raise
@@ -590,14 +595,14 @@ class Processes:
 
 
 def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> Iterator[CalibrationStatistics]:
-    """Yield statistics of samples in the order in which they are finished; together they are those of all the work.
+    """Yield the statistics of all samples, shard by shard, in the order in which shards finish.
 
-    Few more shards than there are workers are in memory at a time. When workers die, new ones are started and run the
-    shards that were lost.
+    Only about one shard more than there are workers is in memory. If workers die, new ones start and run the lost
+    shards.
 
     Raises:
-        DataError: Workers died again and again without finishing a shard, or what `observe_shard` raises.
-        ModelError: What `observe_shard` raises.
+        DataError: Workers died 3 times without finishing a shard, or `observe_shard` raised it.
+        ModelError: `observe_shard` raised it.
     """
     pace, fruitless = AdaptiveBatchSizer(_SECONDS), 0
     pending: dict[Future[Timed], Shard] = {}
@@ -636,22 +641,22 @@ def _begun(pool: Pool, shard: Shard) -> Future[Timed]:
 def _finished(pending: dict[Future[Timed], Shard], is_broken: Callable[[], bool]) -> Iterator[tuple[Shard, Timed]]:
     done = wait(pending, _PATIENCE, FIRST_COMPLETED).done
     while not done:
-        # A process that is killed while it sends its result may leave the others locked out, and nobody told.
+        # A process that is killed while it sends its result may keep the lock, and the executor does not notice.
         if is_broken() and not (done := wait(pending, _PATIENCE, FIRST_COMPLETED).done):
             raise BrokenExecutor("a process died while it sent its result")
         done = done or wait(pending, _PATIENCE, FIRST_COMPLETED).done
-    # What is finished is taken before an error is raised; a lost shard stays pending, so that it is known.
+    # Take finished shards before raising an error. A lost shard stays pending, so that it is run again.
     for future in sorted(done, key=lambda future: future.exception() is not None):
         found = future.result()
         yield pending.pop(future), found
 
 
 _TAPPED: list[InstrumentedModel] = []
-"""What this process runs, where it is a worker of `Processes`: it is handed over once and not with each shard."""
+"""The model of this worker process, sent once instead of with each shard."""
 
 
 def _begin(tapped: InstrumentedModel) -> None:
-    # The terminal tells all processes of Ctrl-C; the one that started this one decides what becomes of it.
+    # The terminal sends Ctrl-C to all processes; the parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _TAPPED[:] = [tapped]
 
@@ -667,7 +672,7 @@ def _timed(tapped: InstrumentedModel, shard: Shard, room: int) -> Timed:
 
 
 def _without_interrupts() -> None:
-    """Let processes that this thread starts never hear of Ctrl-C, not even before they can ignore it."""
+    """Block SIGINT in this thread, so that the processes that it starts never receive it."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
