@@ -1,4 +1,4 @@
-"""Calibration within a memory budget, from what is known: statistics of an earlier run or an interrupted one."""
+"""Calibration within a memory budget, which reuses statistics of an earlier or interrupted run."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from onnxq.runtime.sessions import open_session, run, runtime_version, serialize
 from onnxq.system.records import parse_size
 from onnxq.system.resources import available_cores
 
-# Bytes of a value of a body: only those of float32 tensors are carried out.
+# Bytes of a value of a body: only float32 tensors are exposed.
 _BODY_WIDTH = 4
 # Bytes of an element of nearly all tensors.
 _WIDTH = 4
 
 
 def measure_tensor_bytes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of each tensor in one sample, by asking the model for sizes and not for the tensors.
+    """Return the bytes of each tensor in one sample; the model returns only sizes, not the tensors.
 
     Args:
         model: The float model.
-        sample: Decides dimensions that the model leaves open.
-        tensors: Tensors of the model; inputs, which are in memory anyway, count as nothing.
+        sample: Fixes the dimensions that the model leaves open.
+        tensors: Tensors of the model; inputs, which are in memory anyway, count as 0.
 
     Raises:
-        ModelError: The model does not load, or a name is no tensor of it that can be observed.
+        ModelError: The model does not load, or a name is not a tensor that can be observed.
         DataError: The sample does not run.
-        CandidateError: The float model runs the sample, and the one that tells sizes does not.
+        CandidateError: The float model runs the sample, but the instrumented model does not.
     """
     proto, inner = expose_body_sizes(onnx.load(model, load_external_data=False), tensors)
     own = {value.name for value in proto.graph.output}
@@ -70,7 +70,7 @@ def measure_tensor_bytes(model: Path, sample: Sample, tensors: Sequence[str]) ->
             f"({error.__cause__ or error}); leave out --memory, or report the model"
         ) from error
     found = {name: int(size) * widths[name] for name, size in zip(widths, sizes, strict=True)}
-    # Outputs of the model are made in any case.
+    # Outputs of the model are computed in any case.
     return dict.fromkeys(tensors, 0) | {name: 0 if name in own else size for name, size in found.items()}
 
 
@@ -78,7 +78,7 @@ def group_by_bytes(sizes: Mapping[str, int], limit: int) -> tuple[tuple[str, ...
     """Split tensors, in their order, into groups of at most `limit` bytes.
 
     Raises:
-        DataError: A tensor alone is larger.
+        DataError: A single tensor is larger.
 
     >>> group_by_bytes({"a": 3, "b": 2, "c": 4}, 5)
     (('a', 'b'), ('c',))
@@ -102,16 +102,16 @@ def group_by_bytes(sizes: Mapping[str, int], limit: int) -> tuple[tuple[str, ...
 def plan_passes(
     parts: Sequence[Segment], sizes: Mapping[str, int], names: Sequence[str], limit: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Split tensors into passes over the samples: in none does a segment of the model hold more than `limit` bytes.
+    """Split tensors into passes over the samples, so that no segment holds more than `limit` bytes in a pass.
 
     Args:
-        parts: The model with all tensors tapped; a pass lets go of a segment's tensors before the next segment runs.
-        sizes: Bytes of all tapped tensors, see `measure_tensor_bytes`.
+        parts: The model with all tensors observed; a segment's tensors are freed before the next segment runs.
+        sizes: Bytes of all observed tensors, see `measure_tensor_bytes`.
         names: The tensors to observe.
-        limit: Bytes for the tensors of a segment and those that cross its ends.
+        limit: Bytes for the tensors of a segment and the tensors that cross its bounds.
 
     Raises:
-        DataError: A tensor alone is larger than what crosses leaves.
+        DataError: A single tensor is larger than the bytes that crossing tensors leave.
     """
     computed = {name for part in parts for name in part.outputs}
     passes = [[name for name in names if name not in computed]]
@@ -125,14 +125,14 @@ def plan_passes(
 
 
 def hungriest(parts: Sequence[Segment], sizes: Mapping[str, int], names: Sequence[str]) -> tuple[str, int]:
-    """Return the tensor that takes the most bytes together with what crosses its segment, and these bytes.
+    """Return the tensor with the most bytes, including those that cross its segment, and these bytes.
 
-    With a smaller limit there are no `plan_passes`. The name is empty where nothing is computed.
+    `plan_passes` needs at least this limit. The name is empty if nothing is computed.
 
     Args:
-        parts: As for `plan_passes`.
-        sizes: As for `plan_passes`.
-        names: As for `plan_passes`.
+        parts: See `plan_passes`.
+        sizes: See `plan_passes`.
+        names: See `plan_passes`.
     """
     taken = {name: _crossing(part, sizes) + sizes[name] for part in parts for name in part.outputs if name in names}
     return max(taken.items(), key=lambda item: item[1], default=("", 0))
@@ -142,9 +142,9 @@ def evidence_bytes(requests: Iterable[Request], sizes: Mapping[str, int], sample
     """Return about how many bytes the statistics of each tensor take.
 
     Args:
-        requests: What is wanted of tensors.
+        requests: Requests for these tensors.
         sizes: Bytes of the tensors in one sample, see `measure_tensor_bytes`.
-        samples: How many samples are seen.
+        samples: Number of samples.
     """
     found: dict[str, int] = {}
     for request in requests:
@@ -154,7 +154,7 @@ def evidence_bytes(requests: Iterable[Request], sizes: Mapping[str, int], sample
 
 
 def largest_segment(parts: Sequence[Segment], sizes: Mapping[str, int]) -> int:
-    """Return the bytes that one pass over all tensors holds at most."""
+    """Return the most bytes that a segment holds in a single pass over all tensors."""
     return max(_crossing(part, sizes) + sum(sizes.get(name, 0) for name in part.outputs) for part in parts)
 
 
@@ -163,10 +163,10 @@ def _crossing(part: Segment, sizes: Mapping[str, int]) -> int:
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process has had in memory so far.
+    """Return the peak resident memory of this process in bytes.
 
     Raises:
-        SchemeError: The system does not tell.
+        SchemeError: The system does not report it.
     """
     try:
         import resource
@@ -176,32 +176,31 @@ def peak_memory() -> int:
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
 
-# Calibration that starts from what is known: evidence of an earlier run, or of one that was interrupted.
+# Calibration that reuses statistics.
 
 Notice = Callable[[str], None]
 
 _SIZED_SAMPLES = 8
-"""Of so many samples the largest says how much memory one takes."""
+"""The largest of this many samples decides the memory per sample."""
 _COPIES = 3
-"""How often one thread's statistics of a pass are in memory: observed, summed up, and in the next sum."""
+"""Copies of one thread's statistics in memory: observed, summed up, and in the next sum."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """How statistics are collected; they are the same bits whatever workers, memory and files are chosen here.
+    """How statistics are collected; the choices here do not change their bits.
 
     Attributes:
-        workers: where samples run: in so many processes, or on the Dask cluster of this address; None runs them in
-            threads of this process.
-        reuse: a file of statistics; what fits the model, the samples and the tensors is not run again.
-        checkpoint: the file that statistics are going to be written to; files beside it keep what is finished.
-        seconds: time between two writes of a checkpoint.
-        memory: bytes that this process may take, or a text such as ``4GB``; tensors of a segment that do not fit at
-            once are tapped in several passes, and weights whose Gram matrices do not fit are rounded without them.
-        notice: told in a sentence what of a file was not used; a logger is, unless something else is given.
+        workers: A number of processes, or the address of a Dask cluster; None runs samples in threads of this process.
+        reuse: A file of statistics; those that fit the model, samples and tensors are not computed again.
+        checkpoint: The file that statistics will be written to; partial files beside it keep finished samples.
+        seconds: Time between two writes of a partial file.
+        memory: Bytes that this process may take, or a text such as ``4GB``. If tensors of a segment do not fit at once,
+            they are observed in several passes. Weights whose Gram matrices do not fit are rounded without them.
+        notice: Called with a sentence about unused parts of a file; the default logs it.
 
     Raises:
-        SchemeError: the memory is no size, or there are less than one process.
+        SchemeError: The memory is not a size, the number of processes is below 1, or the cluster is a number.
 
     >>> Collection(memory="4GB").most_bytes
     4000000000
@@ -215,12 +214,12 @@ class Collection:
     notice: Notice = logging.getLogger(__name__).info
 
     def __post_init__(self) -> None:
-        # What is wrong with them is told here and not after minutes.
+        # Errors in them are raised here, not after minutes.
         _ = self.most_bytes, self.run_by
 
     @property
     def most_bytes(self) -> int | None:
-        """The memory in bytes; None where there is no limit."""
+        """The memory in bytes; None if there is no limit."""
         if not isinstance(self.memory, str):
             return self.memory
         try:
@@ -230,17 +229,17 @@ class Collection:
 
     @property
     def run_by(self) -> Workers | None:
-        """The workers; None where samples run in threads of this process, as many as fit."""
+        """The workers; None for threads of this process, as many as fit into memory."""
         if isinstance(self.workers, int):
             return workers_for(jobs=self.workers)
         return workers_for(cluster=self.workers) if isinstance(self.workers, str) else self.workers
 
 
 def workers_for(*, jobs: int | None = None, cluster: str | None = None) -> Workers:
-    """Return the workers that a user asked for: threads of this process unless told otherwise.
+    """Return the workers that a user requested; the default is threads of this process.
 
     Raises:
-        SchemeError: Both were asked for, `jobs` is below 1, or the cluster is a number.
+        SchemeError: Both are given, `jobs` is below 1, or `cluster` is a number.
     """
     if jobs is not None and cluster is not None:
         raise SchemeError("Jobs and a cluster are both given, expected one; the cluster decides on its own workers")
@@ -263,23 +262,23 @@ def calibrate_tensors(
     digest: str = "",
     others: Sequence[str] = (),
 ) -> CalibrationStatistics:
-    """Return what is requested of tensors in all samples, with its provenance, running only what is missing.
+    """Return the requested statistics of all samples, with their provenance, running only what is missing.
 
     Args:
         model: The float model.
         samples: Checked samples.
         requests: See `collect`.
-        collection: Where and from what it starts.
+        collection: Workers, memory budget, and files to reuse.
         progress: Called with (samples done, samples in all) after each sample, in each pass.
-        digest: Of the model's content, see `model_digest`; found out where it is empty.
+        digest: Digest of the model, see `model_digest`; computed if empty.
         others: See `collect`.
 
     Raises:
-        ModelError: The model does not load, or a name is no tensor of the main graph.
-        DataError: A sample does not run, a tensor is not finite, the file to reuse is damaged, or one tensor alone is
-            beyond the memory budget.
-        OutputError: A checkpoint cannot be written.
-        SchemeError: The workers cannot be had.
+        ModelError: The model does not load, or a name is not a tensor of the model.
+        DataError: A sample does not run, a tensor is not finite, the file to reuse is damaged, or a single tensor
+            exceeds the memory budget.
+        OutputError: A partial file cannot be written.
+        SchemeError: The workers are not available, or a kind of statistic is unknown.
     """
     requests = tuple(dict.fromkeys(requests))
     names = tuple(dict.fromkeys((*others, *(request.tensor for request in requests))))
@@ -298,7 +297,7 @@ def calibrate_tensors(
         if partial and partial.exists():
             base = known.continued(partial, group, base)
         if len(base.samples) < len(samples):
-            # What is known was compared with all samples, which need not be read for that once more.
+            # The digests of all samples were computed to compare them, so `collect` need not read the samples for that.
             digests = known.digests if base.samples else ()
             ledger = CalibrationCheckpoint(digest, base, _keeper(partial, base, collection.seconds), digests)
             base = collect(model, samples, group, progress=progress, workers=workers, others=names, ledger=ledger)
@@ -309,7 +308,7 @@ def calibrate_tensors(
 
 
 def discard_checkpoints(checkpoint: Path) -> None:
-    """Remove what `calibrate_tensors` kept beside the file that statistics have now been written to."""
+    """Remove the partial files of `calibrate_tensors`, after the statistics are written to `checkpoint`."""
     for path in _beside(checkpoint):
         discard(path)
 
@@ -332,15 +331,15 @@ def _passes(
     parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
     kept = evidence_bytes(missing, sizes, len(samples))
     result = sum(kept.values())
-    # Between reading and running, each worker has up to two shards of samples before it.
+    # Up to two shards of samples per worker are in memory before they run.
     cores = available_cores()
     used, ahead = peak_memory(), 2 * cores * (SHARD_BYTES + sample_bytes(sample))
     left = most_bytes - used - ahead - result
-    # Statistics are in each thread's observers, on their way from it, and in a sum and the next one.
+    # Each thread has statistics in its observers and in its last result; another copy is in the sum.
     if workers is None and largest_segment(parts, sizes) * cores + result * (2 * cores + 1) <= left:
         return Threads(cores), (missing,)
     statistics = max(0, min(_COPIES * result, left // 2))
-    # Rounded, so that a run that is continued splits the tensors as the interrupted one did.
+    # A power of two, so that a continued run splits the tensors as the interrupted one did.
     limit = 1 << ((left - statistics).bit_length() - 1) if left > statistics else 0
     wanted = tuple(dict.fromkeys(request.tensor for request in missing))
     name, needed = hungriest(parts, sizes, wanted)
@@ -371,7 +370,7 @@ def _megabytes(size: int) -> str:
 def _keeper(
     partial: Path | None, base: CalibrationStatistics, seconds: float
 ) -> Callable[[CalibrationStatistics], None]:
-    """Return a function that writes statistics when it is time to; a place that cannot be written shows at once."""
+    """Return a function that writes statistics every `seconds`; an unwritable place raises at once."""
     if partial is None:
         return lambda total: None
     save_statistics(base, partial)
@@ -394,14 +393,14 @@ def _partial(checkpoint: Path | None, observed: Sequence[Request], computed: Seq
 
 
 def _beside(checkpoint: Path) -> Iterator[Path]:
-    """Yield the files of checkpoints, and what of a file that was being written is left of a killed run."""
+    """Yield the partial files, and temporary files that a killed run left."""
     name = re.escape(checkpoint.name)
     ours = re.compile(rf"{name}\.[0-9a-f]{{8}}\.partial|\.{name}(\.[0-9a-f]{{8}}\.partial)?\.\d+\.tmp")
     yield from (path for path in checkpoint.parent.iterdir() if ours.fullmatch(path.name))
 
 
 class _Known:
-    """What evidence must be of to be used; the samples are only read for it when there is a file to compare."""
+    """Checks whether stored statistics can be used; samples are only read if there is a file to compare."""
 
     def __init__(self, model: str, samples: SampleSource, notice: Notice) -> None:
         self._model = model
@@ -410,11 +409,11 @@ class _Known:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """The digest of each sample, in their order; all are read for them, once."""
+        """The digest of each sample, in their order; computed once."""
         return tuple(sample_digest(sample) for sample in self._source)
 
     def fitting(self, path: Path, requests: Sequence[Request]) -> CalibrationStatistics:
-        """Return what a file holds for these requests from these samples; nothing when it is of anything else."""
+        """Return the statistics of a file for these requests; empty if the file does not fit."""
         found = load_statistics(path)
         there = [request for request in requests if request in found.statistics]
         if problem := self._misfit(found, whole=len(there) == len(requests)):
@@ -432,7 +431,7 @@ class _Known:
         return found.select(there) if there else CalibrationStatistics()
 
     def continued(self, path: Path, requests: Sequence[Request], base: CalibrationStatistics) -> CalibrationStatistics:
-        """Return what an interrupted run kept, or `base` where that is more or all that can be used."""
+        """Return the statistics of an interrupted run, or `base` if it has more samples or the file does not fit."""
         try:
             found = load_statistics(path)
         except DataError as error:
@@ -445,9 +444,9 @@ class _Known:
         return found.select(requests)
 
     def _misfit(self, found: CalibrationStatistics, *, whole: bool) -> str:
-        """Say what evidence is not of, or nothing when it fits.
+        """Return why statistics do not fit; empty if they do.
 
-        Statistics of more samples than these cannot be completed, so it must be whole.
+        Statistics with samples that are not among these cannot be completed, so they must be complete already.
         """
         provenance = found.provenance
         if not provenance.model:

@@ -1,4 +1,4 @@
-"""Instrumented models: inner tensors as further outputs, those inside If, Loop and Scan included."""
+"""Instrumented models: inner tensors as additional outputs, including tensors inside If, Loop and Scan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bodies(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def own_bodies(node: NodeProto) -> Iterator[GraphProto]:
-    """Yield the bodies of a node, but not those inside them."""
+    """Yield the bodies of a node, but not the bodies inside them."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -30,18 +30,18 @@ def own_bodies(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def made_inside(graph: GraphProto) -> set[str]:
-    """Return the names of what bodies are given or make, those of the main graph aside."""
+    """Return the names of the inputs and node outputs of all bodies, except names that the main graph has."""
     main = names_made(graph) | {tensor.name for tensor in graph.initializer}
     return {name for body in bodies(graph) for name in names_made(body)} - main
 
 
 def names_made(graph: GraphProto) -> set[str]:
-    """Return the names of the inputs of a graph and of what its nodes make."""
+    """Return the names of the inputs and node outputs of a graph."""
     return {value.name for value in graph.input} | {name for node in graph.node for name in node.output if name}
 
 
 def unused_mark(graph: GraphProto) -> str:
-    """Return an ending that no name of a model holds."""
+    """Return a suffix that is part of no name in the model."""
     scopes = (graph, *bodies(graph))
     names = {name for scope in scopes for name in names_made(scope)}
     names |= {tensor.name for scope in scopes for tensor in scope.initializer}
@@ -52,33 +52,33 @@ def unused_mark(graph: GraphProto) -> str:
 
 
 def known_dimensions(value: ValueInfoProto) -> list[int] | None:
-    """Return the dimensions of a tensor, or None where one is not known."""
+    """Return the dimensions of a tensor; None if any is unknown."""
     kind = value.type.tensor_type
     known = value.type.HasField("tensor_type") and kind.HasField("shape")
     sizes = [dimension.dim_value for dimension in kind.shape.dim if dimension.HasField("dim_value")]
     return sizes if known and len(sizes) == len(kind.shape.dim) else None
 
 
-# Body taps: tensors inside If, Loop and Scan, carried outwards as tensors of the main graph.
+# Tensors inside If, Loop and Scan, exposed as tensors of the main graph.
 
 CARRYING = frozenset({"If", "Loop", "Scan"})
-"""Operators out of whose bodies tensors can be carried."""
+"""Operators whose bodies can expose tensors."""
 
 
 def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: Iterable[str] = ()) -> onnx.ModelProto:
-    """Return a model whose main graph makes the named tensors of bodies, with all values of a run in one dimension.
+    """Return a model whose main graph has the named body tensors, each with all values of a run in one dimension.
 
-    They keep their names there, and get others in the bodies. A Loop gives the values of all its iterations, a Scan
-    those of all its steps, and a branch of an If that does not run none. What else the model computes stays as it is.
+    The tensors keep their names in the main graph and get new names in the bodies. A Loop gives the values of all
+    iterations, a Scan those of all steps. An If branch that does not run gives none. All other results stay the same.
 
     Args:
-        model: The model; it is not changed, and returned itself where no body makes any of the tensors.
-        names: Tensors of any graph, each of a name that no other has; those of bodies are float32.
-        others: Further ones, which are computed as if they were named, but of which no values leave their bodies.
+        model: The model; not changed, and returned itself if no body has any of the tensors.
+        names: Tensors of any graph with unique names; those of bodies are float32.
+        others: Tensors that are computed as if they were named, but give no values.
 
     Raises:
-        ModelError: A tensor cannot be carried out: it stands in the body of another operator, or in an If or Loop
-            inside a Scan, whose steps all give equally many values.
+        ModelError: A tensor cannot be exposed. It is in the body of another operator, or in an If or Loop inside a
+            Scan, whose steps all give the same number of values.
     """
     made = made_inside(model.graph)
     inside, counted = made.intersection(names), made.intersection(others)
@@ -91,20 +91,19 @@ def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: It
 
 
 def expose_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Return a model whose main graph makes the numbers of values that the named tensors of bodies have in a run.
+    """Return a model whose main graph has the numbers of values of the named body tensors in a run.
 
-    No values leave the bodies, so it takes hardly more memory than the model.
+    No values leave the bodies, so it takes little more memory than the model.
 
     Args:
-        model: The model; it is not changed, and returned itself where no body makes any of the tensors.
+        model: The model; not changed, and returned itself if no body has any of the tensors.
         names: Tensors of any graph, see `expose_body_tensors`.
 
     Returns:
-        The model, and the tensors of bodies. It makes int64 scalars, each called ``NAME/size`` as `append_outputs`
-        does.
+        The model, and the body tensors. The sizes are int64 scalars called ``NAME/size``, as in `append_outputs`.
 
     Raises:
-        ModelError: A tensor cannot be carried out, see `expose_body_tensors`.
+        ModelError: A tensor cannot be exposed, see `expose_body_tensors`.
     """
     inside = made_inside(model.graph).intersection(names)
     if not inside:
@@ -112,7 +111,7 @@ def expose_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onn
     taps = _Taps(frozenset(inside), frozenset(), unused_mark(model.graph), sizes=True)
     tapped, carried = taps.applied(model)
     for name in carried:
-        # A sum of none is not told to be 0 everywhere.
+        # Not every runtime defines the sum of an empty tensor as 0, so a zero is appended.
         some = f"{name}{taps.mark}sizes"
         tapped.graph.node.append(helper.make_node("Concat", [name, f"{taps.mark}zero"], [some], axis=0))
         tapped.graph.node.append(helper.make_node("ReduceSum", [some], [f"{name}/size"], keepdims=0))
@@ -121,13 +120,13 @@ def expose_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onn
 
 @dataclass(frozen=True)
 class _Taps:
-    """What is carried out of bodies, and the names that it gets on its way.
+    """The tensors to expose, and their names on the way out.
 
     Attributes:
-        wanted: names of the tapped tensors, which tensors of the main graph take over.
-        emptied: those whose values are dropped.
-        mark: what no name of the model holds.
-        sizes: whether how many values they have is carried in their place.
+        wanted: Names of the observed tensors, which tensors of the main graph get.
+        emptied: Tensors whose values are dropped.
+        mark: A suffix that no name of the model contains.
+        sizes: Whether to expose the number of values instead of the values.
     """
 
     wanted: frozenset[str]
@@ -136,7 +135,7 @@ class _Taps:
     sizes: bool = False
 
     def applied(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-        """Return a copy of a model that carries the taps, and their names."""
+        """Return a copy of a model that exposes the tensors, and their names."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(model)
         for body in bodies(tapped.graph):
@@ -146,7 +145,7 @@ class _Taps:
         return tapped, carried
 
     def rename(self, body: GraphProto) -> None:
-        """Give the tapped tensors other names in one body, but not in the bodies inside it."""
+        """Rename the observed tensors in one body, but not in the bodies inside it."""
         for value in (*body.input, *body.output, *body.value_info):
             value.name = self._inner(value.name)
         for node in body.node:
@@ -154,22 +153,21 @@ class _Taps:
             node.output[:] = [self._inner(name) for name in node.output]
 
     def constants(self) -> Iterator[TensorProto]:
-        """Yield the initializers that the added nodes read."""
         yield helper.make_tensor(f"{self.mark}shape", TensorProto.INT64, [1], [-1])
         yield helper.make_tensor(f"{self.mark}nothing", self._element, [0], [])
         yield helper.make_tensor(f"{self.mark}zero", TensorProto.INT64, [1], [0])
 
     def carry(self, graph: GraphProto, path: tuple[str, ...]) -> list[str]:
-        """Let a graph make the flat values of all taps in it and its bodies, and return the taps.
+        """Add nodes for the flat values of all observed tensors in a graph and its bodies; return the tensors.
 
         Args:
             graph: The main graph, or a body.
-            path: The operators around it, the outermost first.
+            path: Types of the enclosing operators, the outermost first.
         """
         depth = len(path)
         found = sorted(name.removesuffix(self.mark) for name in names_made(graph) if name.endswith(self.mark))
         graph.node.extend(node for name in found for node in self._flat_values(name, depth))
-        # From behind, so that nodes can be inserted.
+        # In reverse, so that insertions do not shift the remaining indices.
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
             branches = [(body, self.carry(body, (*path, node.op_type))) for body in own_bodies(node)]
@@ -191,7 +189,7 @@ class _Taps:
         return found
 
     def _flat_values(self, name: str, depth: int) -> Iterator[NodeProto]:
-        """Yield the nodes that flatten a tapped tensor in the body that makes it, and drop what is not wanted."""
+        """Yield the nodes that flatten a tensor in its body, reduce it to its size, or drop its values."""
         flat, values, zero = self._carried(name, depth), self._between(name, depth, "values"), f"{self.mark}zero"
         if self.sizes:
             yield helper.make_node("Size", [self._inner(name)], [values])
@@ -215,12 +213,12 @@ class _Taps:
         node.output.extend(self._carried(name, depth) for name in names)
 
     def _of_one_size(self, body: GraphProto) -> set[str]:
-        """Return the taps of equally many values in all iterations of a Loop, which can give them as a Scan does.
+        """Return the tensors with the same number of values in all iterations of a Loop, which can be scan outputs.
 
-        Those inside further bodies are none of them: how often these run may change.
+        Tensors inside nested bodies are excluded: how often these run may change.
         """
         states = len(body.input) - 2
-        # Shapes follow from those of the states, which tell nothing of a state that grows.
+        # Shapes are inferred from the initial states, so they are wrong if a state grows.
         if not self.sizes and any(
             known_dimensions(given) is not None and known_dimensions(given) != known_dimensions(made)
             for given, made in zip(body.input[2:], body.output[1 : 1 + states], strict=True)
@@ -237,10 +235,10 @@ class _Taps:
     def _open_loop(
         self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int
     ) -> tuple[list[NodeProto], list[NodeProto]]:
-        """Let a Loop carry sequences, and return the nodes before and behind it that make and join them.
+        """Let a Loop carry sequences; return the nodes before it that create them and those behind it that join them.
 
-        Scan outputs have to be of one size in all iterations, and a tensor that grows would be copied in each, as the
-        sequence is too: what it takes is quadratic in the iterations.
+        Scan outputs must have the same size in all iterations. A tensor that grows would be copied in each iteration,
+        as the sequence is too: the cost is quadratic in the iterations.
         """
         if not names:
             return [], []
@@ -256,16 +254,16 @@ class _Taps:
             grown.append(_sequence(later, self._element))
             given.append(parts)
             joined.append(helper.make_node("ConcatFromSequence", [parts], [self._carried(name, depth)], axis=0))
-        # What a Loop carries stands in front of its scan outputs.
+        # The states of a Loop come before its scan outputs.
         scanned = list(body.output)[1 + states :]
         del body.output[1 + states :]
         body.output.extend([*grown, *scanned])
         node.output[states:states] = given
-        # It holds an empty tensor, since nothing joins a sequence without any.
+        # The sequence starts with an empty tensor, because an empty sequence cannot be joined.
         return [helper.make_node("SequenceConstruct", [f"{self.mark}nothing"], [start])], joined
 
     def _open_scan(self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int) -> list[NodeProto]:
-        """Let a Scan or Loop stack the values of its steps, and return the nodes behind it that flatten them."""
+        """Add scan outputs to a Scan or Loop, and return the nodes behind it that flatten them."""
         stacked = {name: self._between(name, depth, "stacked") for name in names}
         body.output.extend(_vector(self._carried(name, depth + 1), self._element) for name in names)
         node.output.extend(stacked.values())
@@ -276,22 +274,21 @@ class _Taps:
 
     @property
     def _element(self) -> int:
-        """The element type of what is carried."""
         return TensorProto.INT64 if self.sizes else TensorProto.FLOAT
 
     def _reshape(self, source: str, target: str) -> NodeProto:
         return helper.make_node("Reshape", [source, f"{self.mark}shape"], [target])
 
     def _inner(self, name: str) -> str:
-        """Return what a tensor is called where it is made."""
+        """Return the name of a tensor in the graph that computes it."""
         return f"{name}{self.mark}" if name in self.wanted else name
 
     def _carried(self, name: str, depth: int) -> str:
-        """Return what the values of a tapped tensor are called in a graph inside so many bodies."""
+        """Return the name of the flat values of a tensor in a graph inside `depth` bodies."""
         return f"{name}{self.mark}{depth}" if depth else name
 
     def _between(self, name: str, depth: int, what: str) -> str:
-        """Return what they are called on their way into that graph, or in it."""
+        """Return the name of an intermediate result for these values."""
         return f"{name}{self.mark}{depth}.{what}"
 
 
@@ -323,16 +320,16 @@ def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: 
         graph.node.insert(index, node)
 
 
-# Taps: tensors of the main graph as additional graph outputs.
+# Tensors of the main graph as additional graph outputs.
 
 _OVERRIDABLE = 4
 
 
 def add_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Return a copy of the model with the named tensors as further outputs; the weights are copied once.
+    """Return a copy of the model with the named tensors as additional outputs; the weights are copied once.
 
     Raises:
-        ModelError: A name is no tensor of the main graph, or its element type cannot be inferred.
+        ModelError: A name is not a tensor of the main graph, or its element type cannot be inferred.
     """
     tapped = onnx.ModelProto()
     tapped.CopyFrom(model)
@@ -341,15 +338,15 @@ def add_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto
 
 
 def append_outputs(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Sequence[str] = ()) -> bytes:
-    """Return a serialized model with further outputs, without parsing or copying it message by message.
+    """Return a serialized model with additional outputs, without parsing or copying its messages.
 
-    Protobuf defines concatenated messages as merged ones: repeated fields such as the graph's outputs are appended.
+    Protobuf defines concatenated messages as merged: repeated fields such as the graph's outputs are appended.
 
     Args:
         data: The serialized model.
         outputs: The outputs to add.
-        kept: Tensors that are computed as if they were outputs too, but only their size is given, as ``NAME/size``.
-            What a runtime fuses, and so the last bits of every tensor, depends on which ones are computed.
+        kept: Tensors that are computed as if they were outputs, but only give their size, as ``NAME/size``. Computed
+            tensors decide what a runtime fuses, and so the last bits of every tensor.
     """
     nodes = [onnx.helper.make_node("Size", [name], [f"{name}/size"]) for name in kept]
     sizes = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in kept]
@@ -358,14 +355,14 @@ def append_outputs(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Se
 
 
 def overridable_bytes(data: bytes, model: onnx.ModelProto, names: Sequence[str]) -> bytes:
-    """Return a serialized part of a model whose named initializers can be fed, and need not be.
+    """Return a serialized part of a model whose named initializers can be fed.
 
-    An initializer that is an input as well is its default, and no runtime folds it into others.
+    If an initializer is also an input, it is the default of the input, and no runtime folds it.
 
     Args:
         data: The serialized part.
-        model: The model, which has these initializers.
-        names: Initializers that the part has too.
+        model: The whole model.
+        names: Initializers of both.
     """
     if not names:
         return data
@@ -376,13 +373,13 @@ def overridable_bytes(data: bytes, model: onnx.ModelProto, names: Sequence[str])
         for name in names
         if name not in declared
     ]
-    # Before this version every initializer had to be an input, and was a constant.
+    # Before IR version 4, every initializer had to be an input, and was a constant.
     version = max(model.ir_version, _OVERRIDABLE)
     return data + bytes(onnx.ModelProto(ir_version=version, graph=onnx.GraphProto(input=inputs)).SerializeToString())
 
 
 def tensor_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Return the tensors of the main graph whose element types are known, texts left out."""
+    """Return the tensors of the main graph with known element types, except strings."""
     known = _inferred_types(model) | _known_types(model.graph)
     return {
         name: onnx.ValueInfoProto(name=name, type=value)
@@ -392,10 +389,10 @@ def tensor_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def added_outputs(model: onnx.ModelProto, names: Iterable[str]) -> list[onnx.ValueInfoProto]:
-    """Return the outputs to add for the named tensors, in their order, leaving out outputs of the model.
+    """Return the outputs to add for the named tensors, in their order, without outputs of the model.
 
     Raises:
-        ModelError: A name is no tensor of the main graph, or its element type cannot be inferred.
+        ModelError: A name is not a tensor of the main graph, or its element type cannot be inferred.
     """
     graph = model.graph
     existing = {value.name for value in graph.output}
@@ -429,7 +426,7 @@ def _known_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 
 def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Infer element types on a copy whose initializers are inputs, so that no weight is copied; none when it fails."""
+    """Infer types on a copy whose initializers are inputs, so that no weight is copied; empty if inference fails."""
     graph = model.graph
     inputs = {value.name for value in graph.input}
     skeleton = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
@@ -442,23 +439,17 @@ def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     )
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton)
-    # The bindings turn any C++ error into one of these; what is then not known is told by name.
+    # The bindings turn any C++ error into one of these. `added_outputs` then names the tensor without a type.
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
         return {}
     return {value.name: value.type for value in inferred.graph.value_info}
 
 
-# Channel taps: tensors of bodies, carried outwards as matrices with one column for each channel.
+# Tensors of bodies as matrices with one column for each channel.
 
 
 class ChannelAxis(NamedTuple):
-    """Where the channels of a tensor lie.
-
-    Attributes:
-        axis: of the channels, counted from the front.
-        rank: how many axes the tensor has.
-        channels: how many there are.
-    """
+    """The channel axis of a tensor, counted from the front, its rank, and its number of channels."""
 
     axis: int
     rank: int
@@ -468,20 +459,19 @@ class ChannelAxis(NamedTuple):
 def expose_channels(
     model: onnx.ModelProto, taps: Mapping[str, ChannelAxis]
 ) -> tuple[onnx.ModelProto, Mapping[str, str]]:
-    """Return a model whose main graph makes, of tensors of bodies, all values of a run as a matrix [., channels].
+    """Return a model whose main graph has each body tensor of `taps` as a matrix [values, channels].
 
-    Tensors of bodies are otherwise carried outwards with all their values in one dimension, in which channels cannot be
-    told apart.
+    `expose_body_tensors` gives all values in one dimension, without channels.
 
     Args:
-        model: The model; it is not changed.
-        taps: The tensors of bodies by name, float32, see `expose_body_tensors`.
+        model: The model; not changed.
+        taps: Channel axes by body tensor; float32, see `expose_body_tensors`.
 
     Returns:
         The model, and the name of the matrix by the name of the tensor.
 
     Raises:
-        ModelError: A tensor cannot be carried out, see `expose_body_tensors`.
+        ModelError: A tensor cannot be exposed, see `expose_body_tensors`.
     """
     if not taps:
         return model, {}
@@ -507,7 +497,7 @@ def expose_channels(
 
 
 def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the bodies inside a graph, and those inside them."""
+    """Yield the bodies with nodes in a graph, at any depth."""
     for node in graph.node:
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs):

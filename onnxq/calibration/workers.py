@@ -130,7 +130,7 @@ class Work:
         return shard
 
     def give_back(self, indices: Sequence[int]) -> None:
-        """Return the samples of a lost worker, so that they are taken again."""
+        """Queue the samples of a lost worker again."""
         again = stretches(self._source, sorted(indices))
         self._ahead = chain(again, self._ahead)
         self.left += len(indices)
