@@ -1,4 +1,4 @@
-"""What the user gives to calibrate and evaluate by, and the states of stateful models."""
+"""Samples and statistics that a user gives for calibration and evaluation, and the states of stateful models."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import Array, open_session, run
 
 SamplesLike: TypeAlias = str | Path | Iterable[Any] | RandomAccess
-"""Samples: a file or folder, dictionaries from input name to array, or what a source takes; see `open_samples`."""
+"""A file or folder, dictionaries from input name to array, or an object that a source reads; see `open_samples`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Representative samples, and how they are read.
+    """Representative samples, and how to read them.
 
     Attributes:
-        calibration: samples that set the ranges, and by which plans are chosen.
-        validation: samples by which the result is judged, which nothing was chosen by; None keeps every fourth of the
-            former for that where there are 8 or more and no function is the metric, else judges by the same.
-        limit: most samples to use of each, from all over; None uses all.
-        images: how image files become arrays, or the name of a preset such as ``imagenet``.
-        chain: inputs by the output that they take from the sample before, for stateful models, or as a text such as
-            ``stateN=state``, or several.
-        batch: how many rows the model is run with; None runs several files with the rows of each, and else single rows.
-        source: what reads the samples, or its name with options such as ``audio:rate=8000``; None finds it.
-        statistics: from calibrate() on the same model and scheme, or their file; None runs the calibration.
+        calibration: Samples that set the calibration ranges, and by which plans are chosen.
+        validation: Holdout set on which the result is evaluated. None takes every fourth calibration sample if there
+            are 8 or more and the metric is not a function. Otherwise all calibration samples are used for both.
+        limit: Most samples of each set, evenly spaced; None uses all.
+        images: How image files become arrays, or the name of a preset such as ``imagenet``.
+        chain: Inputs of stateful models by the output of the sample before, or texts such as ``stateN=state``.
+        batch: Number of rows that the model is run with. None keeps the rows of each file if there are several files,
+            and takes single rows otherwise.
+        source: Reader of the samples, or its name with options such as ``audio:rate=8000``; None detects it.
+        statistics: Result of calibrate() on the same model and scheme, or its file; None runs the calibration.
 
     Raises:
-        DataError: the samples are neither a path nor an iterable of dictionaries, or no preset of images is called so.
-        SchemeError: the limit or batch is not positive, a text is no chain, a chain is given with a batch of several
-            rows, or something else is of another type.
+        DataError: The samples are neither a path nor an iterable of dictionaries, or the image preset is unknown.
+        SchemeError: The limit or batch is not positive, a chain is malformed, a chain is given with a batch of several
+            rows, or an attribute has the wrong type.
 
     >>> Data("recordings/", chain="stateN=state").chained
     {'stateN': 'state'}
@@ -80,7 +80,7 @@ class Data:
         check_type(
             self.statistics, (CalibrationStatistics, str, Path, type(None)), "statistics", "what calibrate() returns"
         )
-        # Texts that name nothing are told here and not after minutes.
+        # Errors in texts are raised here, not after minutes.
         _ = self.chained, self.image_options
         if self.chained and self.batch not in (None, 1):
             raise SchemeError(
@@ -94,35 +94,35 @@ class Data:
 
     @cached_property
     def chained(self) -> Mapping[str, str]:
-        """Inputs by the output that they take from the sample before."""
+        """Inputs by the output of the sample before."""
         return self.chain if isinstance(self.chain, Mapping) else parse_chain(self.chain)
 
     @property
     def rows(self) -> int | None:
-        """How many rows the model is run with: one where states go from one to the next, see `open_samples`."""
+        """Number of rows that the model is run with; 1 if states pass from row to row, see `open_samples`."""
         return 1 if self.chained and self.batch is None else self.batch
 
     @property
     def given(self) -> tuple[object, ...]:
-        """What is read, as it was given: files, folders or anything else."""
+        """The calibration and validation samples and the statistics, as given."""
         return self.calibration, self.validation, self.statistics
 
     @property
     def evidence(self) -> CalibrationStatistics | None:
-        """The statistics, read where they are a file's."""
+        """The statistics, read from their file if a path is given."""
         return load_statistics(Path(self.statistics)) if isinstance(self.statistics, str | Path) else self.statistics
 
     @classmethod
     def of(cls, given: SamplesLike | Data) -> Data:
-        """Return data as it is; a path or samples alone stand for all of them, read as usual."""
+        """Return data as it is; wrap a path or samples with the default options."""
         return given if isinstance(given, Data) else cls(given)
 
 
 def parse_chain(texts: str | Sequence[str]) -> dict[str, str]:
-    """Return the inputs by output for texts such as ``stateN=state``: the output, and the input that it becomes.
+    """Return the inputs by output for texts OUTPUT=INPUT such as ``stateN=state``.
 
     Raises:
-        SchemeError: a text is none of that form, or names an input twice.
+        SchemeError: A text has another form, or a name occurs twice.
 
     >>> parse_chain("stateN=state")
     {'stateN': 'state'}
@@ -151,17 +151,17 @@ def _check_source(source: object) -> None:
         )
 
 
-# Stateful models: an output of one sample is an input of the next, as when the model runs on a stream.
+# Stateful models: an output of one sample is an input of the next, as in a stream.
 
 Chain = Mapping[str, str]
 """Input by the output that it is taken from."""
 
 
 def with_optional(inputs: Sequence[Input], chain: Chain) -> tuple[Input, ...]:
-    """Return the inputs of which samples may leave out those that are chained.
+    """Return the inputs, with chained inputs marked as optional in samples.
 
     Raises:
-        SchemeError: The chain names an input that is not there, or there is nothing else to feed.
+        SchemeError: The chain names an input that does not exist, or every input is chained.
     """
     names = [entry.name for entry in inputs]
     for target in chain.values():
@@ -174,21 +174,24 @@ def with_optional(inputs: Sequence[Input], chain: Chain) -> tuple[Input, ...]:
 
 
 class ChainedSamples:
-    """Samples completed by the states that the float model leaves behind, in the order of the samples.
+    """Samples completed by the states that the float model outputs, in the order of the samples.
 
-    The first sample of a sequence starts from the state that it holds, else from zeros: the samples of a file that
-    holds several are a sequence, and so are the files of a folder. Dimensions of such a state that the model leaves
-    open are those of the sample where they share a name; others are 0, an empty past, or 1 where the model does not run
-    on that, or makes of it a state that stays empty or is not a number. Each iteration runs the model anew.
+    The first sample of a sequence starts from the state that it contains, otherwise from zeros. A sequence is the
+    samples of a file that has several, or the files of a folder.
+
+    An open dimension of a zero state takes the size of the sample's dimension of the same name. Other open dimensions
+    are 0, an empty past. They are 1 if the model does not run on an empty state, or outputs an empty or NaN array.
+
+    Each iteration runs the model again.
 
     Args:
-        samples: What is given of each sample.
+        samples: Samples without the chained states.
         model: The float model.
         chain: Input by the output that it is taken from.
-        notice: Told in a sentence of a state that does not start empty though its dimensions allow it.
+        notice: Called with a sentence if a state does not start empty though its dimensions are open.
 
     Raises:
-        SchemeError: The chain begins with no output of the model, or ends in an input that holds no numbers.
+        SchemeError: The chain begins with a name that is not an output of the model.
     """
 
     def __init__(
@@ -214,7 +217,7 @@ class ChainedSamples:
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit has left out samples behind these."""
+        """Whether a limit left out samples after these."""
         return is_truncated(self._samples)
 
     def __len__(self) -> int:
@@ -238,7 +241,7 @@ class ChainedSamples:
             states = dict(zip(self._chain.values(), values, strict=True))
 
     def _with_zeros(self, sample: Sample) -> Sample:
-        """Return the sample with the states that it lacks, all zero."""
+        """Return the sample with zeros for missing states."""
         missing = [entry for entry in self._inputs if entry.name in self._chain.values() and entry.name not in sample]
         if not missing:
             return sample
@@ -248,13 +251,13 @@ class ChainedSamples:
         return {**sample, **_zeros(missing, sizes, self._start)}
 
     def _sizes(self, sample: Sample) -> dict[str, int]:
-        """Return the extents of the named dimensions of a sample."""
+        """Return the sizes of the named dimensions of a sample."""
         given = [entry for entry in self._inputs if entry.name in sample]
         pairs = (pair for entry in given for pair in zip(entry.shape or (), sample[entry.name].shape, strict=False))
         return {dim: extent for dim, extent in pairs if isinstance(dim, str)}
 
     def _found(self, sample: Sample, missing: Sequence[Input], sizes: Mapping[str, int]) -> _Start:
-        """Return the first start of empty states that the model runs from, else the last one, of which it tells."""
+        """Return the first empty start that the model runs from; otherwise the last start, with a notice."""
         open_states = [entry for entry in missing if any(_is_open(dim, sizes) for dim in entry.shape or ())]
         if not open_states:
             return _STARTS[-1]
@@ -273,7 +276,7 @@ class ChainedSamples:
         return start
 
     def _runs(self, sample: Sample) -> bool:
-        """Tell whether the model makes something of a sample: outputs that are neither empty nor not a number."""
+        """Return whether the model runs and all its outputs are neither empty nor NaN."""
         try:
             values = run(self._session, sample)
         except DataError:
@@ -283,16 +286,16 @@ class ChainedSamples:
 
 
 def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
-    """Open samples for the file of a model, as quantize() does for a model that it is given.
+    """Open samples for a model file, as quantize() does.
 
     Args:
-        reference: the file, whose model completes chained inputs.
-        data: the samples, of Data those for calibration.
+        reference: The model file, whose model also computes chained inputs.
+        data: The samples; of `Data`, the calibration samples.
 
     Raises:
-        ModelError: the file cannot be read.
-        DataError: the samples do not fit.
-        SchemeError: the chain names no output or input of the model.
+        ModelError: The file cannot be read.
+        DataError: The samples do not fit.
+        SchemeError: The chain names an unknown output or input of the model.
     """
     data = Data.of(data)
     inputs = with_optional(model_inputs(weightless_model(load(reference))), data.chained)
@@ -309,7 +312,7 @@ def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
 
 
 class _Start(NamedTuple):
-    """The extents of what a model leaves open of a state: of its first dimension, often a batch, and of the others."""
+    """Sizes of the open dimensions of a state: of the first, often a batch, and of the others."""
 
     first: int
     others: int

@@ -1,4 +1,4 @@
-"""The kind ``histogram``: elements counted in bins that grow with the range, of all and of those below the mask."""
+"""The kind ``histogram``: counts in bins that widen with the range, of all elements and of the unmasked ones."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from onnxq.calibration.accumulators import Accumulator, Arrays, Option, Request,
 BINS = 4096
 """Most bins of a histogram."""
 MINIMUM_EXPONENT = -1074
-"""Exponent of the finest bins: the distance of the smallest float64 numbers."""
+"""Exponent of the finest bins: the spacing of the smallest float64 numbers."""
 
-# Integers below this are exact in float32, and so are differences of floats that lie within the bins of one histogram.
+# Integers below this are exact in float32, and so are differences of values within the bins of one histogram.
 _EXACT_FLOAT32 = 1 << 23
 
 
 def bins_of(values: NDArray[Any], exponent: int, first: int) -> NDArray[np.signedinteger]:
     """Return the bin of each value, counted from bin `first`."""
-    # Multiplying by a power of two from 1 to 2**126 only moves the exponent of a float32, so nothing is rounded.
+    # Multiplying a float32 by a power of two from 1 to 2**126 only changes its exponent, so nothing is rounded.
     if values.dtype == np.float32 and -126 <= exponent <= 0 and abs(first) < _EXACT_FLOAT32:
         scaled = values * np.float32(math.ldexp(1.0, -exponent))
         np.floor(scaled, out=scaled)
         scaled -= np.float32(first)
-        # Processors convert many floats at once to integers of 32 bits, which hold any such bin.
+        # SIMD instructions convert floats to 32-bit integers, which hold any such bin.
         return scaled.astype(np.int32)
     wide = values.astype(np.float64)
     bins = np.floor(np.ldexp(wide, -exponent)).astype(np.intp)
@@ -45,7 +45,7 @@ def bin_of(value: float, exponent: int) -> int:
 
 
 def exponent_of(minimum: float, maximum: float) -> int:
-    """Return the least exponent with which at most `BINS` bins cover the range and bin numbers are exact in float64."""
+    """Return the least exponent at which `BINS` bins cover the range and bin numbers are exact in float64."""
     magnitude = max(-minimum, maximum)
     if magnitude == 0:
         return MINIMUM_EXPONENT
@@ -60,19 +60,19 @@ def exponent_of(minimum: float, maximum: float) -> int:
 
 
 def add_bins(counts: NDArray[np.int64], added: NDArray[np.int64], added_first: int, coarser: int, first: int) -> None:
-    """Add a histogram to one whose bins are ``2**coarser`` times as wide; exact, since bins lie whole in wider ones.
+    """Add a histogram to one whose bins are ``2**coarser`` times as wide; exact, since bins nest.
 
     Args:
-        counts: Changed in place; bin `first` comes first.
-        added: The other histogram; its bin `added_first` comes first.
-        added_first: Counted in its own bins.
+        counts: The wider histogram, changed in place; its first bin is `first`.
+        added: The other histogram; its first bin is `added_first`.
+        added_first: In bins of `added`.
         coarser: At least 0.
-        first: Counted in the wider bins.
+        first: In bins of `counts`.
     """
     if coarser == 0:
         counts[added_first - first : added_first - first + len(added)] += added
         return
-    # Numpy shifts by at most 63, which already leaves nothing but the sign.
+    # Numpy shifts by at most 63, which leaves only the sign.
     coarser = min(coarser, 63)
     low, high = added_first >> coarser, (added_first + len(added) - 1) >> coarser
     starts = np.zeros(high - low + 1, np.intp)
@@ -80,25 +80,23 @@ def add_bins(counts: NDArray[np.int64], added: NDArray[np.int64], added_first: i
     counts[low - first : high - first + 1] += np.add.reduceat(added, starts)
 
 
-# The kind ``histogram``: elements counted in bins that grow with the range, of all and of those below the mask.
-
 HISTOGRAM_ELEMENTS = 1 << 13
-"""Counting every element of a convolutional network costs several times its inference; extremes cost little."""
+"""Elements counted per array: all elements of a convolutional network would take several times its inference."""
 
 _BLOCK = 1 << 16
-# Elements of small arrays wait until they are so many, as to count a few takes as long as to count some thousands; they
-# take no more memory than the bins.
+# Elements of small arrays are buffered up to this number: counting a few takes as long as some thousands. The buffer
+# takes no more memory than the bins.
 _WAITING = 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """How many elements lie in each of equally wide bins; what their width is depends on the extremes only.
+    """Counts in equally wide bins, whose width depends on the extremes only.
 
     Args:
-        minimum: Exact least element; +inf if there was none.
-        maximum: Exact greatest element; -inf if there was none.
-        counts: Elements per bin, int64 of shape (bins,), at most `BINS` bins; empty if there was none.
+        minimum: Exact minimum; +inf if there was no element.
+        maximum: Exact maximum; -inf if there was no element.
+        counts: Elements per bin, int64 of shape (bins,), at most `BINS` bins; empty if there was no element.
     """
 
     minimum: float = math.inf
@@ -127,7 +125,7 @@ class Bins:
         return np.ldexp(np.arange(first, first + len(self.counts) + 1, dtype=np.float64), self.exponent)
 
     def merge(self, other: Bins) -> Bins:
-        """Return the bins of the elements of both: bit for bit what counting all of them at once gives."""
+        """Return the bins of the elements of both, bit-identical to counting all of them at once."""
         if not len(self.counts) or not len(other.counts):
             return self if len(self.counts) else other
         minimum, maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
@@ -139,10 +137,10 @@ class Bins:
         return Bins(minimum, maximum, counts)
 
     def check(self) -> None:
-        """Check that the counts are those of a range.
+        """Check that the counts fit the extremes.
 
         Raises:
-            ValueError: They are not.
+            ValueError: They do not.
         """
         if not len(self.counts):
             return
@@ -154,13 +152,13 @@ class Bins:
 
 @dataclass(frozen=True, eq=False)
 class Histogram(Accumulator):
-    """The bins of the elements of a tensor, or of an even selection of them.
+    """The histogram of a tensor's elements, or of evenly spaced ones.
 
-    The option ``elements`` says how many evenly spaced elements of a larger array are counted; 0 counts all.
+    The option ``elements`` is the number of evenly spaced elements that are counted of a larger array; 0 counts all.
 
     Args:
-        whole: The bins of all.
-        unmasked: Those of the elements below `MASK_MAGNITUDE` in magnitude; None where no other was seen.
+        whole: Bins of all elements.
+        unmasked: Bins of the elements below `MASK_MAGNITUDE` in magnitude; None if all elements are.
     """
 
     kind: ClassVar[str] = "histogram"
@@ -171,23 +169,19 @@ class Histogram(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> Histogram:
-        """Return the histogram of one array.
-
-        Raises:
-            DataError: The dtype is no float type, or an element is NaN or infinite.
-        """
+        """Return the histogram of one array."""
         observer = cls.observer(request)
         observer.add(seen)
         return observer.statistic()
 
     @classmethod
     def observer(cls, request: Request) -> HistogramObserver:
-        """Return what counts arrays in place."""
+        """Return an observer that counts in place."""
         return HistogramObserver(int(request.option("elements", 0)) or None)
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
+        """Count two sets of bins."""
         return 2 * BINS * np.dtype(np.int64).itemsize
 
     def merge(self, other: Histogram) -> Histogram:
@@ -197,11 +191,11 @@ class Histogram(Accumulator):
 
     @property
     def below_mask(self) -> Bins:
-        """The bins of the elements below `MASK_MAGNITUDE` in magnitude, which may be all."""
+        """Bins of the elements below `MASK_MAGNITUDE` in magnitude."""
         return self.whole if self.unmasked is None else self.unmasked
 
     def arrays(self) -> Arrays:
-        """Return ends of shape (1 or 2, 2), how many bins of shape (1 or 2,), and the counts of both."""
+        """Return ends of shape (1 or 2, 2), bin numbers of shape (1 or 2,), and the counts of both."""
         parts = [self.whole] if self.unmasked is None else [self.whole, self.unmasked]
         return {
             "ends": np.array([[part.minimum, part.maximum] for part in parts], np.float64),
@@ -211,7 +205,7 @@ class Histogram(Accumulator):
 
     @classmethod
     def restored(cls, arrays: Arrays) -> Histogram:
-        """Return the histogram of which these are the arrays."""
+        """Return the histogram of these arrays."""
         ends, sizes, counts = restored_from(arrays, ("ends", "sizes", "counts"))
         if len(sizes) not in (1, 2) or ends.shape != (len(sizes), 2) or sizes.sum() != len(counts):
             raise ValueError("the parts of a histogram do not fit")
@@ -223,10 +217,10 @@ class Histogram(Accumulator):
 
 
 class HistogramObserver:
-    """Counts elements into bins that grow with the range: bit for bit what merging the arrays' histograms gives.
+    """Counts elements into bins that widen with the range, bit-identical to merging the arrays' histograms.
 
     Args:
-        elements: A larger array is counted at about that many evenly spaced elements; None counts all.
+        elements: Number of evenly spaced elements to count of a larger array; None counts all.
     """
 
     def __init__(self, elements: int | None) -> None:
@@ -235,14 +229,10 @@ class HistogramObserver:
         self._unmasked: _Counter | None = None
 
     def add(self, seen: TensorSample) -> None:
-        """Take in one array.
-
-        Raises:
-            DataError: The dtype is no float type, or an element is NaN or infinite.
-        """
+        """Add one array."""
         chosen = self._chosen(seen, seen.values)
         if seen.unmasked is not seen.values and self._unmasked is None:
-            # Up to now, all elements were below the magnitude of masks.
+            # All earlier elements were unmasked.
             self._unmasked = self._whole.copy()
         self._whole.take(seen.ends, chosen)
         if self._unmasked is not None and seen.unmasked.size:
@@ -251,7 +241,7 @@ class HistogramObserver:
             )
 
     def statistic(self) -> Histogram:
-        """Return the histogram of all that was added."""
+        """Return the histogram of all arrays so far."""
         return Histogram(self._whole.bins(), None if self._unmasked is None else self._unmasked.bins())
 
     def _chosen(self, seen: TensorSample, values: NDArray[Any]) -> NDArray[Any]:
@@ -259,7 +249,7 @@ class HistogramObserver:
 
 
 class _Counter:
-    """A histogram that changes in place; its bins become wider as the range grows."""
+    """A histogram that is updated in place; its bins widen with the range."""
 
     def __init__(self) -> None:
         self._minimum, self._maximum = math.inf, -math.inf
@@ -276,13 +266,13 @@ class _Counter:
         return other
 
     def take(self, ends: tuple[float, float], chosen: NDArray[Any]) -> None:
-        """Take in elements of that range, of which the chosen ones are counted."""
+        """Add elements with these extremes, of which the chosen ones are counted."""
         minimum, maximum = ends
         if minimum < self._minimum or maximum > self._maximum:
             self._minimum, self._maximum = min(minimum, self._minimum), max(maximum, self._maximum)
             self._is_wide_enough = False
         self._room -= chosen.size
-        # What waits is no part of a large array, which would stay with it.
+        # Buffer a copy: a view would keep the whole array in memory.
         self._waiting.append(chosen if self._room <= 0 else chosen.copy())
         if self._room <= 0:
             self._count()
@@ -292,7 +282,6 @@ class _Counter:
         return Bins(self._minimum, self._maximum, self._counts.copy())
 
     def _count(self) -> None:
-        """Count what waits."""
         if not self._is_wide_enough:
             self._widen()
         waiting, self._waiting, self._room = self._waiting, [], _WAITING

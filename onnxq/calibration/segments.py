@@ -1,4 +1,4 @@
-"""Models cut between tensors into a chain of smaller ones, so that few tensors are in memory at a time."""
+"""Models cut between tensors into a chain of segments, so that few tensors are in memory at a time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
 
 TAPS = 8
-"""A segment ends where so many tapped tensors have been computed in it and nothing else is needed later."""
+"""A segment ends after this many observed tensors, as soon as only tensors that can cross are needed later."""
 TAPS_BYTES = 1 << 26
-"""A segment ends where tapped tensors that are declared to take so many bytes have been computed in it likewise."""
+"""A segment ends likewise after observed tensors of this many bytes, by their declared shapes."""
 
-# Bytes of an element of nearly all tensors that are tapped.
+# Bytes of an element of nearly all observed tensors.
 _WIDTH = 4
 
 
@@ -38,11 +38,11 @@ class Segment:
     """A part of a model that runs by itself.
 
     Attributes:
-        model: serialized; external data stays where it is.
-        inputs: tensors that it is fed: inputs of the whole model, and outputs of earlier segments.
-        outputs: tensors that it gives: those that are observed, and those that later segments are fed.
-        kept: tensors that later segments are fed, wherever they come from.
-        weights: initializers that it can be fed in place of those it has.
+        model: The serialized model; external data stays in its files.
+        inputs: Inputs of the whole model and outputs of earlier segments.
+        outputs: Observed tensors and tensors that later segments need.
+        kept: Tensors that later segments need, from any source.
+        weights: Initializers that can be fed in place of their own values.
     """
 
     model: bytes
@@ -60,22 +60,21 @@ def segments(
     cuts: Collection[str] | None = None,
     free: Collection[str] = (),
 ) -> tuple[Segment, ...]:
-    """Cut a model between tapped tensors; where depends on the model and all its taps alone, and not on samples.
+    """Cut a model between observed tensors; the cuts depend on the model and these tensors alone, not on samples.
 
-    Nodes between tapped tensors stay together, so that onnxruntime fuses what it would fuse in the whole model; but it
-    may choose another kernel at a cut, which rounds otherwise. Statistics are of equal bits because cuts are.
+    Nodes between observed tensors stay together, so that onnxruntime fuses them as in the whole model. At a cut it may
+    choose another kernel, which rounds differently. Statistics are bit-identical because the cuts are.
 
     Args:
-        model: The model; its external data is not looked at.
-        observed: Tensors that are given: outputs of nodes, or initializers of the main graph. Those of bodies are given
-            as `expose_body_tensors` carries them out.
+        model: The model; its external data is not read.
+        observed: Node outputs or initializers of the main graph, or body tensors, see `expose_body_tensors`.
         others: Tensors that are computed as if they were observed.
-        cuts: Tensors behind whose nodes segments end, instead of behind every few taps; whatever is needed later
-            crosses as well, if it is a tensor whose type is known.
-        free: Initializers of the main graph that each segment can be fed in place of its own.
+        cuts: Tensors whose nodes end a segment; None cuts after every few observed tensors. Other tensors of known type
+            that are needed later cross too.
+        free: Initializers of the main graph that each segment can be fed.
 
     Raises:
-        ModelError: A name is no tensor of the model or cannot be carried out of a body, its element type cannot be
+        ModelError: A name is not a tensor of the model, a body tensor cannot be exposed, an element type cannot be
             inferred, or the model is too large for memory.
     """
     given, sized = frozenset(observed), frozenset(others)
@@ -112,7 +111,7 @@ def segments(
 
 
 class _Parts:
-    """Cuts models of a few nodes out of one."""
+    """Extracts models of a few nodes."""
 
     def __init__(self, model: onnx.ModelProto, types: Mapping[str, onnx.ValueInfoProto]) -> None:
         graph = model.graph
@@ -127,7 +126,7 @@ class _Parts:
     def part(
         self, start: int, end: int, inputs: Iterable[str], used: Iterable[str], made: Iterable[str]
     ) -> onnx.ModelProto:
-        """Return a model of some nodes with the initializers that they use, and with what is an output of the whole."""
+        """Return a model of some nodes, with the initializers that they use and the outputs of the whole model."""
         whole = self._model
         part = onnx.ModelProto(ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions)
         graph = part.graph
@@ -151,7 +150,7 @@ def _bounds(
     crossing: Collection[str],
     each: int,
 ) -> Iterator[tuple[int, int]]:
-    """Yield first and last node, the latter excluded, of each segment; one segment where nodes are out of order."""
+    """Yield start and end node of each segment, end excluded; a single segment if nodes are out of order."""
     place = {name: index for index, node in enumerate(graph.node) for name in node.output}
     ordered = all(place.get(name, -1) < index for index, names in enumerate(needs) for name in names)
     start, counted, size, blocking = 0, 0, 0, set[str]()
@@ -168,12 +167,12 @@ def _bounds(
 
 
 def declared_bytes(value: onnx.ValueInfoProto) -> int:
-    """Return the bytes of a tensor of float32 as a model declares it; a dimension that is not known counts as one."""
+    """Return the bytes of a float32 tensor by its declared shape; an unknown dimension counts as 1."""
     return _WIDTH * math.prod(max(int(dim.dim_value), 1) for dim in value.type.tensor_type.shape.dim)
 
 
 def _needs(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Return the names that a node and its bodies read; those of a body's own tensors do no harm."""
+    """Return the names that a node and its bodies read; names of a body's own tensors are included and harmless."""
     names = dict.fromkeys(node.input)
     for attribute in node.attribute:
         for body in (*attribute.graphs, *([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else ())):
@@ -184,7 +183,7 @@ def _needs(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _bare(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    """Return a value with its element type and rank only: what a model says of its inner dimensions may be wrong."""
+    """Return a value with its element type and rank only, since declared inner dimensions may be wrong."""
     bare = onnx.ValueInfoProto()
     bare.CopyFrom(value)
     for dimension in bare.type.tensor_type.shape.dim:
@@ -192,22 +191,22 @@ def _bare(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return bare
 
 
-# Stages: parts of a model as callables, whose weights can be others in each call.
+# Stages: parts of a model that can be run with other weights in each call.
 
 _OWN: Mapping[str, Array] = MappingProxyType({})
 
 
 class Stage:
-    """A part of a model between cuts, run by itself.
+    """A part of a model between cuts.
 
-    Its session is opened by the first run and takes memory until the stage is closed, which ``with`` does too; a closed
-    stage can be run again.
+    The first run opens the session, which takes memory until `close` or the end of a ``with`` block. A closed stage can
+    be run again.
 
     Attributes:
-        inputs: tensors that it is fed: inputs of the whole model, and outputs of earlier stages.
-        outputs: tensors that it gives: those asked for, and those that later stages are fed.
-        kept: tensors that later stages are fed, wherever they come from.
-        weights: initializers that it can be fed in place of its own.
+        inputs: Inputs of the whole model and outputs of earlier stages.
+        outputs: Requested tensors and tensors that later stages need.
+        kept: Tensors that later stages need, from any source.
+        weights: Initializers that can be fed in place of their own values.
     """
 
     def __init__(
@@ -219,14 +218,14 @@ class Stage:
         mapped: bool = False,
         threads: int | None = None,
     ) -> None:
-        """Take a segment; see `stages` for the arguments.
+        """Take a segment.
 
         Args:
-            segment: the part, with the tensors that it is fed and gives.
-            folder: where its external data lies.
-            optimize: whether onnxruntime's graph optimisations are on.
-            mapped: whether external weights stay in their files.
-            threads: threads inside an operator; None leaves the choice to onnxruntime.
+            segment: The part.
+            folder: Folder of its external data.
+            optimize: Whether onnxruntime's graph optimizations are on.
+            mapped: Whether external weights stay in their files.
+            threads: Threads inside an operator; None leaves the choice to onnxruntime.
         """
         self.inputs, self.outputs = segment.inputs, segment.outputs
         self.kept, self.weights = segment.kept, segment.weights
@@ -246,17 +245,16 @@ class Stage:
         """Run one sample.
 
         Args:
-            values: arrays by tensor, `inputs` at least; what else is there is not looked at, so that everything that is
-                known of a sample can be given.
-            weights: arrays for some of `weights`, in the shape and type of those they stand for.
-            outputs: those of `outputs` that are wanted; None wants all.
+            values: Arrays by tensor, at least `inputs`; others are ignored.
+            weights: Arrays for some of `weights`, in their shape and type.
+            outputs: Some of `outputs`; None gives all.
 
         Returns:
             Arrays by output.
 
         Raises:
-            DataError: an input is missing, a weight is not free here, or the run fails.
-            ModelError: onnxruntime refuses the part.
+            DataError: An input is missing, a weight is not free here, or the run fails.
+            ModelError: onnxruntime rejects the part.
         """
         for name in self.inputs:
             if name not in values:
@@ -283,7 +281,7 @@ class Stage:
         return dict(zip(wanted, run(self._session, fed, wanted), strict=True))
 
     def close(self) -> None:
-        """Give back the memory of the session."""
+        """Free the memory of the session."""
         self._session = None
 
     def __enter__(self) -> Self:
@@ -304,20 +302,20 @@ def stages(
 ) -> tuple[Stage, ...]:
     """Return a model as stages in the order in which they run, each up to the next cut.
 
-    Fed with what the stages before it gave, the last one gives what the model gives. Bodies of control flow stay whole.
+    The last stage, fed with the outputs of earlier ones, gives the outputs of the model. Bodies of control flow stay
+    whole.
 
     Args:
-        model: the model; a path for models whose weights are in external files.
-        cuts: tensors behind whose nodes a stage ends, or as soon behind as nothing else crosses than tensors of a known
-            type; those that no node of the main graph makes cut nothing.
-        observed: further tensors that are given; those of bodies as `expose_body_tensors` carries them out.
-        free: initializers of the main graph that can be fed.
-        optimize: whether onnxruntime's graph optimisations are on; they fuse nothing across a cut and fold no free
-            weight.
-        threads: threads inside an operator; None leaves the choice to onnxruntime.
+        model: The model; a path if its weights are in external files.
+        cuts: Tensors whose nodes end a stage. If tensors of unknown type would cross there, the stage ends later.
+            Tensors that no node of the main graph computes are ignored.
+        observed: Additional outputs; body tensors as in `expose_body_tensors`.
+        free: Initializers of the main graph that can be fed.
+        optimize: Whether onnxruntime's graph optimizations are on; they do not fuse across a cut or fold free weights.
+        threads: Threads inside an operator; None leaves the choice to onnxruntime.
 
     Raises:
-        ModelError: the model cannot be read, a name is no tensor of it, or a free weight is no initializer.
+        ModelError: The model cannot be read, a name is not a tensor of it, or a free weight is not an initializer.
     """
     proto = read_without_data(model) if isinstance(model, Path) else model
     stored = {tensor.name for tensor in proto.graph.initializer}
@@ -331,7 +329,7 @@ def stages(
     folder, mapped = model.parent if isinstance(model, Path) else None, is_large(proto)
     found = []
     for part in segments(proto, given, cuts=frozenset(cuts), free=frozenset(free)):
-        # Of old models every initializer is an input as well.
+        # In old models every initializer is an input as well.
         inputs = tuple(name for name in part.inputs if name not in stored)
         part = replace(part, inputs=inputs, kept=part.kept - stored)
         found.append(Stage(part, folder, optimize=optimize, mapped=mapped, threads=threads))
@@ -339,10 +337,10 @@ def stages(
 
 
 def read_without_data(path: Path) -> onnx.ModelProto:
-    """Return the model of a file, its external data left where it is.
+    """Return the model in a file without its external data.
 
     Raises:
-        ModelError: The file cannot be read, or is no model.
+        ModelError: The file cannot be read, or is not a model.
     """
     try:
         return onnx.load(path, load_external_data=False)

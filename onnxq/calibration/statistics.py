@@ -1,4 +1,4 @@
-"""Calibration statistics: what samples have shown of tensors, by request; they merge, and lie in a file."""
+"""Calibration statistics of tensors by request; they merge, and are saved to a file."""
 
 from __future__ import annotations
 
@@ -30,25 +30,20 @@ Wanted = TypeVar("Wanted", bound=Accumulator)
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """What is known of one tensor.
-
-    Args:
-        tensor: Its name.
-        statistics: By request.
-    """
+    """The statistics of one tensor by request."""
 
     tensor: str
     statistics: Mapping[Request, Accumulator]
 
     def find(self, kind: type[Wanted], axis: int | None = None) -> Wanted | None:
-        """Return the statistic of a kind, along an axis where the kind has one; None where it was not requested."""
+        """Return the statistic of a kind and axis; None if it was not requested."""
         for request, statistic in self.statistics.items():
             if isinstance(statistic, kind) and request.axis == axis:
                 return statistic
         return None
 
     def need(self, kind: type[Wanted], axis: int | None = None) -> Wanted:
-        """Return the statistic of a kind.
+        """Return the statistic of a kind and axis.
 
         Raises:
             DataError: It was not requested.
@@ -63,13 +58,13 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class CalibrationStatistics:
-    """What samples have shown of tensors.
+    """Statistics of tensors over samples.
 
     Args:
-        samples: The digest of each sample, see `sample_digest`, in rising order; equal samples are there as often as
+        samples: Digest of each sample, see `sample_digest`, in rising order. Equal samples are repeated as often as
             they were run.
-        statistics: By request.
-        provenance: What ran which model, where that is known; evidence is equal without it.
+        statistics: Statistics by request.
+        provenance: The model and what ran it, if known; ignored by equality.
     """
 
     samples: tuple[str, ...] = ()
@@ -77,7 +72,7 @@ class CalibrationStatistics:
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
     def __sizeof__(self) -> int:
-        """Return the bytes that it takes, by which a cluster decides what to move."""
+        """Return the size in bytes, which a Dask cluster uses for scheduling."""
         kept = (array.nbytes for one in self.statistics.values() for array in one.arrays().values())
         return sum(kept) + sum(map(len, self.samples))
 
@@ -88,17 +83,17 @@ class CalibrationStatistics:
         )
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: of each tensor the kinds of statistics that are known."""
+        """Return an HTML table for notebooks: the kinds of statistics of each tensor."""
         rows = [(tensor, ", ".join(request.kind for request in known)) for tensor, known in self.by_tensor.items()]
         return html_table(f"{len(self.samples)} samples, {len(rows)} tensors", ("tensor", "statistics"), rows)
 
     def of(self, tensor: str) -> TensorStatistics:
-        """Return what is known of a tensor."""
+        """Return the statistics of a tensor."""
         return TensorStatistics(tensor, self.by_tensor.get(tensor, {}))
 
     @cached_property
     def by_tensor(self) -> Mapping[str, Mapping[Request, Accumulator]]:
-        """The statistics by tensor, and of each by request."""
+        """The statistics by tensor and request."""
         found: dict[str, dict[Request, Accumulator]] = {}
         for request, statistic in self.statistics.items():
             found.setdefault(request.tensor, {})[request] = statistic
@@ -106,14 +101,14 @@ class CalibrationStatistics:
 
     @cached_property
     def ranges(self) -> dict[Hashable, tuple[float, float]]:
-        """The ranges that were found from it so far, by what they were asked for: every candidate asks again."""
+        """A cache of ranges that were found from these statistics, since every candidate asks again."""
         return {}
 
     def merge(self, other: CalibrationStatistics) -> CalibrationStatistics:
-        """Return the evidence of the samples of both; statistics that only one has are kept.
+        """Return the statistics of the samples of both; statistics that only one has are kept.
 
         Raises:
-            DataError: Both are known to be of different models or runtimes, or hold the same sample.
+            DataError: The models or runtimes differ, or both have the same sample.
         """
         if twice := set(self.samples) & set(other.samples):
             raise DataError(
@@ -123,10 +118,10 @@ class CalibrationStatistics:
         return self.plus(other)
 
     def plus(self, other: CalibrationStatistics) -> CalibrationStatistics:
-        """Return the evidence of the samples of both, of which some may be equal.
+        """Return the statistics of the samples of both, some of which may be equal.
 
         Raises:
-            DataError: Both are known to be of different models or runtimes.
+            DataError: The models or runtimes differ.
         """
         total = StatisticsSum(self)
         total.add(other)
@@ -137,23 +132,19 @@ class CalibrationStatistics:
         return replace(self, statistics=MappingProxyType({one: self.statistics[one] for one in requests}))
 
     def join(self, other: CalibrationStatistics) -> CalibrationStatistics:
-        """Return the statistics of both, which saw the same samples; what both have is taken from `self`."""
+        """Return the statistics of both, which have the same samples; `self` takes precedence."""
         assert self.samples == other.samples, "only evidence of the same samples can be joined"
         return replace(self, statistics=MappingProxyType({**other.statistics, **self.statistics}))
 
     def lacks(self, samples: Iterable[str]) -> int:
-        """Return how many of these samples, equal ones counted as often as they are given, it does not hold."""
+        """Return how many of these samples are missing; equal samples count as often as they are given."""
         return (Counter(samples) - Counter(self.samples)).total()
 
 
 class StatisticsSum:
-    """Statistics that that of further samples is added to; what a sum takes the place of is let go at once.
+    """A running sum of statistics, which frees each replaced statistic at once.
 
-    So it takes no more memory than it has and what is added, where `CalibrationStatistics.plus` takes that of the sum
-    besides.
-
-    Args:
-        first: what there is to begin with.
+    It needs memory for itself and the added statistics, while `CalibrationStatistics.plus` also keeps the old sum.
     """
 
     def __init__(self, first: CalibrationStatistics) -> None:
@@ -161,10 +152,10 @@ class StatisticsSum:
         self._statistics = dict(first.statistics)
 
     def add(self, other: CalibrationStatistics) -> None:
-        """Add the evidence of further samples, of which some may be equal.
+        """Add the statistics of further samples, some of which may be equal.
 
         Raises:
-            DataError: Both are known to be of different models or runtimes.
+            DataError: The models or runtimes differ.
         """
         self._provenance = self._provenance.merge(other.provenance)
         self._samples = tuple(sorted((*self._samples, *other.samples)))
@@ -174,28 +165,28 @@ class StatisticsSum:
 
     @property
     def evidence(self) -> CalibrationStatistics:
-        """All that was added so far."""
+        """The sum so far."""
         return CalibrationStatistics(self._samples, MappingProxyType(dict(self._statistics)), self._provenance)
 
 
-# Calibration statistics in a file: one .npz archive without pickles, and a JSON header; equal evidence is equal bytes.
+# The file: an .npz archive without pickles, with a JSON header. Equal statistics give equal bytes.
 
 _FORMAT = "onnxq statistics 8"
-# Histograms are mostly small numbers, which the fastest level already packs well.
+# Histograms are mostly small numbers, which the fastest level already compresses well.
 _COMPRESSION = 1
 _BUFFER = 1 << 25
 
 
 def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> CalibrationStatistics:
-    """Return the evidence of one sample.
+    """Return the statistics of one sample.
 
     Args:
-        arrays: By tensor.
-        requests: What is wanted of them.
-        sample: The digest of the sample.
+        arrays: Arrays by tensor.
+        requests: Requests for these tensors.
+        sample: Digest of the sample.
 
     Raises:
-        DataError: An array is not what a kind that is wanted is for.
+        DataError: A requested kind does not apply to an array.
         SchemeError: A kind is unknown.
     """
     observers = Observers(requests)
@@ -205,10 +196,10 @@ def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sam
 
 
 def save_statistics(statistics: CalibrationStatistics, path: str | Path) -> None:
-    """Write evidence to `path`: at any moment it holds the old content or the new one, never a part.
+    """Write statistics to `path` atomically: it always holds the old or the new content.
 
     Raises:
-        OutputError: The file cannot be written; nothing is left behind.
+        OutputError: The file cannot be written; no partial file is left.
     """
     path = Path(path)
     with replace_file(path, "file of statistics") as fresh:
@@ -219,11 +210,11 @@ def save_statistics(statistics: CalibrationStatistics, path: str | Path) -> None
 
 
 def load_statistics(path: str | Path) -> CalibrationStatistics:
-    """Read what `save_statistics` wrote.
+    """Read a file of `save_statistics`.
 
     Raises:
-        DataError: The file cannot be read, or is not what `save_statistics` wrote.
-        SchemeError: It holds a kind of statistic that no installed package has.
+        DataError: The file cannot be read, is damaged, or has another format version.
+        SchemeError: It has a kind of statistic that no installed package provides.
     """
     check_path(path, "the file of statistics")
     path = Path(path)
@@ -249,10 +240,10 @@ def load_statistics(path: str | Path) -> CalibrationStatistics:
 
 
 def merge_files(paths: Sequence[Path]) -> CalibrationStatistics:
-    """Return the evidence of the samples of all files.
+    """Return the statistics of the samples of all files.
 
     Raises:
-        DataError: A file cannot be read, or two do not belong together: other models, other tensors, the same sample.
+        DataError: A file cannot be read, or two differ in model, runtime or requests, or have the same sample.
     """
     total = load_statistics(paths[0])
     for path in paths[1:]:
@@ -270,20 +261,20 @@ def merge_files(paths: Sequence[Path]) -> CalibrationStatistics:
 
 
 def discard(path: Path) -> None:
-    """Remove a file if it is there and the folder allows it."""
+    """Remove a file if it exists; ignore errors."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
-        # What is wrong with the folder has been told, or does not keep the result from being whole.
+        # Errors of the folder were reported before, or do not affect the result.
         return
 
 
 def _synchronize(path: Path) -> None:
-    """Wait until a file or folder is on the disk, where the system can tell."""
+    """Flush a file or folder to the disk, if the system can."""
     try:
         number = os.open(path, os.O_RDONLY)
     except OSError:
-        # Some systems open no folders.
+        # Some systems cannot open folders.
         return
     try:
         os.fsync(number)
@@ -318,20 +309,20 @@ def _write(evidence: CalibrationStatistics, archive: zipfile.ZipFile) -> None:
 
 
 def _column(kind: str, name: str) -> str:
-    """Return the name of the array that holds the arrays of one name of all statistics of a kind."""
+    """Return the name of the array that concatenates the arrays `name` of all statistics of a kind."""
     return f"{kind}.{name}"
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, pieces: Sequence[NDArray[Any]]) -> None:
-    """Write arrays, one behind the other, as a flat one, without a copy of all."""
+    """Write arrays one after the other as a flat array, without a copy of all."""
     size = sum(piece.size for piece in pieces)
-    # Opened by name, a member has the earliest date of all, so that equal evidence is equal bytes.
+    # A member opened by name has a fixed date, so that equal statistics give equal bytes.
     with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
         described = {"descr": np.lib.format.dtype_to_descr(pieces[0].dtype), "fortran_order": False, "shape": (size,)}
         np.lib.format.write_array_header_1_0(stream, described)
         flat = (np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces)
         if size * pieces[0].itemsize < _BUFFER:
-            # Thousands of small ones are packed much faster at once.
+            # Thousands of small arrays are compressed much faster in one write.
             stream.write(np.concatenate([*flat]).data)
         else:
             for piece in flat:
