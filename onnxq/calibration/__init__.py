@@ -1,1 +1,1 @@
-"""Calibration: statistics of tensors over samples, how they are collected and merged, and the ranges they give."""
+"""Calibration: collect and merge statistics of tensors over samples, and find calibration ranges from them."""

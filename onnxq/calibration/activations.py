@@ -1,4 +1,4 @@
-"""Activations: values of tensors for each sample, on disk where memory has no room for them."""
+"""Activations of each sample by tensor, on disk beyond a memory limit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onnxq.runtime.sessions import Array
 from onnxq.system.publish import staging
 
 MEMORY = 1 << 28
-"""Bytes that stay in memory; what is beyond goes to files."""
+"""Bytes that stay in memory; further arrays go to files."""
 
 
 class Activations:
     """Arrays by sample and tensor, in memory up to a limit and in files of a temporary folder beyond it.
 
-    The files are gone when it is closed, which ``with`` does too.
+    `close`, or the end of a ``with`` block, removes the files.
 
     >>> with Activations() as held:
     ...     held.put(0, {"x": np.ones(2), "y": np.zeros(3)})
@@ -30,14 +30,14 @@ class Activations:
     """
 
     def __init__(self, memory: int = MEMORY, folder: Path | None = None) -> None:
-        """Hold nothing yet.
+        """Start empty.
 
         Args:
-            memory: bytes that stay in memory.
-            folder: where the temporary folder is made; None asks the system.
+            memory: Bytes that stay in memory.
+            folder: Parent of the temporary folder; None takes the system's.
         """
         self._free = memory
-        # A folder that is made when it is needed, and that the next run removes where this one is killed.
+        # The folder is created on demand. If this run is killed, the next run removes it.
         self._parent = folder
         self._files = ExitStack()
         self._folder: Path | None = None
@@ -45,10 +45,10 @@ class Activations:
         self._written = 0
 
     def put(self, sample: int, arrays: Mapping[str, Array]) -> None:
-        """Keep arrays of a sample, in the place of those that it has under these names.
+        """Store arrays of a sample, replacing those of the same names.
 
         Raises:
-            OutputError: the disk has no room for them.
+            OutputError: The disk is full.
         """
         own = self._held.setdefault(sample, {})
         for name, array in arrays.items():
@@ -56,19 +56,19 @@ class Activations:
             own[name] = self._stored(np.asarray(array))
 
     def of(self, sample: int, tensors: Iterable[str] | None = None) -> dict[str, Array]:
-        """Return the arrays of a sample by tensor: those asked for, of which it may lack some, or all."""
+        """Return the stored arrays of a sample by tensor: some of `tensors`, or all for None."""
         own = self._held.get(sample, {})
         names = own if tensors is None else [name for name in tensors if name in own]
         return {name: _loaded(own[name]) for name in names}
 
     def keep(self, tensors: Collection[str]) -> None:
-        """Forget all tensors of all samples but these."""
+        """Drop all tensors of all samples but these."""
         for own in self._held.values():
             for name in [name for name in own if name not in tensors]:
                 self._drop(own, name)
 
     def close(self) -> None:
-        """Forget everything and remove the files."""
+        """Drop all arrays and remove the files."""
         self._held.clear()
         self._files.close()
         self._folder = None

@@ -1,4 +1,4 @@
-"""Running the model on samples, and collecting what is requested of its tensors."""
+"""Run the model on samples and collect the requested statistics."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from onnxq.runtime.sessions import open_session, run
 
 @dataclass(frozen=True)
 class CalibrationCheckpoint:
-    """What makes evidence fit to be kept and continued.
+    """Earlier statistics to continue, and where to keep new ones.
 
     Attributes:
-        model: digest of the model, see `onnxq.calibration.provenance.model_digest`.
-        earlier: evidence for the same requests from some of the samples, which are not run again.
-        keep: called with the evidence of all finished samples, whenever there are more of them.
-        digests: of the samples, in their order, see `sample_digest`; empty where nobody has found them out yet.
+        model: Digest of the model, see `onnxq.calibration.provenance.model_digest`.
+        earlier: Statistics for the same requests from some of the samples, which are not run again.
+        keep: Called with the statistics of all finished samples, after each increase.
+        digests: Digest of each sample in order, see `sample_digest`; empty if not computed yet.
     """
 
     model: str
@@ -53,26 +53,27 @@ def collect(
     others: Sequence[str] = (),
     ledger: CalibrationCheckpoint | None = None,
 ) -> CalibrationStatistics:
-    """Run every sample once and return what is requested: the same bits whatever the workers.
+    """Run every sample once and return the requested statistics, bit-identical for all workers.
 
-    Each worker holds the taps of one sample in memory. Nothing is written beside the model.
+    Each worker holds the observed tensors of one sample in memory. No files are written beside the model.
 
     Args:
-        model: The float model; a path for models whose weights are in external files.
+        model: The float model; a path if its weights are in external files.
         samples: Checked samples, see `onnxq.data.samples.open_samples`.
-        requests: What is wanted of float tensors: node outputs, graph inputs, or initializers of the main graph. Those
-            of bodies have names of their own, and all their values of a sample count as one array of one axis.
+        requests: Requests for float tensors: node outputs, graph inputs, or initializers of the main graph, and tensors
+            of bodies. Names of body tensors are unique; their values in a sample form one array with one axis.
         progress: Called with (samples done, samples in all) after each sample.
-        workers: Where samples run; None runs them in threads of this process, one for each core.
-        others: Tensors that are not observed, but computed as if they were: with them, the evidence is the same bits as
-            that of one run for all tensors.
-        ledger: Continues earlier evidence, and says which model it is of; None does neither.
+        workers: Where samples run; None takes threads of this process.
+        others: Tensors that are computed as if they were observed. With them, the statistics are bit-identical to one
+            run for all tensors.
+        ledger: Earlier statistics to continue, and the digest of the model; None starts anew.
 
     Raises:
-        ModelError: The model does not load, or a name is no tensor of the main graph.
-        DataError: A sample does not run or is not among those that the earlier evidence has, or an array is not what a
-            kind of statistic is for, such as one with NaN or infinite values of which a range is wanted.
-        SchemeError: The workers or a kind of statistic cannot be had.
+        ModelError: The model does not load, or a name is not a tensor of the model.
+        DataError: A sample does not run, a sample of the earlier statistics is missing, or a requested kind does not
+            apply to an array, for example because of NaN or infinite values.
+        CandidateError: The float model runs a sample, but the instrumented model does not.
+        SchemeError: The workers are not available, or a kind of statistic is unknown.
     """
     for request in requests:
         find_kind(request.kind)
@@ -84,7 +85,7 @@ def collect(
         for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
             total.add(evidence)
             further = len(evidence.samples)
-            # Before the next comes, this one is let go.
+            # Free these statistics before the next ones arrive.
             del evidence
             done = _told(progress, done, further, len(samples))
             if ledger:
@@ -102,15 +103,15 @@ def collect_apart(
     progress: Callable[[int, int], None] | None = None,
     others: Sequence[str] = (),
 ) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
-    """Run every sample once, in threads of this process, and yield in order what the parts of each run show together.
+    """Run every sample once in threads; yield in order the statistics of each run, and those of its parts for `apart`.
 
     Args:
-        model: see `collect`, as for what is raised.
-        runs: parts of the samples.
-        requests: what is wanted of tensors.
-        apart: what is wanted of each part besides, which comes second.
-        progress: see `collect`.
-        others: see `collect`.
+        model: See `collect`, also for errors.
+        runs: Parts of the samples.
+        requests: Requests for the statistics of each run.
+        apart: Requests for the statistics of each part.
+        progress: See `collect`.
+        others: See `collect`.
     """
     shards = [[Shard(tuple(stretches(part.samples, part.places))) for part in parts] for parts in runs]
     done, count = 0, sum(len(shard) for parts in shards for shard in parts)
@@ -124,11 +125,11 @@ def collect_apart(
 
 @contextmanager
 def _float_model_blamed_first(model: onnx.ModelProto | Path, samples: SampleSource) -> Iterator[None]:
-    """If the float model runs the sample that fails, say that the fault is the instrumented model's.
+    """If an instrumented model fails on a sample, run the float model to find out which one is at fault.
 
     Raises:
-        CandidateError: the float model runs the sample.
-        RunError: the float model fails as well; its own reason is told.
+        CandidateError: The float model runs the sample.
+        RunError: The float model fails as well.
     """
     try:
         yield
@@ -142,7 +143,7 @@ def _float_model_blamed_first(model: onnx.ModelProto | Path, samples: SampleSour
 
 
 def _told(progress: Callable[[int, int], None] | None, done: int, further: int, count: int) -> int:
-    """Tell of each of some further samples, and return how many are done with them."""
+    """Report progress for each of `further` samples, and return the number of samples done."""
     if progress:
         for one in range(done + 1, done + further + 1):
             progress(one, count)
@@ -150,10 +151,10 @@ def _told(progress: Callable[[int, int], None] | None, done: int, further: int, 
 
 
 def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()) -> InstrumentedModel:
-    """Return a model with the tensors of the requests as outputs, ready for workers; see `collect`.
+    """Return a model with the requested tensors as outputs, ready for workers; see `collect`.
 
     Raises:
-        ModelError: The model cannot be read, or a name is no tensor of the main graph.
+        ModelError: The model cannot be read, or a name is not a tensor of the model.
     """
     proto = read_without_data(model) if isinstance(model, Path) else model
     names = tuple(dict.fromkeys(request.tensor for request in requests))
@@ -170,10 +171,10 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
 
 
 def _left(samples: SampleSource, earlier: CalibrationStatistics, digests: Sequence[str]) -> list[int]:
-    """Return the indices of the samples that are still to be run; they are read only where digests are not known.
+    """Return the indices of the samples to run; samples are read only if their digests are unknown.
 
     Raises:
-        DataError: A sample that was run before is not there any more.
+        DataError: A sample of the earlier statistics is missing.
     """
     if not earlier.samples:
         return list(range(len(samples)))
@@ -192,27 +193,27 @@ def _left(samples: SampleSource, earlier: CalibrationStatistics, digests: Sequen
     return left
 
 
-# Groups of samples that run once: what each has shown, and what some of them have shown together.
+# Groups of samples that run once: statistics of each group, and of groups together.
 
-# Parts of a group of samples, whose differences tell how far new samples may go beyond them.
+# Parts of a group of samples, whose differences show how far new samples may exceed the ranges.
 _PARTS = 6
-# To add up what a few samples of a small model show takes as long as to run as many.
+# For a small model, adding up the statistics of this many samples takes as long as running them.
 _ENOUGH = 4
 
 
 def parts_of(samples: Subset) -> list[Subset]:
-    """Return parts of some samples, none of them empty."""
+    """Split samples into at most 6 parts, none of them empty."""
     return [replace(samples, places=samples.places[at::_PARTS]) for at in range(min(_PARTS, len(samples)))]
 
 
 def _runs(parts: Sequence[Subset]) -> list[Sequence[Subset]]:
-    """Return parts of one group in stretches of enough samples that adding up what these show takes little."""
+    """Return parts of one group in runs of enough samples that adding up their statistics takes little time."""
     each = math.ceil(_ENOUGH / max(map(len, parts), default=1))
     return [parts[start : start + each] for start in range(0, len(parts), each)]
 
 
 class _Group(NamedTuple):
-    """What a group of samples has shown, and of what was wanted apart, what each of its parts has."""
+    """The statistics of a group of samples, and those of its parts."""
 
     samples: Subset
     seen: CalibrationStatistics
@@ -220,9 +221,9 @@ class _Group(NamedTuple):
 
 
 class Grouped:
-    """What groups of the samples of a model have shown, so that whoever asks for some of them need not run these again.
+    """Statistics of groups of samples, which later requests reuse instead of running the samples again.
 
-    Samples are known by their places in the very source that was given.
+    Samples are identified by their positions in the given source object.
     """
 
     def __init__(self) -> None:
@@ -236,14 +237,14 @@ class Grouped:
         apart: Sequence[Request],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Run every sample of some groups once, whose evidence takes the place of what there was.
+        """Run every sample of some groups once, and replace the statistics.
 
         Args:
-            model: the file of the float model.
-            groups: of one source, with no sample in common.
-            requests: what is wanted of all samples.
-            apart: what is wanted of each part of each group, see `parts_of`.
-            progress: see `collect`.
+            model: File of the float model.
+            groups: Disjoint groups of one source.
+            requests: Requests for the statistics of each group.
+            apart: Requests for the statistics of each part of each group, see `parts_of`.
+            progress: See `collect`.
         """
         runs = [(place, run) for place, group in enumerate(groups) for run in _runs(parts_of(group))]
         totals = [StatisticsSum(CalibrationStatistics()) for _ in groups]
@@ -265,7 +266,7 @@ class Grouped:
         progress: Callable[[int, int], None] | None = None,
         others: Sequence[str] = (),
     ) -> CalibrationStatistics:
-        """Return what samples show, see `collect`, from groups of which they are made up where that is known."""
+        """Return the statistics of samples, see `collect`; from groups if the samples consist of known ones."""
         within = self._made_up_of(samples)
         if within and all(request in one.seen.statistics for one in within for request in requests):
             return reduce(CalibrationStatistics.plus, (one.seen for one in within)).select(dict.fromkeys(requests))
@@ -274,7 +275,7 @@ class Grouped:
     def parts(
         self, groups: Sequence[Subset], requests: Sequence[Request]
     ) -> dict[int, tuple[CalibrationStatistics, ...]]:
-        """Return what each part of some groups has shown, by the place of the group, of those where that is known."""
+        """Return the statistics of the parts of some groups, by index of the group; unknown groups are left out."""
         within = {place: self._made_up_of(samples) for place, samples in enumerate(groups) if samples.places}
         known = {place: found[0].parts for place, found in within.items() if len(found) == 1}
         return {
@@ -284,7 +285,7 @@ class Grouped:
         }
 
     def _made_up_of(self, samples: SampleSource) -> list[_Group]:
-        """Return the groups that some samples consist of; none where they consist of others."""
+        """Return the groups that samples consist of; empty if they do not."""
         source = self._groups[0].samples.samples if self._groups else None
         if samples is source:
             places = set(range(len(samples)))

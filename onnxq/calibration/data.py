@@ -182,7 +182,8 @@ class ChainedSamples:
     An open dimension of a zero state takes the size of the sample's dimension of the same name. Other open dimensions
     are 0, an empty past. They are 1 if the model does not run on an empty state, or outputs an empty or NaN array.
 
-    Each iteration runs the model again.
+    Each iteration runs the model again. It raises SchemeError if zeros are needed for a state of unknown rank or of a
+    type that is not numeric.
 
     Args:
         samples: Samples without the chained states.

@@ -1,4 +1,4 @@
-"""The kind ``gram``: sums of x and of x x^T over rows of a tensor, or over the patches of a convolution."""
+"""The kind ``hessian``: sums of x and of x x^T over rows of a tensor, or over the patches of a convolution."""
 
 from __future__ import annotations
 
@@ -27,35 +27,36 @@ from onnxq.errors import DataError
 HESSIAN_ROWS = 128
 """Rows of each sample: 64 samples then give 8,000, which is what error-compensating rounding needs."""
 
-# Rows are rounded to so many bits below the power of two above their sample's greatest magnitude. Their products then
-# are whole numbers of a grid, which float64 adds up without rounding, in any order, for as many rows as anybody has and
-# samples whose magnitudes are up to 2**7 apart; beyond that only the last bits depend on the order.
+# Rows are rounded to 12 bits below the power of two above the greatest magnitude of their sample. Their products are
+# then integers on a grid, which float64 adds up exactly in any order. This holds for any realistic number of rows if
+# the magnitudes of samples differ by at most 2**7. Beyond that, only the last bits depend on the order.
 _BITS = 12
-# Rows wait to be multiplied until they take this share of the bytes of the products.
+# Rows are buffered until they take 1/16 of the bytes of the products.
 _WAITING = 16
-# Of the products, which are symmetric, so many rows are kept from their first diagonal element on, then so many more.
+# The products are symmetric: they are kept in bands of this many rows, each from its first diagonal element on.
 _BAND = 256
 
 
 @dataclass(frozen=True, eq=False)
 class HessianAccumulator(Accumulator):
-    """The sums of x and of x x^T over rows x of n values each, for each group of channels.
+    """The sums of x and of x x^T over rows x of n values, for each group of channels.
 
-    The axis is that of the channels. Options:
+    ``axis`` is the channel axis. Options:
 
-    - ``rows``: at most about so many evenly spaced rows of each sample are taken; 0 takes all.
-    - ``groups``: channels are split into so many equal groups, each with sums of its own.
-    - ``kernel``, ``strides``, ``pads``, ``dilations``: extents as in ``3,3``, and pads at the beginning and at the end
-      of each axis as in ``1,1,1,1``. With a kernel, the tensor is that of a convolution, its axes batch, channels and
-      space, and a row is a patch: the channels of a group times the kernel, as the weight of an output channel lies.
+    - ``rows``: about the most evenly spaced rows to take from each sample; 0 takes all.
+    - ``groups``: number of equal groups of channels, each with its own sums.
+    - ``kernel``, ``strides``, ``pads``, ``dilations``: sizes as in ``3,3``; pads are at the beginning and at the end of
+      each axis, as in ``1,1,1,1``. With a kernel, the tensor is the input of a convolution, with axes batch, channels
+      and space. A row is then a patch: the channels of a group times the kernel, in the layout of the weight of an
+      output channel.
 
     Args:
         count: Number of rows.
-        sums: Of the rows that were multiplied, float64 of shape (groups, n).
-        products: In bands of rows, each from its diagonal on: float64 of shape (groups, elements); of
-            shape (groups, 0) while no row was multiplied.
-        waiting: Rows that wait to be multiplied, int16 of shape (rows, groups, n).
-        exponents: What each of these is in units of, as a power of two, int32 of shape (rows,).
+        sums: Sums of the rows that were multiplied, float64 of shape (groups, n).
+        products: Sums of x x^T in bands of rows, each from its diagonal on: float64 of shape (groups, elements); of
+            shape (groups, 0) before any row is multiplied.
+        waiting: Rows that are not multiplied yet, int16 of shape (rows, groups, n).
+        exponents: Exponent of the unit of each waiting row, a power of two, int32 of shape (rows,).
     """
 
     kind: ClassVar[str] = "hessian"
@@ -72,8 +73,8 @@ class HessianAccumulator(Accumulator):
         """Return the rows of one array, which are not multiplied yet.
 
         Raises:
-            DataError: The axis is not there, the groups do not divide the channels, the array is not one that the
-                kernel slides over, or an element is NaN or infinite.
+            DataError: The axis does not exist, the groups do not divide the channels, the kernel does not fit the
+                array, or an element is NaN or infinite.
         """
         low, high = seen.ends
         rows = rows_of(seen, request)
@@ -90,18 +91,13 @@ class HessianAccumulator(Accumulator):
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how much memory it takes; see `Accumulator.bytes_kept`."""
-        # There seldom are more channels than places.
+        """Assume as many channels as positions, more are rare."""
         groups = int(request.option("groups", 1))
         patch = math.prod(int(extent) for extent in str(request.option("kernel", "1")).split(","))
         return groups * (max(math.isqrt(elements) // groups, 1) * patch) ** 2 * np.dtype(np.float64).itemsize // 2
 
     def merge(self, other: HessianAccumulator) -> HessianAccumulator:
-        """Return the sums of the rows of both.
-
-        Raises:
-            DataError: The numbers of groups or channels differ.
-        """
+        """Return the sums of the rows of both."""
         if not self.count or not other.count:
             return self if self.count else other
         for mine, theirs in zip(self.sums.shape, other.sums.shape, strict=True):
@@ -117,7 +113,7 @@ class HessianAccumulator(Accumulator):
         return merged.multiplied() if merged.waiting.nbytes * _WAITING > groups * size * size * 8 else merged
 
     def multiplied(self) -> HessianAccumulator:
-        """Return the same with no rows waiting."""
+        """Return the same statistic with all rows multiplied."""
         if not len(self.waiting):
             return self
         groups, size = self.sums.shape
@@ -136,9 +132,9 @@ class HessianAccumulator(Accumulator):
         return np.asarray(self.multiplied().sums / max(self.count, 1))
 
     def moments(self, dtype: type[np.floating[Any]] = np.float64) -> NDArray[np.floating[Any]]:
-        """Return E[x x^T], of shape (groups, n, n); in float32 those of 4,096 values take 64 MB.
+        """Return E[x x^T], of shape (groups, n, n); in float32, 4,096 values take 64 MB.
 
-        What is beyond the type is infinite, and a matrix with such an element is of no use.
+        Elements beyond the dtype are infinite, which makes a matrix useless.
         """
         whole = self.multiplied()
         groups, size = whole.sums.shape
@@ -151,20 +147,20 @@ class HessianAccumulator(Accumulator):
 
     @cached_property
     def digest(self) -> str:
-        """Tells apart matrices of other rows, however these were added up."""
+        """A digest of the sums, independent of how rows were added up."""
         found = hashlib.blake2b(digest_size=16)
         for array in self.arrays().values():
             found.update(np.ascontiguousarray(array).data)
         return found.hexdigest()
 
     def arrays(self) -> Arrays:
-        """Return the shape, the count, and sums and products of all rows."""
+        """Return the count, and sums and products of all rows."""
         whole = self.multiplied()
         return {"count": np.array([self.count], np.int64), "sums": whole.sums, "products": whole.products}
 
     @classmethod
     def restored(cls, arrays: Arrays) -> HessianAccumulator:
-        """Return the sums of which these are the arrays."""
+        """Return the sums of these arrays."""
         count, sums, products = restored_from(arrays, ("count", "sums", "products"))
         if sums.ndim != 2 or products.shape != (len(sums), _packed_size(sums.shape[1])):
             raise ValueError("sums and products do not fit")
@@ -173,10 +169,10 @@ class HessianAccumulator(Accumulator):
         return found
 
     def check(self) -> None:
-        """Check that counts, sums and products fit; rows that wait are not multiplied for that.
+        """Check that counts, sums and products fit, without multiplying waiting rows.
 
         Raises:
-            ValueError: They do not.
+            ValueError: They do not fit.
         """
         groups, size = self.sums.shape
         waiting = len(self.waiting)
@@ -185,7 +181,7 @@ class HessianAccumulator(Accumulator):
             raise ValueError("counts and products do not fit")
         if waiting and self.waiting.shape[1:] != (groups, size):
             raise ValueError("rows and sums do not fit")
-        # Extremes tell it without a second array of the size of the products.
+        # Extremes need no second array of the size of the products.
         if not all(
             np.isfinite([part.min(initial=0), part.max(initial=0)]).all() for part in (self.sums, self.products)
         ):
@@ -196,13 +192,13 @@ class HessianAccumulator(Accumulator):
 
     @property
     def note(self) -> str:
-        """How many rows of which length there are."""
+        """The numbers of rows, values and groups."""
         groups, size = self.sums.shape
         return f"products of {self.count} rows of {size} values in {groups} groups" if self.count else ""
 
 
 def rows_of(seen: TensorSample, request: Request) -> NDArray[Any]:
-    """Return rows of an array as a request wants them, float of shape (rows, groups, values).
+    """Return the requested rows of an array, float of shape (rows, groups, values).
 
     Raises:
         DataError: See `HessianAccumulator.observed`.
@@ -256,7 +252,7 @@ def _packed_size(size: int) -> int:
 
 
 def _bands(packed: NDArray[np.float64], size: int) -> Iterator[tuple[int, int, NDArray[np.float64]]]:
-    """Yield the first row of each band, which is its first column too, where its rows end, and a view of it."""
+    """Yield the first row of each band, which is also its first column, its end row, and a view of it."""
     start = 0
     for first in range(0, size, _BAND):
         rows, columns = min(_BAND, size - first), size - first

@@ -1,4 +1,4 @@
-"""The table of kinds of accumulators, and what shows arrays to all that are requested of a tensor."""
+"""The kinds of accumulators by name, and observers for all requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onnxq.errors import SchemeError, did_you_mean
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 
 ENTRY_POINTS = "onnxq.statistics"
-"""Group of entry points; each names a class of its own kind of `Accumulator`."""
+"""Group of entry points; each names a subclass of `Accumulator` whose `kind` is the name."""
 
 KINDS: Mapping[str, type[Accumulator]] = MappingProxyType(
     {
@@ -44,7 +44,7 @@ def find_kind(name: str) -> type[Accumulator]:
     """Return the kind of statistic with that name.
 
     Raises:
-        SchemeError: Nobody has such a kind, or what is registered cannot be loaded.
+        SchemeError: The name is unknown, or the registered class cannot be loaded or is not an `Accumulator` of it.
     """
     if (ours := KINDS.get(name)) is not None:
         return ours
@@ -60,18 +60,18 @@ def find_kind(name: str) -> type[Accumulator]:
 
 
 def default_request(tensor: str, kind: str, axis: int | None = None) -> Request:
-    """Return the request for a kind with the options that it has by default."""
+    """Return a request with the default options of the kind."""
     return Request(tensor, kind, axis, find_kind(kind).options)
 
 
-# Observing: arrays go in, statistics come out, each array looked at once for all that is wanted of its tensor.
+# Observing: each array is scanned once for all requests of its tensor.
 
 
 class Observers:
-    """What is shown the tensors of samples, and turns them into the statistics that are requested.
+    """Turns the tensors of samples into the requested statistics.
 
     Args:
-        requests: Of any tensors.
+        requests: Requests for any tensors.
 
     Raises:
         SchemeError: A kind is unknown.
@@ -83,16 +83,16 @@ class Observers:
             self._observers.setdefault(request.tensor, {})[request] = _observer(request)
 
     def add(self, tensor: str, array: NDArray[Any], sample: str = "", index: int | None = None) -> None:
-        """Show one array; nothing happens where nothing is wanted of its tensor, or it is empty.
+        """Add one array; ignored if it is empty or its tensor was not requested.
 
         Args:
-            tensor: Its name.
-            array: Of any shape.
-            sample: The digest of the sample.
-            index: Its place among the samples, for errors.
+            tensor: Name of the tensor.
+            array: Array of any shape.
+            sample: Digest of the sample.
+            index: Index of the sample, for error messages; None omits it.
 
         Raises:
-            DataError: The array is not what a kind that is wanted is for.
+            DataError: A requested kind does not apply to the array.
         """
         if tensor not in self._observers or not array.size:
             return
@@ -101,12 +101,12 @@ class Observers:
             observer.add(seen)
 
     def statistics(self) -> dict[Request, Accumulator]:
-        """Return the statistics of all that was added."""
+        """Return the statistics of all arrays so far."""
         pairs = (pair for group in self._observers.values() for pair in group.items())
         return {request: observer.statistic() for request, observer in pairs}
 
     def taken(self, requests: Iterable[Request]) -> dict[Request, Accumulator]:
-        """Return the statistics of some requests, which begin anew."""
+        """Return the statistics of some requests, and start these anew."""
         found = {}
         for request in requests:
             group = self._observers[request.tensor]
@@ -120,7 +120,7 @@ def _observer(request: Request) -> Observer:
 
 
 class _OfUser:
-    """An observer of a kind that a user has added: what goes wrong in it, or is no statistic, is told by its name."""
+    """An observer of a plugin's kind; its errors are raised as onnxq errors with the name of the kind."""
 
     def __init__(self, kind: type[Accumulator], request: Request) -> None:
         self._blamed = partial(wrap_plugin_errors, f"Statistic {request.kind!r} of tensor {request.tensor!r}")

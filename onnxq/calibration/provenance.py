@@ -1,4 +1,4 @@
-"""What evidence is of: the content of the model and of each sample, as digests."""
+"""The origin of statistics: digests of the model and of each sample, and what ran them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from onnxq.ir.tensor_data import ProtoTensor
 
 _BLOCK = 1 << 20
 _DIGEST_BYTES = 16
-# What decides which kernels a runtime chooses, best first.
+# Instruction sets that decide which kernels a runtime chooses, best first.
 _INSTRUCTIONS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "avx", "sve", "i8mm", "asimddp", "asimd")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The model that evidence was taken from, and what ran it; empty where nobody asked.
+    """The model of statistics, and what ran it; empty if not recorded.
 
     Args:
-        model: Digest of the float model, see `model_digest`; empty when not known.
-        runtime: What ran the model, as `onnxq.runtime.sessions.runtime_version` gives it: others round otherwise.
-        machines: Instruction sets of the processors that ran it, see `instruction_set`, in rising order: the last bits
-            of evidence may differ between them.
+        model: Digest of the float model, see `model_digest`.
+        runtime: The runtime, see `onnxq.runtime.sessions.runtime_version`; another one rounds differently.
+        machines: Instruction sets of the processors in rising order, see `instruction_set`. The last bits of statistics
+            may differ between them.
     """
 
     model: str = ""
@@ -42,7 +42,7 @@ class Provenance:
     machines: tuple[str, ...] = ()
 
     def merge(self, other: Provenance) -> Provenance:
-        """Return the provenance of what is of both.
+        """Return the provenance of merged statistics.
 
         Raises:
             DataError: The models or runtimes differ.
@@ -63,11 +63,11 @@ class Provenance:
 
 @cache
 def instruction_set() -> str:
-    """Return the kind of this processor and the widest vectors that it has, as in ``x86_64 avx512_vnni``."""
+    """Return the type and the widest vector instructions of this processor, as in ``x86_64 avx512_vnni``."""
     try:
         words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
-        # Only Linux tells there.
+        # Only Linux has this file.
         words = set()
     widest = next((name for name in _INSTRUCTIONS if name in words), "")
     return f"{platform.machine()} {widest}".strip()
@@ -91,11 +91,10 @@ def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:
 
 
 def model_digest(model: onnx.ModelProto | Path) -> str:
-    """Return a digest of what a model computes: its nodes and weights, wherever these lie, in its file or beside it.
+    """Return a digest of what a model computes: its nodes and weights, including external data.
 
-    Weights are read one by one, and those that lie in files block by block. Left out are the opset, the declared types
-    of inner tensors, and what people and tools have written about it. Of a model in memory that has external data, what
-    counts are the references to it.
+    Weights are read one by one, and external data block by block. The opset, declared types of inner tensors, and
+    documentation or metadata are left out. For a model in memory with external data, the references to it count.
 
     Raises:
         ModelError: A file cannot be read, or a tensor is damaged.
@@ -115,7 +114,7 @@ def model_digest(model: onnx.ModelProto | Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return a digest of the bytes of a file, which takes a fraction of the time of that of a model.
+    """Return a digest of the bytes of a file, which is much faster than `model_digest`.
 
     Raises:
         ModelError: It cannot be read.
@@ -127,7 +126,7 @@ def file_digest(path: Path) -> str:
 
 
 def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
-    """Yield what decides what a model computes, part by part, so that weights are not copied at once."""
+    """Yield the parts that decide what a model computes, one by one, so that not all weights are copied at once."""
     graph = model.graph
     for node in graph.node:
         bare = onnx.NodeProto()
@@ -143,7 +142,7 @@ def _content(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
 
 
 def _without_values(part: Any) -> Any:
-    """Return a part of a model whose tensors say neither values nor where these lie."""
+    """Return a part of a model whose tensors have neither values nor their location."""
     bare = type(part)()
     if isinstance(part, onnx.TensorProto):
         ProtoTensor(part).fill_without_values(bare, part.name)
@@ -155,7 +154,7 @@ def _without_values(part: Any) -> Any:
 
 
 def _values(tensor_data: ProtoTensor) -> Iterator[bytes | memoryview]:
-    """Yield the values of a tensor, as raw data whatever they are stored as."""
+    """Yield the values of a tensor as raw data, however they are stored."""
     if tensor_data.onnx_dtype == onnx.TensorProto.STRING:
         yield repr(list(tensor_data.proto.string_data)).encode()
     elif not tensor_data.external:
@@ -163,7 +162,7 @@ def _values(tensor_data: ProtoTensor) -> Iterator[bytes | memoryview]:
     elif tensor_data.folder is None:
         yield from (entry.SerializeToString(deterministic=True) for entry in tensor_data.proto.external_data)
     else:
-        # What is mapped, as chunks are, would count as memory that this process takes.
+        # Read blocks, since mapped chunks would count as memory of this process.
         place = tensor_data.data_range()
         yield from _blocks(place.path, place.offset, place.length)
 

@@ -1,4 +1,4 @@
-"""Models that draw random numbers, run so that every run draws the same."""
+"""Models that draw random numbers, run so that every run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TRAINING = 2
 
 
 def draws(model: onnx.ModelProto) -> bool:
-    """Return whether any node of a model draws random numbers."""
+    """Return whether a node of a model draws random numbers."""
     return any(True for _ in _drawing(model.graph))
 
 
 def put_seeds(model: onnx.ModelProto) -> None:
-    """Give each node that draws random numbers a seed, by the name of what it makes, unless it has one."""
+    """Give each random node without a seed one that is derived from the name of its output."""
     opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     for node in _drawing(model.graph):
         is_known = defs.has(node.op_type, opset, "")
@@ -37,16 +37,16 @@ def put_seeds(model: onnx.ModelProto) -> None:
 
 
 class SeededSession:
-    """A session made anew for each run: a seed says what the first run draws, and later ones would go on from there."""
+    """A session that is opened again for each run, because a seed only fixes what the first run draws."""
 
     def __init__(self, make: Callable[[], Session]) -> None:
-        """Open the first one, by which it is known that the model loads."""
+        """Open the first session, to check that the model loads."""
         self._make = make
         self._fresh: Session | None = make()
         self._outputs = self._fresh.get_outputs()
 
     def get_outputs(self) -> Any:
-        """Return what a session of onnxruntime does, as all that follow."""
+        """Return the outputs, as a session of onnxruntime does."""
         return self._outputs
 
     def run(self, *given: Any) -> Any:
@@ -54,7 +54,7 @@ class SeededSession:
         return self._next().run(*given)
 
     def run_with_ort_values(self, *given: Any) -> Any:
-        """Run one sample of values of onnxruntime."""
+        """Run one sample of `OrtValue` inputs."""
         return self._next().run_with_ort_values(*given)
 
     def _next(self) -> Session:
@@ -70,5 +70,5 @@ def _drawing(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _is_random(node: NodeProto) -> bool:
-    """Whether a node of a random operator draws numbers: a Dropout does only in training."""
+    """Return whether a node of a random operator draws numbers; a Dropout only does in training."""
     return node.op_type != "Dropout" or (len(node.input) > _TRAINING and bool(node.input[_TRAINING]))
