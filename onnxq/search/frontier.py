@@ -1,4 +1,4 @@
-"""The fastest accurate plan: latency weighed against error along the frontier of the two."""
+"""The fastest accurate plan: latency traded against error along their frontier."""
 
 from __future__ import annotations
 
@@ -27,31 +27,30 @@ from onnxq.system.resources import Progress
 
 # A smaller difference between short timings is chance.
 _SAME_SPEED = 0.98
-# A plan that is expected to take less than a faithful one, but more than this part of it, is not worth a model.
+# A plan that is expected to take more than this share of an accurate plan's time is not worth a model.
 _HARDLY_FASTER = 0.98
-# What is trusted of a plan may lie below every number.
+# Lower bound of SQNR estimates, which may be minus infinity.
 _LOWEST_SQNR_DB = -100.0
-# A plan that is so many decibels from the goal counts half of one that has just reached it.
+# A plan at this distance from the goal has half the weight of one at the goal.
 _NEAR_DB = 3.0
-# How spread in decibels, squared, plans have to be to say half of how much more is trusted for each that is predicted.
+# Strength of the prior of slope 1: plans with this variance in decibels squared have half of the say.
 _PRIOR_DB2 = 2.0
-# Between these: luck must not turn the line around.
+# Limits of the slope, because luck must not reverse the line.
 _FLATTEST, _STEEPEST = 0.25, 4.0
 
 
 @dataclass(frozen=True)
 class WeighedPlan:
-    """An assignment with its plan, how it was found, and what was measured of it.
+    """An assignment with its plan, how it was found, and its measurements.
 
     Attributes:
-        assignment: which nodes run how.
-        plan: what carries it out.
+        assignment: the option of each node.
+        plan: the plan of the assignment.
         weight: nanoseconds that a noise-to-signal ratio of one was worth.
-        without: what nodes were not allowed to be.
-        predicted: SQNR in decibels that was expected of the worst output before it was measured; None where nothing
-            was known of its noise.
-        sqnr: SQNR in decibels that the worst output can be trusted to have.
-        speed: how many times as fast as the float model.
+        without: options that nodes were not allowed to take.
+        predicted: SQNR in decibels expected of the worst output; None if no sensitivities were known.
+        sqnr: SQNR estimate in decibels of the worst output.
+        speed: speed relative to the float model.
     """
 
     assignment: Assignment
@@ -64,16 +63,13 @@ class WeighedPlan:
 
 
 def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float], float]:
-    """Return what tells the SQNR that a plan can be expected to be trusted with from what is predicted of it.
+    """Return a function that maps a predicted SQNR to the SQNR estimate to expect from a measurement.
 
-    Codes that err alike make more noise together than alone, what an output is trusted with is less than what was seen
-    of it, and behind a Softmax or Sigmoid noise grows slower than in front. A line through the measured plans tells all
-    of these, and is less misled by the luck of one of them: least squares, plans far from the goal counting less, and
-    with few of them, or none that differ, a decibel more for each that is predicted (ridge regression).
+    The two differ for three reasons: quantizers that err alike add more error together than alone, estimates are lower
+    than the observed SQNR, and error behind a Softmax or Sigmoid grows slower. A line through the measured plans covers
+    all three, and is robust against the luck of one plan.
 
-    Args:
-        measured: plans whose models were run.
-        goal: SQNR in decibels.
+    The line is a ridge regression with slope 1 as its prior. Plans far from the goal have less weight.
     """
     known = [
         (sqnr_of_ratio(one.assignment.noise), max(one.sqnr, _LOWEST_SQNR_DB))
@@ -93,37 +89,31 @@ def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float
 
 
 def expected_at(assigned: Callable[[int], Assignment], trusted: Callable[[float], float], index: int) -> float:
-    """Return the SQNR in decibels that is expected of one of some assignments.
-
-    Args:
-        assigned: they, by their places.
-        trusted: what is expected of what is predicted, see `expectation`.
-        index: of the one.
-    """
+    """Return the expected SQNR in decibels of the assignment at `index`; `trusted` comes from `expectation`."""
     return trusted(sqnr_of_ratio(assigned(index).noise))
 
 
 def is_worth_trying(one: Assignment, faithful: Assignment) -> bool:
-    """Whether an assignment is expected to be so much faster than a faithful one that it is seen."""
+    """Return whether an assignment is expected to be measurably faster than an accurate one."""
     return one.nanoseconds < _HARDLY_FASTER * faithful.nanoseconds
 
 
 def halfway(assigned: Callable[[int], Assignment], low: int, high: int) -> int:
-    """Return which assignment between two takes a time that is nearest to halfway between theirs, from above."""
+    """Return the index between `low` and `high` of the assignment whose time is nearest to halfway, from above."""
     middle = (assigned(low).nanoseconds + assigned(high).nanoseconds) / 2
     found = bisect_left(range(low + 1, high), middle, key=lambda index: assigned(index).nanoseconds) + low + 1
     return min(found, high - 1)
 
 
 def fastest(timed: Sequence[WeighedPlan]) -> WeighedPlan:
-    """Return the fastest, or the most faithful one of those that are not told from it by their speed."""
+    """Return the most accurate of the plans whose speed cannot be told from the highest."""
     most = max(one.speed or 0.0 for one in timed)
     alike = (one for one in timed if (one.speed or 0.0) >= _SAME_SPEED * most)
     return max(alike, key=lambda one: one.sqnr or -math.inf)
 
 
 def distinct(tried: Iterable[WeighedPlan]) -> Iterator[WeighedPlan]:
-    """Yield the first of each that make the same model."""
+    """Yield the plans without later duplicates of the same model."""
     seen = set()
     for one in tried:
         if one.plan.effect not in seen:
@@ -132,7 +122,7 @@ def distinct(tried: Iterable[WeighedPlan]) -> Iterator[WeighedPlan]:
 
 
 def points(tried: Iterable[WeighedPlan], best: WeighedPlan) -> tuple[Point, ...]:
-    """Return what to tell of plans, by expected time; of those that make the same model the last."""
+    """Return the points of the frontier by expected time; of plans that make the same model, the last counts."""
     known: dict[object, Point] = {}
     for one in tried:
         known[one.plan.effect] = Point(
@@ -148,7 +138,7 @@ def points(tried: Iterable[WeighedPlan], best: WeighedPlan) -> tuple[Point, ...]
     return tuple(sorted(known.values(), key=lambda point: point.milliseconds))
 
 
-# The summary of a search that has ended.
+# The summary of a search
 
 
 def summarize_search(
@@ -158,14 +148,14 @@ def summarize_search(
     noise: OptionSensitivities,
     profiler: Profiler,
 ) -> PlanSearch:
-    """Return what is told of a search.
+    """Return the result of a search.
 
     Args:
-        best: what was chosen.
-        weighed: all that was tried.
-        prices: by which.
-        noise: that was measured; silence where none was.
-        profiler: what measured.
+        best: the chosen plan.
+        weighed: all plans that were tried.
+        prices: the costs they were tried by.
+        noise: the measured sensitivities, or `UNMEASURED`.
+        profiler: measures node times.
     """
     costs = prices.costs
     alone = () if noise is UNMEASURED else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
@@ -178,29 +168,31 @@ def summarize_search(
     return PlanSearch(best.plan, alone, profiler.measured, frontier, regions, times)
 
 
-# The search for the fastest accurate plan.
+# The search for the fastest accurate plan
 
-# Weights of noise, from where the noise allowed is worth a hundredth of a run, each so many times the one before.
+# Number of Lagrange multipliers and the ratio between two. At the first, the allowed error is worth a hundredth of a
+# run.
 _MULTIPLIERS, _MULTIPLIER_STEP = 48, math.sqrt(2)
-# So many times is the plan tried that is expected to reach the goal, which may be known already; then one halfway.
+# Trials of the plan that is expected to reach the goal, which may be known already; then one halfway.
 _MOST_GUESSES = 4
 # Assignments that are solved for each one that is tried.
 _SOLVED_PER_TRIAL = 6
-# Plans that are expected to miss the goal by more decibels are not tried.
+# Plans that are expected to miss the goal by more are not tried.
 _DOUBT_DB = 1.0
-# Part of the search's time after which no more alternatives are profiled.
+# Share of the search's time after which no more options are profiled.
 _PROFILING_SHARE = 1 / 4
-# So many of the noisiest nodes are taken out of a plan of integers, and how often it is asked which of them may return.
+# Number of nodes with the highest error to take out of an all-integer plan, and trials to put some of them back.
 _NOISIEST, _HANDED_BACK = 8, 8
-# Another plan with more integers than this part of them all is nearly whole itself.
+# A plan with more than this share of the integer nodes is nearly all-integer itself.
 _NEARLY = 0.9
-# A plan that is expected to take so many times as long as float is not tried; other work makes profiles slow.
+# A plan that is expected to take this many times as long as float is not tried; other load on the machine slows
+# profiles.
 _HOPELESS = 2.0
-# Models that it takes at least to find out which stored weights are to be finer.
+# The fewest models that can find the weights that need finer specs.
 _FEWEST_FINER_MODELS = 4
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
-# A plan with integers has to be this many times as fast as float to be worth the bytes of scales and zero points. One
-# that is expected to take most of its time has to be as fast as what only stores weights besides.
+# An integer plan must be this much faster than float to be worth the bytes of scales and zero points. If it is expected
+# to take most of the float time, it must also be as fast as the plan that only compresses weights.
 _WORTH, _LITTLE = 1.03, 0.8
 
 
@@ -209,13 +201,14 @@ def find_fastest(
 ) -> PlanSearch:
     """Find the fastest plan whose worst output reaches ``goal``.
 
-    Each node's time as float, as static integers, and in each alternative that the runtime has kernels for, and each
-    border's, are read off the runtime's profile of a model of each. The assignment of least time, an exact minimum cut,
-    is taken when it is faithful enough. Otherwise the noise of all codes is measured one by one, and time plus weighted
-    noise is minimised for rising weights. Of these plans the one is built that is expected to be the fastest that
-    reaches the goal, and what it turns out to have corrects what is expected of the others. The best few are timed
-    beside the float model, and the profile of the winner, whose borders lie elsewhere than the first model's, corrects
-    the costs for another try.
+    1. Profile one model per option: float, static integers, and each option with fast kernels. This gives the time of
+    each node and boundary.
+    2. Take the assignment of least time, an exact minimum cut, if it is accurate enough.
+    3. Otherwise measure the error of each quantizer, and minimize time plus weighted error for rising weights.
+    4. Build the plan that is expected to be the fastest one that reaches the goal. Its measured SQNR corrects the
+    expectation of the others.
+    5. Time the best few beside the float model.
+    6. Profile the winner, whose boundaries differ from the first model's. Correct the costs with it and try again.
 
     Args:
         profiler: builds and measures.
@@ -223,10 +216,7 @@ def find_fastest(
         target: the runtime.
         goal: SQNR in decibels to reach.
         effort: how much to measure.
-        progress: told of the stage ``search``.
-
-    Returns:
-        The plan, what was measured, and the frontier.
+        progress: called at the stage ``search``.
     """
     effort = replace(effort, seconds=min(effort.seconds, effort.processes * profiler.process))
     return _Search(profiler, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
@@ -307,7 +297,6 @@ class _Search:
         return CostTradeoff(costs, is_timed=self.profiler.is_timed)
 
     def _measure_sensitivities(self, prices: CostTradeoff) -> OptionSensitivities:
-        """Measure what the codes of all ways add that any node may take."""
         rest = max(self.deadline - time.monotonic(), 0.0)
         asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
         asked = {offer: nodes for offer, nodes in asked.items() if nodes and not self._is_late}
@@ -315,11 +304,10 @@ class _Search:
         return measure_option_sensitivities(self.profiler, self._full, self._stores, asked, runs)
 
     def _measure(self, one: WeighedPlan) -> WeighedPlan:
-        """Measure how faithful a candidate is."""
         return replace(one, sqnr=self.profiler.sqnr(one.plan))
 
     def _time(self, promising: Sequence[WeighedPlan]) -> list[WeighedPlan]:
-        """Time plans beside the float model and one another, only the first when time is up."""
+        """When time is up, only the first plan is timed."""
         given = promising[:1] if self._is_late else promising
         speeds = self.profiler.speeds([one.plan for one in given])
         known = (None if math.isnan(speed) else speed for speed in speeds)
@@ -332,10 +320,10 @@ class _Search:
         tried: Sequence[WeighedPlan],
         promising: Sequence[WeighedPlan],
     ) -> list[WeighedPlan]:
-        """Return promising plans and the one that is nearly whole, whose costs, with few borders, are surer."""
+        """Add the plan with nearly all nodes as integers: its costs are more certain, because it has few boundaries."""
         full, best = prices.planned(self._full, UNMEASURED), next(iter(promising), None)
         hopeless = best and full.nanoseconds > _HOPELESS * prices.costs.floats.total
-        # Nothing that leaves as little out is expected to be faster where whole itself is not.
+        # If the all-integer plan is not faster, a plan that leaves out few nodes is not expected to be either.
         is_near = best and best.plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
         most = 0 if best and is_near and not is_worth_trying(full, best.assignment) else _NOISIEST
         found = () if hopeless else self._uniform(prices, noise, expectation(tried, self.goal), most)
@@ -348,13 +336,13 @@ class _Search:
     def _uniform(
         self, prices: CostTradeoff, noise: OptionSensitivities, trusted: Callable[[float], float], most: int
     ) -> Iterator[WeighedPlan]:
-        """Yield plans in which all is as the scheme wants it, but for some of the noisiest, those expected to do."""
+        """Yield the plan of the scheme, then one without the nodes of highest error, if expected to pass."""
         full, ways = prices.planned(self._full, noise), prices.ways(noise)
         noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
         stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
 
         def all_but(left: Mapping[str, Demotion]) -> WeighedPlan:
-            # What a convolution gives in front of a clamp that is left out was never seen as codes.
+            # The output of a convolution before a left-out clamp was never observed for quantization.
             left = {**left, **dict.fromkeys(prices.alone(full.static - left.keys()), stored)}
             plan = self.profiler.plan({name: prices.left.get(name, one) for name, one in left.items()})
             return WeighedPlan(prices.planned(plan, noise), plan, 0.0, frozenset())
@@ -366,7 +354,7 @@ class _Search:
             if count and (noise is UNMEASURED or not noisiest or self._is_late):
                 break
             left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(count, len(noisiest) - 1)], stored)
-            # Plans that missed what was expected may have had codes that are left out here.
+            # Plans below their expectation may contain quantizers that are left out here.
             expected = max(trusted(found := sqnr_of_ratio(all_but(left).assignment.noise)), found)
             if noise is UNMEASURED or expected >= self.goal - _DOUBT_DB:
                 if len(left) > 1 and is_enough(left):
@@ -379,7 +367,7 @@ class _Search:
                     break
 
     def _store_all(self, prices: CostTradeoff) -> WeighedPlan:
-        """Return the plan in which nodes store their weights that could be integer kernels, finer where need be."""
+        """Return the plan that only compresses weights, with finer specs as needed."""
         assignment = Assignment(frozenset(), {}, prices.costs.floats.total, 0.0)
         plan = self.profiler.plan({**self._stores, **prices.left})
         return self._measure(WeighedPlan(assignment, plan, 0.0, frozenset()))
@@ -394,16 +382,16 @@ class _Search:
         return one.sqnr is not None and one.sqnr >= self.goal
 
     def _is_enough(self, prices: CostTradeoff, tried: Sequence[WeighedPlan]) -> bool:
-        """Return whether a faithful plan gains half of what there is to gain, or time is up and there is one."""
+        """Return whether an accurate plan gains half of the possible time, or time is up and there is one."""
         floats = prices.assignment(frozenset(), UNMEASURED, 0.0).nanoseconds
         least = tried[0].assignment.nanoseconds
         found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
         return found <= (floats + least) / 2 or (self._is_late and found < math.inf)
 
     def _sweep_multiplier(self, prices: CostTradeoff, noise: OptionSensitivities) -> list[WeighedPlan]:
-        """Return what was measured of plans that grow quieter with the weight of noise, the fastest one first.
+        """Search the plans of rising Lagrange multipliers for the first accurate one, fastest plan first.
 
-        Sought is the first that is faithful; the quietest is measured even when time is up.
+        The plan of lowest error is measured even when time is up.
         """
         first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
         weights = (0.0, *(first * _MULTIPLIER_STEP**index for index in range(_MULTIPLIERS)))
@@ -427,9 +415,9 @@ class _Search:
         return tried
 
     def _greedy_add_back(self, prices: CostTradeoff, noise: OptionSensitivities, start: WeighedPlan) -> WeighedPlan:
-        """Let nodes be what a faithful plan does not make of them after all: groups, quiet ones first, that are split.
+        """Add options back that an accurate plan left out: groups, lowest error first, split in two if they fail.
 
-        What nodes add in noise together is not what they add alone, so a bisection stops short of what can be had.
+        The error of nodes together is not the sum of their errors alone, so a bisection stops too early.
         """
         ways = prices.ways(noise)
         out = [way for way in ways if way not in start.assignment.ways]
@@ -457,7 +445,7 @@ class _Search:
     def _correct(
         self, prices: CostTradeoff, noise: OptionSensitivities, best: WeighedPlan, timed: Set[object]
     ) -> WeighedPlan | None:
-        """Return what is best in the way that found the best plan, now that costs are what its kernels really took."""
+        """Solve again with the multiplier of the best plan and corrected costs."""
         assignment = (fewer := prices.without(best.without)).best(noise, best.weight)
         again = self._plan(fewer, noise, best.weight, assignment)
         now = prices.repriced(best.assignment, noise).nanoseconds
@@ -467,18 +455,18 @@ class _Search:
         return self._time([again])[0] if self._is_faithful(again) else None
 
 
-# The fastest of a few plans by how long their whole models take, on runtimes that do not tell of single nodes.
+# The fastest of a few plans by the time of whole models, for runtimes that cannot profile single nodes
 
 
 def fastest_uniform_plan(profiler: Profiler, target: Target, quiet: Plan, goal: float) -> Plan:
-    """Return the fastest of the plans that reach a goal.
+    """Return the fastest of the plans that reach a goal, by the time of their whole models.
 
-    Weighed are the quiet plan, and each alternative that the target has kernels for, taken by all nodes that can.
+    The candidates are `quiet` and one plan per option of the target, taken by all possible nodes.
 
     Args:
-        profiler: builds, times and judges.
+        profiler: builds, times and evaluates.
         target: the runtime.
-        quiet: the plan in which as much is integer as the goal allows; it is the answer where no other will do.
+        quiet: the plan with as many integer nodes as the goal allows; the result if no other plan is faster.
         goal: SQNR in decibels to reach.
     """
     full = profiler.plan({})

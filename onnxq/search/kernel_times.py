@@ -1,4 +1,4 @@
-"""How long each node of a model takes: the runtime's own profile, traced back to the nodes of the prepared model."""
+"""Node times: the runtime's own profile, traced back to the nodes of the prepared model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onnxq.planning.activations import Groups
 from onnxq.planning.plan import DECODING, Plan
 from onnxq.runtime.kernels import Kernel
 
-# What the runtime appends to the names of nodes that it puts in the place of others.
+# Suffixes that the runtime appends to the names of nodes that replace others.
 _RENAMED = re.compile(
     r"(_token_\d+|_nchwc|/duplicated|/MatMulAddFusion|/QuickGeluFusion/|/WithoutBiases|/Dequantization(Subtract|Multiply))+$"
 )
-# What it calls the nodes that it adds around codes, behind the name of their tensor.
+# Suffixes of the Q/DQ nodes that the runtime adds, behind the name of their tensor.
 _ADDED = re.compile(r"(_d?q)+$")
 _CODERS = frozenset({"DequantizeLinear", "FakeQuantize", "QuantizeLinear", "Sum"})
 _REORDERS = frozenset({"Reorder", "ReorderInput", "ReorderOutput"})
@@ -32,9 +32,9 @@ class NodeTimes:
     """Times of a run by nodes and tensors of the prepared model, in nanoseconds.
 
     Attributes:
-        nodes: by node; the time of a kernel that several were fused into counts at the one that holds a weight.
+        nodes: by node; a fused kernel counts at the node that holds a weight.
         borders: time of QuantizeLinear, DequantizeLinear and changes of layout, by tensor.
-        elements: size of the output of nodes that run.
+        elements: number of output elements of each node that runs.
         rest: time of kernels that could not be traced to a node.
     """
 
@@ -50,17 +50,13 @@ class NodeTimes:
 
 
 UNTIMED = NodeTimes(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}), 0.0)
-"""Nothing is known."""
+"""No times are known."""
 
 
 def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tuple[Kernel, ...]]:
-    """Return the kernels that bear the names of nodes, or make their outputs, by the names of these nodes.
+    """Return the kernels that bear a node's name or make its outputs, by node name.
 
-    Kernels that only lay data out for others belong to none.
-
-    Args:
-        kernels: of the graph's model.
-        graph: as it was before the runtime optimised it.
+    Kernels that only change the layout of data are left out. `graph` is the graph before the runtime optimized it.
     """
     everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = {tensor.name: node.name for node in everywhere for tensor in node.outputs if tensor.name}
@@ -69,7 +65,7 @@ def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tup
     for kernel in kernels:
         name = _RENAMED.sub("", kernel.name)
         made = next((makers[one] for one in (*kernel.outputs, name) if one in makers), None)
-        # What makes codes of what a node makes bears the name of that node.
+        # A kernel that quantizes the output of a node bears the name of that node.
         own = name if name in names else made
         if own is not None and kernel.op_type not in _REORDERS:
             found[own].append(kernel)
@@ -79,17 +75,15 @@ def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tup
 def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, str] = _NOTHING) -> NodeTimes:
     """Trace kernels back to the nodes and tensors that they stand for.
 
-    A kernel stands for the node whose output it makes, or whose name it bears, and for all nodes in front of that one
-    which no kernel stands for: these were fused into it, or have vanished. One without either, such as the Gelu that a
-    runtime makes of a formula, stands for the last of the nodes behind its input which no other stands for.
+    - A kernel stands for the node whose output it makes, or whose name it bears.
+    - It also stands for all nodes before it without a kernel: these were fused into it, or removed.
+    - A kernel without either, such as a Gelu made from a formula, stands for the last node behind its input without a
+      kernel.
 
     Args:
-        kernels: of a model that was built from ``graph``, or of the graph's own.
+        kernels: kernels of a model built from ``graph``, or of the graph's own model.
         graph: the prepared model.
-        coded: the tensors that nodes around codes stand for, see `coded_tensors`.
-
-    Returns:
-        The times.
+        coded: the tensor that each Q/DQ node stands for; see `coded_tensors`.
     """
     everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = [(tensor.name, node) for node in everywhere for tensor in node.outputs if tensor.name]
@@ -102,9 +96,9 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     nodes: dict[Node, float] = defaultdict(float)
     elements: dict[Node, float] = {}
     borders: dict[str, float] = defaultdict(float)
-    # Which tensor of the prepared model a tensor that only the running graph knows is another form of.
+    # The tensor of the prepared model that a tensor of the running graph is another form of.
     alias: dict[str, str] = {}
-    # Codes that each run computes the scale of, with the time that takes, and the nodes that share them.
+    # Dynamically quantized tensors, with the time of that and the nodes that share them.
     codes: dict[str, float] = {}
     sharing: dict[str, list[Node]] = defaultdict(list)
     rest = 0.0
@@ -150,7 +144,7 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
 def _stands_for(
     kernel: Kernel, by_tensor: Mapping[str, Node], by_name: Mapping[str, Node], order: Mapping[Node, int]
 ) -> Node | None:
-    """Return the node whose output a kernel makes, the last of several, or whose name it bears."""
+    """Return the node whose output a kernel makes (the last of several), or whose name it bears."""
     name = _RENAMED.sub("", kernel.name)
     made = [by_tensor.get(one) or by_name.get(_RENAMED.sub("", one)) for one in kernel.outputs]
     node = max((one for one in made if one is not None), key=order.__getitem__, default=None)
@@ -158,7 +152,7 @@ def _stands_for(
 
 
 def _last_behind(maker: Node | None, running: Set[Node], order: Mapping[Node, int]) -> Node | None:
-    """Return the last of the nodes behind one, and behind one another, that no kernel stands for."""
+    """Return the last of the nodes behind `maker`, reached through nodes that no kernel stands for."""
     pending, seen = [maker] if maker is not None else [], set[Node]()
     while pending:
         behind = {reader for tensor in pending.pop().outputs for reader in tensor.outputs if reader in order}
@@ -168,7 +162,7 @@ def _last_behind(maker: Node | None, running: Set[Node], order: Mapping[Node, in
 
 
 def _border(kernel: Kernel, name: str, coded: Mapping[str, str], tensors: Set[str]) -> str | None:
-    """Return the tensor whose codes a kernel makes or decodes; None where it does something else."""
+    """Return the tensor that a kernel quantizes or dequantizes; None if it does something else."""
     if kernel.op_type not in _CODERS:
         return None
     if name in coded:
@@ -178,7 +172,7 @@ def _border(kernel: Kernel, name: str, coded: Mapping[str, str], tensors: Set[st
 
 
 def _holders(everywhere: Sequence[Node], running: Iterable[Node]) -> Mapping[Node, list[Node]]:
-    """Map a running node to the nodes with weights that were fused into it, itself included when it has one."""
+    """Map a running node to the nodes with weights that were fused into it, including itself."""
     known = set(running)
     stands_in: dict[Node, Node] = {node: node for node in known}
     for node in reversed(everywhere):
@@ -200,19 +194,19 @@ def _weighs(node: Node) -> bool:
     return operator is not None and operator.role in (Role.COMPUTE, Role.WEIGHTED)
 
 
-# Regions of integer nodes in a finished plan, and what each takes beside the same nodes in float.
+# Regions of integer nodes in a finished plan, and their times beside the same nodes in float
 
 
 @dataclass(frozen=True)
 class Region:
-    """Integer nodes that pass codes to one another, or a node that works on codes among floats.
+    """Integer nodes that pass quantized values to one another, or a single integer node among floats.
 
     Attributes:
         first: the region's first node.
-        nodes: how many it has.
+        nodes: number of nodes.
         mode: static, dynamic or weight-only.
         float_milliseconds: time of these nodes in the float model.
-        milliseconds: their time as integers, with the region's borders; of one that several share each has its part.
+        milliseconds: time of the integer nodes and the region's boundaries; shared boundaries count in equal parts.
     """
 
     first: str
@@ -224,12 +218,12 @@ class Region:
 
 @dataclass(frozen=True)
 class NodeTime:
-    """What a node takes in the float model and in the plan's.
+    """The time of a node in the float model and in the plan's model.
 
     Attributes:
         node: its name.
-        float_milliseconds: in the float model; 0 where it was fused into another.
-        milliseconds: in the plan's model, without its borders.
+        float_milliseconds: 0 if the node was fused into another.
+        milliseconds: time in the plan's model, without its boundaries.
     """
 
     node: str
@@ -238,13 +232,7 @@ class NodeTime:
 
 
 def node_times(plan: Plan, floats: NodeTimes, integers: NodeTimes) -> tuple[NodeTime, ...]:
-    """Return the times of a plan's nodes in its order, of those that were seen to run in either model.
-
-    Args:
-        plan: what became of the nodes.
-        floats: times of the float model.
-        integers: times of the plan's model.
-    """
+    """Return the times of a plan's nodes in order, for nodes that ran in at least one of the two models."""
     return tuple(
         NodeTime(one.node, floats.nodes.get(one.node, 0.0) / 1e6, integers.nodes.get(one.node, 0.0) / 1e6)
         for one in plan.decisions
@@ -253,14 +241,7 @@ def node_times(plan: Plan, floats: NodeTimes, integers: NodeTimes) -> tuple[Node
 
 
 def find_regions(graph: Graph, plan: Plan, floats: NodeTimes, integers: NodeTimes) -> tuple[Region, ...]:
-    """Return the regions of a plan, the longest in float first.
-
-    Args:
-        graph: the prepared graph.
-        plan: what became of its nodes.
-        floats: times of the float model.
-        integers: times of the plan's model.
-    """
+    """Return the regions of a plan, longest float time first."""
     modes = {one.node: one.mode for one in plan.decisions if one.mode in DECODING}
     integer = [node for scope in all_graphs(graph) for node in scope.nodes if node.name in modes]
     groups = Groups[str]()

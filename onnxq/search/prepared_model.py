@@ -1,4 +1,4 @@
-"""The prepared float model on disk, and everything that is built from it: plans, evidence, candidate models."""
+"""The prepared float model on disk, and all that is built from it: plans, statistics and candidate models."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ from onnxq.runtime.targets import Target
 from onnxq.system.resources import Progress, cached_by_mtime
 from onnxq.version import VERSION
 
-# What preparing computes from more bytes of weights waits in a file to be saved.
+# If weights take more bytes than this, the weights that preparation computes wait in a file.
 _SPILLED_BYTES = 1 << 30
-# Each search, each reading of evidence and the report ask for it.
+# Each search, each check of statistics and the report ask for the digest.
 _digest = cached_by_mtime(model_digest)
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A prepared float model in a working folder, with what the user wants of it.
+    """A prepared float model in a working folder, with the scheme and target of the user.
 
     Attributes:
-        prepared: file of the prepared model, its weights beside it, so that loading it again costs little.
+        prepared: file of the prepared model; its weights lie beside it, so loading it again is cheap.
         scheme: the user's rules.
         target: the runtime.
-        emit: what the built models may hold besides standard ONNX.
-        fixed: what becomes of some nodes whatever else is wished, such as of those that calibration saw nothing of.
+        emit: operators that built models may contain besides standard ONNX.
+        fixed: demotions that all plans have, such as for nodes that calibration did not observe.
         making: how the prepared model was made.
-        codes: what was encoded for the models built so far.
-        grouped: what groups of samples have shown.
+        codes: cache of the encodings of built models.
+        grouped: statistics of groups of samples.
     """
 
     prepared: Path
@@ -90,27 +90,27 @@ class PreparedModel:
 
     @property
     def placing(self) -> PlanApplier:
-        """How codes are written."""
+        """The writer of quantized graphs."""
         return PlanApplier(self.target, self.emit, self.making.half)
 
     @cached_property
     def declared_types(self) -> frozenset[str]:
-        """Names of inner tensors whose types built models declare: the user's, and what runtimes do not find out."""
+        """Inner tensors whose types built models declare: the user's, and types that runtimes cannot infer."""
         return self.making.declared | types_to_declare(self.graph)
 
     @cached_property
     def is_large(self) -> bool:
-        """Whether the model's weights had better stay in their files than in memory."""
+        """True if the weights should stay in their files rather than in memory."""
         return is_large(self.prepared)
 
     @cached_property
     def digest(self) -> str:
-        """Tells the prepared model apart from others, whatever opset it needs."""
+        """Identifies the prepared model, independent of its opset."""
         return self.making.content or _digest(self.prepared)
 
     @property
     def preparation(self) -> Preparation:
-        """What plans of this model are made for and by."""
+        """The preparation that plans of this model record."""
         steps = tuple(type(step).__name__ for step in self.making.steps)
         without = tuple(sorted(self.making.without))
         return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0, without)
@@ -118,10 +118,10 @@ class PreparedModel:
     def check(
         self, evidence: CalibrationStatistics, plan: Plan, methods: Sequence[CalibrationMethod] = DEFAULT_METHODS
     ) -> None:
-        """Check that evidence is of this model and has what a plan and any of these calibration methods need.
+        """Check that statistics are of this model, and sufficient for a plan and any of these calibration methods.
 
         Raises:
-            DataError: It is of another model, or lacks something.
+            DataError: if they are of another model, or lack something.
         """
         if evidence.provenance.model not in ("", self.digest):
             raise DataError(
@@ -129,7 +129,7 @@ class PreparedModel:
                 "scheme and target; calibrate again"
             )
         for request in requests_for(plan, methods):
-            # Without means biases stay as they are.
+            # Without channel means, biases stay as they are.
             wanted = request.tensor in plan.calibrated and request.kind != "channel-means"
             if wanted and not any(request.like(other) for other in evidence.of(request.tensor).statistics):
                 raise DataError(
@@ -138,21 +138,21 @@ class PreparedModel:
                 )
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
-        """Plan with some nodes taken out of integer arithmetic."""
+        """Return the plan with some nodes demoted."""
         return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
 
     def without_idle_bodies(self, plan: Plan, evidence: CalibrationStatistics) -> PreparedModel:
-        """Return the same model with plans that leave bodies without integers if no sample ran them."""
+        """Return the model with float plans for the bodies that no sample ran."""
         return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
 
     def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
-        """Open samples for the model; chained inputs are completed with what the float model leaves behind.
+        """Open samples for the model; chained inputs come from the float model's outputs.
 
         Args:
             given: the samples.
             data: how they are read.
-            notice: told what is worth knowing of how chained inputs start.
-            in_order: whether what judges them counts on their order.
+            notice: called with remarks on how chained inputs start.
+            in_order: True if the evaluation relies on the order of the samples.
         """
         inputs = with_optional(model_inputs(weightless_model(self.graph)), data.chained)
         ordered = in_order or bool(data.chained)
@@ -175,9 +175,9 @@ class PreparedModel:
         collection: Collection | None = None,
         methods: Sequence[CalibrationMethod] = DEFAULT_METHODS,
     ) -> CalibrationStatistics:
-        """Run the float model and observe what the plan needs for any of these methods; see `Collection`."""
+        """Run the float model and collect what a plan needs for any of these calibration methods; see `Collection`."""
         requests, told = requests_for(plan, methods), partial(progress, "calibrate")
-        # Means alone would need runs of the float model, which a large one's weights make expensive.
+        # A large model is not run for channel means alone, because its weights make runs expensive.
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
             return CalibrationStatistics()
         if collection is None:
@@ -189,12 +189,12 @@ class PreparedModel:
     def build(
         self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig, path: Path, *, external_data: bool
     ) -> Graph:
-        """Write the model that a plan and a recipe describe to ``path`` and return its graph."""
+        """Write the model of a plan and an encoding config to ``path`` and return its graph."""
         with self._sharing():
             return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
 
     def write(self, plan: Plan, codes: Encodings, path: Path, *, external_data: bool) -> Graph:
-        """Write the model of a plan and its codes to ``path`` and return its graph."""
+        """Write the model of a plan and its encodings to ``path`` and return its graph."""
         prepared = self.graph_for(plan)
         with _faults_of_candidates():
             graph = self.placing.quantized(prepared, plan, codes, self.declared_types)
@@ -202,7 +202,7 @@ class PreparedModel:
         return graph
 
     def build_beside(self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig, path: Path) -> Graph:
-        """Write a model as `build` does, but beside the prepared one, where its floats and large codes stay."""
+        """Write a model like `build`, but leave floats and large quantized weights in the prepared model's folder."""
         with self._sharing():
             codes = self.codes_of(plan, evidence, recipe)
             with _faults_of_candidates():
@@ -218,7 +218,7 @@ class PreparedModel:
         path: Path,
         nodes: Set[str] | None = None,
     ) -> FakeQuantSwitches:
-        """Write the prepared model with the codes of a plan, or of some nodes, behind switches, and name these."""
+        """Write the prepared model with quantizers behind switches: all of a plan, or those of `nodes`."""
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
         with self._sharing():
@@ -229,11 +229,11 @@ class PreparedModel:
         return switches
 
     def _sharing(self) -> AbstractContextManager[None]:
-        """Return what lets the codes of a large model wait in a file, for this model and others."""
+        """Keep the encodings of a large model in a file, shared with other models."""
         return spilling(self.prepared.parent, "codes.data") if self.is_large else nullcontext()
 
     def codes_of(self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig) -> Encodings:
-        """Return the codes of all that a plan quantizes."""
+        """Return the encodings of all that a plan quantizes."""
         return encode(plan, self.graph_for(plan), evidence, recipe, self.codes)
 
     def graph_for(self, plan: Plan) -> Graph:
@@ -241,18 +241,17 @@ class PreparedModel:
         return self._read(self._prepared_for(plan))
 
     def _read(self, path: Path) -> Graph:
-        """Return the graph of one of the prepared models, read once, for reading only."""
         if path != self.prepared and path not in self._later:
             self._later[path] = load(path)
         return self.graph if path == self.prepared else self._later[path]
 
     @cached_property
     def _later(self) -> dict[Path, Graph]:
-        """The prepared models at later opsets that were read so far."""
+        """Prepared models at later opsets."""
         return {}
 
     def expresses(self, plan: Plan) -> bool:
-        """Whether a plan's model can be built: at the opset that is there, or at a later one that it fits as well."""
+        """Return whether a plan's model can be built, at the present opset or at a later one."""
         try:
             path = self._prepared_for(plan)
             if path != self.prepared:
@@ -262,7 +261,7 @@ class PreparedModel:
         return True
 
     def _prepared_for(self, plan: Plan) -> Path:
-        """Return the prepared model at an opset that can decode a plan's weights, made when it is first asked for."""
+        """Return the prepared model at an opset that can dequantize a plan's weights, made at its first use."""
         needed = weight_opset(plan, self.emit)
         if needed <= self.graph.opset:
             return self.prepared
@@ -277,7 +276,7 @@ class PreparedModel:
 
 @contextmanager
 def _faults_of_candidates() -> Iterator[None]:
-    """Raise faults of a graph that onnxq makes as its own: the user cannot mend them, and a search leaves it out."""
+    """Raise errors of a candidate as `CandidateError`: users cannot fix them, and a search skips the plan."""
     try:
         yield
     except (ModelError, PassError, DataError) as error:
@@ -294,20 +293,20 @@ def open_prepared_model(
     least: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> PreparedModel:
-    """Prepare a graph in place and put it on disk, at a later opset only when the plan needs one.
+    """Prepare a graph in place and save it, at a later opset only if the plan needs one.
 
     Args:
         graph: the float model.
         scheme: the user's rules.
         target: the runtime.
-        folder: where the prepared model is put.
-        emit: which operators decode weights.
-        replay: a plan to be carried out instead of what the scheme plans.
-        least: opset below which it is not prepared, for codes that the scheme does not ask for.
-        without: names of `canonical_steps` that are left out.
+        folder: folder of the prepared model.
+        emit: operators that may dequantize weights.
+        replay: a plan to carry out instead of planning with the scheme.
+        least: lowest opset, for formats that the scheme does not ask for.
+        without: names of `canonical_steps` to leave out.
 
     Raises:
-        SchemeError: the plan to be carried out is of another model, or of another version of onnxq.
+        SchemeError: if `replay` is of another model, or of another version of onnxq.
     """
     preparation = preparation_of(replay) if replay is not None else None
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
@@ -322,11 +321,11 @@ def open_prepared_model(
         save(graph, bench.prepared, external_data=True)
     needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
     if needed > graph.opset:
-        # What was calibrated for other plans is of the same model.
+        # Statistics that were collected for other plans stay valid.
         content = _digest(bench.prepared)
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed, without=without))
         save(graph, bench.prepared, external_data=True)
-        # The graph that the first one planned on is out of date.
+        # The graph of the first `PreparedModel` is out of date.
         making = replace(making, applied=applied, content=content, origins=origins_by_name(graph))
         bench = replace(bench, making=making)
     if replay is not None:

@@ -1,4 +1,4 @@
-"""What a search is given and finds: errors of nodes, the frontier, the result, and rules to demote nodes."""
+"""Inputs and results of a search (sensitivities, frontier, plan), and rules that demote nodes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from onnxq.search.kernel_times import NodeTime, Region
 _SMALL_SHARE = 0.01
 
 FINER = QuantSpec("int8-narrow", per=(32,), scale="float16")
-"""For weights whose codes of fewer bits, or with one scale a channel, are too coarse: a sixteenth larger than int8."""
+"""For weights that are too coarse with fewer bits or one scale per channel: a sixteenth larger than int8."""
 
 FINEST = QuantSpec("int16-narrow", per=Granularity.CHANNEL)
-"""For weights that 8 bits are too few for: half of their floats, and hardly any noise."""
+"""For weights that need more than 8 bits: half the size of floats, and hardly any error."""
 
 Demotions = Mapping[str, Demotion]
 Planner = Callable[[Demotions], Plan]
 Measure = Callable[[Plan], float | None]
-"""Builds a plan's model, runs it and gives the SQNR in decibels that its worst output can be trusted to have.
+"""Builds a plan's model, runs it, and returns the SQNR estimate in decibels of its worst output.
 
-It gives None for what is not measured any more.
+It returns None when no more models may be built.
 """
 
 
 @dataclass(frozen=True)
 class NodeSensitivity:
-    """What one node adds in noise as codes.
+    """The error that one quantized node adds.
 
     Attributes:
         node: its name.
-        mode: how it was quantized when measured.
-        sqnr: SQNR in decibels of the worst output with this node quantized and nothing else.
+        mode: its mode during the measurement.
+        sqnr: SQNR in decibels of the worst output with only this node quantized.
     """
 
     node: str
@@ -43,23 +43,23 @@ class NodeSensitivity:
 
 
 SensitivitiesOfNodes = Callable[[Plan, Set[Mode]], Sequence[NodeSensitivity]]
-"""Tells the noise of a plan's weighted nodes that have one of some modes."""
+"""Returns the sensitivities of a plan's weighted nodes that have one of some modes."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A plan on the frontier of latency and fidelity.
+    """A plan on the frontier of latency and accuracy.
 
     Attributes:
-        static: how many nodes run as integer kernels with fixed scales.
-        dynamic: how many multiply integers whose scale each run computes.
+        static: number of integer nodes with fixed scales.
+        dynamic: number of integer nodes whose scale each run computes.
         milliseconds: expected time of a run.
         sqnr: measured SQNR in decibels of the worst output, or None.
-        speed: measured speed beside the float model, or None.
-        chosen: whether it is the one that was taken.
-        weight_only: how many multiply the codes of their weights with float data.
-        predicted: SQNR in decibels that was expected before it was measured, or None.
-        is_float: whether it is the float model, beside which the others are timed.
+        speed: measured speed relative to the float model, or None.
+        chosen: True for the chosen plan.
+        weight_only: number of nodes that multiply quantized weights with float activations.
+        predicted: expected SQNR in decibels before the measurement, or None.
+        is_float: True for the float model, the reference of the others.
     """
 
     static: int
@@ -75,16 +75,16 @@ class Point:
 
 @dataclass(frozen=True)
 class PlanSearch:
-    """What the search found.
+    """The result of a search.
 
     Attributes:
         plan: the plan to build.
-        sensitivities: the nodes whose noise was measured, worst first; empty when nothing had to be left.
-        measured: how many models were built and run.
-        frontier: the plans that were weighed, by expected time; empty when latency was not measured.
-        regions: the plan's integer regions beside float, empty likewise.
-        times: of the plan's nodes beside float, empty likewise.
-        spent: whether there was nothing left to search with, so that it ended, or was left out.
+        sensitivities: the measured nodes, highest error first; empty if no node had to be demoted.
+        measured: number of models built and run.
+        frontier: the plans that were tried, by expected time; empty if latency was not measured.
+        regions: the plan's integer regions beside float; empty likewise.
+        times: times of the plan's nodes beside float; empty likewise.
+        spent: True if the search ended, or was skipped, because its time or models were used up.
     """
 
     plan: Plan
@@ -97,12 +97,12 @@ class PlanSearch:
 
 
 def sizes_of(plan: Plan) -> Mapping[str, int]:
-    """Return how many weights each weighted node holds."""
+    """Return the number of weights of each weighted node."""
     return {one.node: sum(weight.elements for weight in one.weights) for one in plan.decisions if one.weights}
 
 
 def small_nodes(plan: Plan) -> set[str]:
-    """Return the smallest nodes, whose few weights the file hardly feels when they stay float."""
+    """Return the smallest nodes, which hold a hundredth of all weights together."""
     sizes = sizes_of(plan)
     ascending = sorted(sizes, key=lambda node: sizes[node])
     share = accumulate(sizes[node] for node in ascending)
@@ -110,35 +110,35 @@ def small_nodes(plan: Plan) -> set[str]:
 
 
 def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
-    """Return what makes of a plan one with the same codes that are decoded when the model is loaded.
+    """Return demotions that keep a plan's weights but dequantize them at load.
 
     Args:
-        plan: whose model was slower than float.
-        full: what the planner wants without demotions.
-        reason: why the codes are not worked on.
+        plan: the plan whose model was slower than float.
+        full: the plan without demotions.
+        reason: why no integer kernels are used.
     """
     found = {}
     for one in plan.decisions:
         if one.weights and one.mode is not Mode.FLOAT:
             found[one.node] = Demotion(Mode.STORAGE, reason, weight=one.weights[0].spec, finer=one.finer)
         elif full.by_node[one.node].weights:
-            # Codes were too coarse for it.
+            # Quantization was too coarse for this node.
             found[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures)
     return found
 
 
 def slower(speed: float) -> str:
-    """Return the reason for storing what was worked on, given how many times as fast as float it ran."""
+    """Return the reason to compress weights only, given the speed relative to float."""
     return f"with codes in each run the model ran {speed:.2f} times as fast as the float model"
 
 
 def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
-    """Return a planner for a model that integers do no good: its weights are stored, and it computes in float.
+    """Return a planner that only compresses weights, for a model that computes in float.
 
     Args:
-        planner: plans with some nodes demoted.
-        plan: what the planner wants without demotions, so that no node becomes an integer kernel again.
-        reason: why nothing becomes an integer kernel.
+        planner: makes a plan from demotions.
+        plan: the plan without demotions; its integer nodes are demoted.
+        reason: why no integer kernels are used.
     """
     slow = {
         decision.node: Demotion(Mode.STORAGE, reason)
@@ -148,7 +148,7 @@ def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
     return lambda demotions: planner({**slow, **demotions})
 
 
-# Backward elimination over groups of weights: more bits are given up again if the error allows it.
+# Backward elimination over groups of weights: more bits are given up again if the error allows it
 
 
 def backward_elimination(
@@ -158,16 +158,16 @@ def backward_elimination(
     *,
     most: int,
 ) -> Demotions:
-    """Return demotions with as many exchanged for coarser ones as can be found.
+    """Exchange as many demotions for coarser ones as the accuracy allows.
 
-    What weights add in noise together is not what they add alone, and a prefix of the noisiest holds large quiet ones
-    that one small noisy one stands behind. Groups are tried from halves on, and those that are too noisy are split.
+    The error of weights together is not the sum of their errors alone. A prefix by error also holds large weights of
+    low error behind one small weight of high error. So groups are tried, halves first, and a group that fails is split.
 
     Args:
-        better: what is faithful enough.
-        coarser: what nodes would be instead, those first that are worth most for their noise; None takes no demotion.
-        is_enough: whether demotions are faithful enough.
-        most: how often to ask.
+        better: demotions that are accurate enough.
+        coarser: cheaper demotions, those with the largest saving for their error first; None removes the demotion.
+        is_enough: returns whether demotions are accurate enough.
+        most: number of calls of `is_enough` at most.
 
     >>> from onnxq.config.scheme import Mode
     >>> fine = dict.fromkeys("abcd", Demotion(Mode.STORAGE, "too coarse"))
