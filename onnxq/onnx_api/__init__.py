@@ -1,4 +1,4 @@
-"""What runs onnx's own C++ on a model without its weights: conversion to other opsets, inlining, inference."""
+"""onnx's own C++ tools, run on a model without its weights: opset conversion, inlining and shape inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuse model-local functions that cannot be inlined: recursive ones, and ones that multiply without bound."""
+"""Refuse model-local functions that cannot be inlined: recursive functions, and functions whose size explodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Key = tuple[str, str, str]
 
 
 def check_functions(model: ModelProto) -> None:
-    """Check that inlining the functions of a model ends in a model of reasonable size.
+    """Check that the functions of a model can be inlined into a model of reasonable size.
 
     Raises:
         ModelError: two functions share a name, a function calls itself, or the model would exceed a million nodes.
@@ -37,7 +37,7 @@ def check_functions(model: ModelProto) -> None:
 
 
 def _measure(start: _Key, calls: dict[_Key, list[_Key]], sizes: dict[_Key, int]) -> None:
-    """Count the nodes of a function and of all that it calls, deepest first."""
+    # Count the nodes of a function and of all functions that it calls, deepest first.
     path: dict[_Key, Iterator[_Key]] = {}
     pending = [start]
     while pending:

@@ -1,4 +1,4 @@
-"""Types and shapes of all tensors, from onnx's own inference on the model without its weights."""
+"""Types and shapes of all tensors, inferred by onnx on the model without its weights."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ _MOST_PROPAGATED = 1 << 20
 
 
 def infer_shapes(graph: Graph) -> None:
-    """Find out dtype and shape of every tensor of a graph and its bodies, and write them into the Variables.
+    """Infer dtype and shape of every tensor of a graph and its bodies, and write them into the Variables.
 
-    What was known before about tensors inside the graph is forgotten first, unless onnx cannot tell what the operator
-    that makes them gives; what cannot be found out is None. Declared inputs and outputs are only completed. Where
-    inference gives up on the model as a whole, the graph is left as it is. Names of dimensions come from the inputs of
-    the model alone, see `forget_claims`.
+    Earlier types of inner tensors are forgotten first, unless onnx cannot infer the operator that makes them. What
+    cannot be inferred is None. Declared inputs and outputs are only completed. If onnx refuses the whole model, the
+    graph keeps its types. Names of dimensions come only from the model's inputs (see `forget_claims`).
 
     Raises:
-        ModelError: an overridable initializer has another type or rank than the input it stands for.
+        ModelError: an overridable initializer has another type or rank than its input.
     """
     _check_overridable(graph)
     toposort(graph)
@@ -68,7 +67,7 @@ def _check_overridable(graph: Graph) -> None:
 
 
 def _infer(model: ModelProto) -> ModelProto | None:
-    """Return the model with what onnx can tell, or None when its inference gives up on the model."""
+    """Return the model with inferred types, or None if onnx refuses the model."""
     for trust_outputs in (True, False):
         if not trust_outputs:
             for info in model.graph.output:
@@ -78,7 +77,7 @@ def _infer(model: ModelProto) -> ModelProto | None:
             if not 0 < _propagated(known.graph) <= _MOST_PROPAGATED:
                 return known
             return shape_inference.infer_shapes(model, data_prop=True)
-        # The bindings turn any C++ error into one of these, and none of them should keep a user from going on.
+        # The bindings turn any C++ error into one of these. A model without inferred shapes is still usable.
         except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
             continue
     return None
@@ -86,14 +85,14 @@ def _infer(model: ModelProto) -> ModelProto | None:
 
 @cache
 def _propagating() -> frozenset[str]:
-    """Names of the operators that data propagates through; to ask onnx for them takes a while."""
+    # Operators that onnx propagates values through; cached because listing all schemas is slow.
     return frozenset(schema.name for schema in defs.get_all_schemas() if schema.has_data_propagation_function)
 
 
 def _propagated(graph: GraphProto) -> int:
     """Return how many values onnx would hold to propagate data, which it does for every vector of known length.
 
-    A few concatenations of a vector with itself are more than any memory holds.
+    A few concatenations of a vector with itself exceed any memory.
     """
     sizes: dict[str, int] = {}
     total = 0
@@ -113,18 +112,15 @@ def _propagated(graph: GraphProto) -> int:
 
 
 def _sanitise(model: ModelProto, graph: Graph) -> None:
-    """Unset negative dimensions and names that are no facts, and drop declarations that inference can replace.
-
-    Operators that onnx does not know are replaced by stand-ins.
-    """
+    # Unset negative dimensions and untrusted names, and drop declarations that inference can replace.
     trusted = {tensor.name: {size for size in tensor.shape or () if isinstance(size, str)} for tensor in graph.inputs}
     fed = {info.name for info in model.graph.input}
     fixed = [tensor for tensor in model.graph.initializer if tensor.name not in fed]
     if len(fixed) < len(model.graph.initializer):
-        # A caller may override the others, whose values onnx takes for constants.
+        # onnx would take the values of overridable initializers for constants.
         del model.graph.initializer[:]
         model.graph.initializer.extend(fixed)
-    # Bodies first: stand-ins replace the nodes that hold them by copies.
+    # Bodies first: the substitution copies the nodes that hold them.
     for scope in reversed(list(subgraph_protos(model.graph))):
         foreign = substitute_unknown_operators(scope, model, graph.opset)
         kept = [info for info in scope.value_info if info.name in foreign]
@@ -168,7 +164,7 @@ def _let_names_be_facts(tensor: Variable) -> None:
 
 
 def _read(info: ValueInfoProto | None) -> tuple[object, Shape | None]:
-    """Return dtype and shape, without the dimension names that inference made up."""
+    """Return dtype and shape, without placeholder names of dimensions."""
     if info is None:
         return None, None
     dtype, shape = read_tensor_type(info)
@@ -178,7 +174,7 @@ def _read(info: ValueInfoProto | None) -> tuple[object, Shape | None]:
 
 
 def _as_declared(inferred: Shape | None, declared: Shape | None) -> Shape | None:
-    """Return an inferred shape without what would change the name of a declared dimension."""
+    """Return the inferred shape, without dimensions that would rename a declared dimension."""
     if inferred is None or declared is None or len(inferred) != len(declared):
         return inferred
     return [
@@ -193,28 +189,28 @@ def _complete(declared: Shape | None, inferred: Shape | None) -> Shape | None:
     return [new if old is None else old for old, new in zip(declared, inferred, strict=True)]
 
 
-# Unknown operators: functions and operators of ONNX with the same types and shapes take their place. onnx infers
-# nothing behind an operator that it does not know; with substitutes, one run of inference is enough.
+# Unknown operators are replaced by functions and operators of ONNX with the same types and shapes. onnx infers nothing
+# behind an unknown operator; with substitutes, one run of inference is enough.
 
 _UNKNOWN = "onnxq.unknown.shape"
 _DOMAIN = "onnxq.inference"
 _TRANSPOSES = "trans"
-# Where Unsqueeze still has its axes in an attribute.
+# Unsqueeze has its axes in an attribute until opset 12.
 _EINSUM_OPSET = 12
 
 
 def substitute_unknown_operators(graph: GraphProto, model: ModelProto, opset: int) -> set[str]:
-    """Replace the nodes of a graph that onnx does not know by stand-ins, where the table of operators has them.
+    """Replace a graph's nodes that onnx does not know, if the operator table has substitutes for them.
 
-    Nodes whose shapes onnx infers wrongly get stand-ins as well.
+    Nodes whose shapes onnx infers wrongly are replaced as well.
 
     Args:
-        graph: which is edited; its bodies are not.
-        model: around it, which is given functions, and an input of its own that nobody else reads.
+        graph: is edited; its bodies are not.
+        model: the model around it, which gets functions and an additional input.
         opset: version of the default domain.
 
     Returns:
-        The names of what onnx cannot tell anything of: it does not know the node, or not what that makes.
+        The names of outputs that onnx cannot infer: it does not know the operator, or has no inference for it.
     """
     made = {name for node in graph.node if not _is_inferred(node, opset) for name in node.output if name}
     nodes = [list(_stand_ins(node, model, opset)) for node in graph.node]
@@ -244,7 +240,7 @@ def _stand_ins(node: NodeProto, model: ModelProto, opset: int) -> Iterator[NodeP
 
 
 def _call(node: NodeProto, body: Sequence[NodeProto], opset: int, model: ModelProto) -> NodeProto:
-    """Return the call of a new function that computes, at an opset of its own, what a node does."""
+    """Return the call of a new function that computes the same as a node, at its own opset."""
     name = f"stand_in_{len(model.functions)}"
     read = list(dict.fromkeys(name for name in node.input if name))
     imports = [helper.make_opsetid("", opset)]
@@ -255,7 +251,7 @@ def _call(node: NodeProto, body: Sequence[NodeProto], opset: int, model: ModelPr
 
 
 def _of_einsum(node: NodeProto, model: ModelProto) -> Iterator[NodeProto]:
-    """Yield operators that broadcast, since onnx takes the length of a letter from the first operand that has it."""
+    # onnx takes the length of a subscript from the first operand that has it, so let Sum broadcast the operands.
     terms, result = einsum_terms(next((proto.s.decode() for proto in node.attribute if proto.name == "equation"), ""))
     if "." in result or any("." in term for term in terms) or len(terms) != len(node.input):
         yield from _without_shapes(node, 0)
@@ -274,7 +270,7 @@ def _of_einsum(node: NodeProto, model: ModelProto) -> Iterator[NodeProto]:
 
 
 def _without_shapes(node: NodeProto, believed: int) -> Iterator[NodeProto]:
-    """Yield a node and what hides the shapes of its outputs from an index on."""
+    """Yield a node, and Reshapes that hide the shapes of its outputs from index ``believed`` on."""
     twin = NodeProto()
     twin.CopyFrom(node)
     hidden = [(index, name) for index, name in enumerate(node.output) if index >= believed and name]
@@ -286,13 +282,13 @@ def _without_shapes(node: NodeProto, believed: int) -> Iterator[NodeProto]:
 
 
 def is_known(node: NodeProto, opset: int) -> bool:
-    """Whether onnx knows an operator, at the opset of the model when it is its own."""
+    """Whether onnx knows an operator; for the default domain, at the given opset."""
     domain = canonical_domain(node.domain)
     return bool(defs.has(node.op_type, opset, "") if not domain else defs.has(node.op_type, domain=domain))
 
 
 def _is_inferred(node: NodeProto, opset: int) -> bool:
-    """Whether onnx can tell what a node makes, which it cannot of many in its domain of classical learning."""
+    """Whether onnx infers the outputs of a node; for many operators of ``ai.onnx.ml`` it does not."""
     if not is_known(node, opset):
         return False
     domain = canonical_domain(node.domain)
@@ -306,7 +302,7 @@ def _row(node: NodeProto) -> Operator | None:
 
 
 def _of_foreign(node: NodeProto, opset: int) -> Iterator[NodeProto]:
-    """Yield nodes that make the outputs of which anything is known, or the node itself."""
+    """Yield nodes that make the outputs of known type, or the node itself if its operator is not in the table."""
     row = _row(node)
     if row is None:
         yield node
@@ -337,6 +333,5 @@ def _standard(node: NodeProto, row: Operator, opset: int) -> NodeProto | None:
 
 
 def _input(node: NodeProto, indices: tuple[int | None, ...], index: int) -> str:
-    """Return the name of the input that an output is like, or an empty string."""
     like = indices[index] if index < len(indices) else None
     return node.input[like] if like is not None and like < len(node.input) else ""

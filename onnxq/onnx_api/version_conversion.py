@@ -1,4 +1,4 @@
-"""Opset upgrades and inlining through onnx's own C++ code, which sees the model without its weights."""
+"""Opset upgrades and inlining by onnx's own C++ code, which gets the model without its weights."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _NODE_TOPOLOGY = {"input", "output", "op_type", "domain", "attribute", "name"}
 
 
 def upgrade_opset(graph: Graph, version: int) -> Graph:
-    """Return the graph at a newer ONNX opset; one that is there already is returned as it is.
+    """Return the graph at a newer ONNX opset; a graph at that opset or a newer one is returned as it is.
 
-    Local functions are inlined first. Values of constants are shared with the given graph; documentation, metadata
-    and declarations of whatever keeps its name are kept.
+    Local functions are inlined first. Values of constants are shared with the given graph. Documentation, metadata and
+    declarations are kept for everything that keeps its name.
 
     Args:
         graph: the main graph, which is not changed.
         version: the wanted version of the default domain, at most 26.
 
     Raises:
-        ModelError: the version is newer than onnxruntime loads, or an operator of the model cannot be converted.
+        ModelError: onnxruntime does not load the version, or an operator of the model cannot be converted.
     """
     if graph.opset >= version:
         return graph
@@ -75,13 +75,13 @@ def upgrade_opset(graph: Graph, version: int) -> Graph:
 
 
 def inline_functions(graph: Graph) -> Graph:
-    """Return the graph with the calls of model-local functions replaced by their bodies.
+    """Return the graph with calls of model-local functions replaced by the bodies of these functions.
 
     A graph without functions is returned as it is.
 
     Raises:
-        ModelError: a function cannot be inlined, such as one that calls itself, or one written for another opset that
-            cannot be converted.
+        ModelError: a function cannot be inlined. For example it calls itself, or it has another opset and cannot be
+            converted.
     """
     if not graph.functions:
         return graph
@@ -116,7 +116,7 @@ def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
 
 
 def _check_convertible(graph: Graph, version: int) -> None:
-    """Refuse a Hardmax that onnx's converter lets compute something else, as it does where the axis is not the last."""
+    """Refuse a Hardmax along another axis than the last: onnx's converter changes its results."""
     for _, node in all_nodes(graph) if graph.opset < _HARDMAX_OF_ONE_AXIS <= version else ():
         if node.op == "Hardmax" and not node.domain:
             shape, axis = node.inputs[0].shape, node.attrs.get("axis", 1)
@@ -128,11 +128,7 @@ def _check_convertible(graph: Graph, version: int) -> None:
 
 
 def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
-    """Correct what the converter writes wrongly: attributes that an operator has no more, and constants of float32.
-
-    Raises:
-        ModelError: a node has another attribute that its operator does not have at the version.
-    """
+    """Correct the converter's errors: attributes that an operator no longer has, and constants of the wrong type."""
     types = _element_types(source)
     for graph in subgraph_protos(converted.graph):
         made = {node.output[0]: node for node in graph.node if node.op_type == "Constant" and len(node.attribute) == 1}
@@ -142,7 +138,7 @@ def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
                 continue
             schema = defs.get_schema(node.op_type, version)
             if node.op_type == "Pad" and "value" not in schema.attributes:
-                # Only a constant edge has a value, which has become an input.
+                # The converter has made it an input in constant mode, and no other mode uses it.
                 kept = [proto for proto in node.attribute if proto.name != "value"]
                 del node.attribute[:]
                 node.attribute.extend(kept)
@@ -155,7 +151,7 @@ def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
 
 
 def _unify_types(node: NodeProto, schema: defs.OpSchema, types: dict[str, int], invented: dict[str, NodeProto]) -> None:
-    """Give constants that the converter made the type of the inputs that must have the same one."""
+    """Give constants that the converter added the type of the inputs that must have the same type."""
     wanted: dict[str, int] = {}
     for make in (False, True):
         for index, name in enumerate(node.input):
@@ -172,7 +168,7 @@ def _unify_types(node: NodeProto, schema: defs.OpSchema, types: dict[str, int], 
 
 
 def _element_types(model: ModelProto) -> dict[str, int]:
-    """Return the element types of all tensors by name, 0 where onnx cannot tell."""
+    """Return the element types of all tensors by name; 0 if unknown."""
     with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
         model = shape_inference.infer_shapes(model)
     types: dict[str, int] = {}
@@ -187,7 +183,7 @@ def _element_types(model: ModelProto) -> dict[str, int]:
 
 
 def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
-    """Put back what the converter drops or invents."""
+    """Restore what the converter drops or invents."""
     upgraded = ModelProto()
     copy_other_fields(source, upgraded, {"graph"})
     upgraded.graph.CopyFrom(converted.graph)
@@ -219,7 +215,7 @@ def _graft_graph(old: GraphProto, new: GraphProto) -> None:
     by_output = {_key(node): node for node in old.node}
     by_name = {node.name: node for node in old.node if node.name}
     for node in new.node:
-        # A node that was given others behind it lost its output to them, and kept its name.
+        # If the converter appends nodes, the last one takes over the output, and the node keeps only its name.
         known = by_name.get(node.name) or by_output.get(_key(node))
         if known is not None and known.op_type == node.op_type:
             for name in ("doc_string", "metadata_props", "device_configurations", "overload"):
@@ -228,7 +224,7 @@ def _graft_graph(old: GraphProto, new: GraphProto) -> None:
 
 
 def _paired_graphs(old: GraphProto, new: GraphProto) -> Iterator[tuple[GraphProto, GraphProto]]:
-    """Yield the graphs and bodies of both models that correspond: bodies of nodes with the same first output."""
+    """Yield pairs of corresponding graphs: the main graphs, and bodies of nodes with the same first output."""
     pending = [(old, new)]
     while pending:
         pair = pending.pop()
@@ -244,5 +240,5 @@ def _bodies(node: NodeProto) -> dict[str, GraphProto]:
 
 
 def _key(node: NodeProto) -> str:
-    """Return the first output's name, which no two nodes of a graph share."""
+    # The name of the first output is unique in a graph.
     return next((name for name in node.output if name), "")

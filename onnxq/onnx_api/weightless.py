@@ -1,4 +1,4 @@
-"""Models without their weights, for the parts of onnx that take a whole serialized model."""
+"""Models without weights, for functions of onnx that take a whole serialized model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LOCATION = "onnxq.skeleton"
 
 @dataclass(frozen=True, eq=False)
 class WeightlessModel:
-    """A model whose large weights are numbered references.
+    """A model whose large weights are replaced by numbered references.
 
     Attributes:
         model: the model; reference number ``i`` is external data at offset ``i``.
         payloads: the weights.
-        folder: where external data of the graph lies.
+        folder: the folder of the graph's external data.
     """
 
     model: ModelProto
@@ -35,7 +35,7 @@ class WeightlessModel:
 
     @classmethod
     def of(cls, graph: Graph, threshold: int = 1024) -> WeightlessModel:
-        """Take the weights of ``threshold`` bytes and more out of a graph; 0 takes out all but strings."""
+        """Take the weights of at least ``threshold`` bytes out of a graph; 0 takes all but strings."""
         payloads: list[TensorData] = []
 
         def store(proto: TensorProto, tensor_data: TensorData, name: str) -> None:
@@ -51,7 +51,11 @@ class WeightlessModel:
         return cls(model, payloads, graph.folder)
 
     def restore(self, model: ModelProto | None = None) -> Graph:
-        """Read a model made from this skeleton, by default the skeleton itself, with the weights back in place."""
+        """Return a model as a graph, with the weights back in place.
+
+        Args:
+            model: converted from ``self.model``; None for ``self.model`` itself.
+        """
         return read_model(model if model is not None else self.model, self.folder, tensor_data=self._payload)
 
     def _payload(self, proto: TensorProto) -> TensorData:
@@ -63,7 +67,7 @@ class WeightlessModel:
 
 
 def _name_domains(model: ModelProto) -> None:
-    """Write the domain of ONNX in the way that onnx's converters and inference know."""
+    # onnx's converters and inference know the domain of ONNX only as "".
     for entry in model.opset_import:
         entry.domain = canonical_domain(entry.domain)
     for node in node_protos(model.graph.node):
@@ -72,11 +76,11 @@ def _name_domains(model: ModelProto) -> None:
 
 
 def weightless_model(graph: Graph, threshold: int = 1024) -> ModelProto:
-    """Return the model with references in place of weights of ``threshold`` bytes and more.
+    """Return the model with references in place of weights of at least ``threshold`` bytes.
 
-    The references lead nowhere. The model is for onnx's converters and inference, which never read large weights.
+    The references point nowhere. The model is for onnx's converters and inference, which never read large weights.
 
     Raises:
-        ModelError: the graph is not whole.
+        ModelError: the graph is not consistent.
     """
     return WeightlessModel.of(graph, threshold).model

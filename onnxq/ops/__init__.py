@@ -1,4 +1,4 @@
-"""What is known of operators: one table, read by planner, dequantizer and passes alike."""
+"""The operator table: facts about operators that the planner, the dequantizer and the passes read."""
 
 from __future__ import annotations
 

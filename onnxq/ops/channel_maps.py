@@ -1,7 +1,7 @@
-"""Channel maps: which channel of an output is which channel of an input.
+"""Channel maps: which input channel each channel of an output comes from.
 
-A rule is for operators whose output channels are each proportional to one input channel, so that a factor on an input
-channel becomes the same factor on its output channels.
+A rule applies if each output channel is proportional to one input channel. A factor on an input channel then becomes
+the same factor on its output channels.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class ChannelMap(NamedTuple):
-    """Where channels of an input are found in an output.
+    """Where the channels of an input are found in an output.
 
     Attributes:
         output: index of the output.
-        axis: of its channels.
+        axis: channel axis of the output.
         of: the input channel of each output channel from ``first`` on, int64.
-        first: the first output channel that this input gives.
+        first: the first output channel that comes from this input.
     """
 
     output: int
@@ -34,21 +34,21 @@ class ChannelMap(NamedTuple):
 
 
 ChannelMapRule: TypeAlias = "Callable[[Node, int, int], tuple[ChannelMap, ...] | str]"
-"""From a node, the index of a data input and its channel axis to the channel maps, or the reason why there are none."""
+"""Maps a node, the index of an activation input and its channel axis to channel maps, or to why there are none."""
 
 
 def alike(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """The output has the channels of the input along the same axis."""
+    """Rule for operators whose output has the channels of the input along the same axis."""
     return _passed(node, index, axis, 0, axis)
 
 
 def aligned(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """The inputs are broadcast to the output."""
+    """Rule for operators that broadcast their inputs to the shape of the output."""
     return _passed(node, index, axis, 0, axis + _rank(node.outputs[0]) - _rank(node.inputs[index]))
 
 
 def scaled(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """Mul: one factor's channels pass, that of more elements, or the first of two."""
+    """Rule for Mul: follow the computed input with the most axes longer than 1, and the first of equal ones."""
     sizes = [0 if not tensor.inputs else sum(extent != 1 for extent in tensor.shape or ()) for tensor in node.inputs]
     if sizes[index] < max(sizes) or sizes.index(max(sizes)) != index:
         return "is what another tensor is multiplied by"
@@ -56,7 +56,7 @@ def scaled(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
 
 
 def concatenated(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """Concat."""
+    """Rule for Concat."""
     along = _axis(node, node.outputs[0])
     if axis != along:
         return alike(node, index, axis)
@@ -67,7 +67,7 @@ def concatenated(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | 
 
 
 def picked(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """Gather, along an axis other than the channels'."""
+    """Rule for Gather along an axis other than the channel axis."""
     along, behind = _axis(node, node.inputs[0], 0), _rank(node.outputs[0]) - _rank(node.inputs[0])
     if axis == along:
         return "is picked from by channel"
@@ -75,7 +75,7 @@ def picked(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
 
 
 def split(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """Split."""
+    """Rule for Split."""
     outputs = range(len(node.outputs))
     along = _axis(node, node.inputs[0], 0)
     if axis != along:
@@ -89,7 +89,7 @@ def split(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
 
 
 def transposed(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """Transpose."""
+    """Rule for Transpose."""
     order = list(node.attrs.get("perm") or range(_rank(node.inputs[0]))[::-1])
     if axis not in order:
         return "has an unknown number of dimensions"
@@ -97,7 +97,10 @@ def transposed(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | st
 
 
 def reshaped(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
-    """Reshape and its kin: as many elements lie behind a channel's place as before, or each channel becomes several."""
+    """Rule for Reshape, Flatten, Squeeze and Unsqueeze.
+
+    A channel axis is found if as many elements follow it as before, or if each channel becomes several adjacent ones.
+    """
     before, after = node.inputs[index].shape or (), node.outputs[0].shape or ()
     channels, inner = _extent(node.inputs[index], axis), _volume(before[axis + 1 :])
     for place in range(len(after) - 1, -1, -1):
@@ -121,18 +124,17 @@ def _rank(tensor: Tensor) -> int:
 
 
 def _extent(tensor: Tensor, axis: int) -> int:
-    """Return a known extent, or 0."""
+    """Return an extent; 0 if unknown."""
     shape = tensor.shape or ()
     found: Any = shape[axis] if 0 <= axis < len(shape) else 0
     return found if isinstance(found, int) else 0
 
 
 def _volume(shape: Sequence[Any]) -> int:
-    """Return the product of known extents, or 0."""
+    """Return the product of extents; 0 if one is unknown."""
     return math.prod(shape) if all(isinstance(extent, int) for extent in shape) else 0
 
 
 def _axis(node: Node, tensor: Tensor, default: int = 0) -> int:
-    """Return the axis that a node's attribute names, counted from the front."""
     given = node.attrs.get("axis", default)
     return int(given) % max(_rank(tensor), 1)

@@ -1,4 +1,4 @@
-"""The facts in a row of the operator table: roles, weight axes and integer twins."""
+"""The classes of the operator table: roles, weight axes and integer operators."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """How an operator treats the scale of the tensor that passes through it."""
+    """How an operator relates the scales of its inputs and outputs."""
 
     COMPUTE = "compute"
-    """Multiplies data with a weight; the output needs a scale of its own."""
+    """Multiplies activations with a weight; the output needs its own scale."""
     ARITHMETIC = "arithmetic"
-    """Has data inputs only; the output needs a scale of its own."""
+    """Has activation inputs only; the output needs its own scale."""
     PASS_THROUGH = "carrier"
-    """Moves or selects values: every data input and output carries the same scale."""
+    """Moves or selects values: all activation inputs and outputs share one scale."""
     CLAMP = "clamp"
-    """Limits values; a quantizer behind it does the same when its range starts at the limit."""
+    """Limits values; redundant before a quantizer whose range starts at the limit."""
     WEIGHTED = "weighted"
-    """Has weights but no integer form; its weights can be compressed."""
+    """Has weights but no integer operator; its weights can be compressed."""
     FLOAT = "float"
-    """Computes in float, and has no weights."""
+    """Computes in float and has no weights."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +37,26 @@ class Operator:
     """One row of OPERATORS.
 
     Attributes:
-        role: how the scale passes through.
-        data: indices of the activation inputs; None stands for all inputs.
-        weights: input index of each weight to where its axes lie.
+        data: indices of the activation inputs; None for all inputs.
+        weights: the axes of each weight, by input index.
         bias: input index of a bias added in the accumulator.
-        channels: axis of the data's channels, if the mean of the output follows from the mean of each channel.
-        channel_map: where the outputs have the channels of its data, if each output channel is proportional to one
-            input channel.
-        multiplies: whether it multiplies data with data.
-        fixed_range: range the output can never leave, whatever the input.
-        product: whether it is a matrix multiplication of data and a weight.
+        channels: channel axis of the activations, if the mean of the output follows from the mean of each channel.
+        channel_map: the rule for its channels, if each output channel is proportional to one input channel.
+        multiplies: whether it multiplies activations with activations.
+        fixed_range: range that the output never leaves, whatever the input.
+        product: whether it is a matrix multiplication of activations and a weight.
         transposed: attribute that transposes the weight.
         recurrent: whether it computes step by step from a state.
-        precision_sensitive: whether its float inputs besides data and weights are parameters that must not be rounded.
-        data_dependent: whether the number or order of output elements depends on the values of the data.
-        labels: whether it gives the index of the largest or least value, such as the label of scores.
+        precision_sensitive: whether its other float inputs, beside activations and weights, must not be rounded.
+        data_dependent: whether the number or order of output elements depends on the values of the input.
+        labels: whether it returns the index of the largest or smallest value.
         random: whether it draws random numbers, seeded by its attribute ``seed`` if there is one.
         interval: the rule for the range of the first output.
         integer: the operators that compute the same on quantized values.
-        standard: an operator of ONNX and the indices of the inputs that give it a first output of the same type and
-            shape, unless an attribute transposes them.
-        types: for each output, the input of the same type.
-        shapes: for each output, the input of the same shape.
+        standard: an operator of ONNX whose first output has the same type and shape, and the indices of its inputs.
+            It does not apply if an attribute transposes an input.
+        types: for each output, the index of the input of the same type.
+        shapes: for each output, the index of the input of the same shape.
     """
 
     role: Role
@@ -89,27 +87,27 @@ class Operator:
 
     @property
     def looks_up(self) -> bool:
-        """Whether it moves rows of a table, which is its weight."""
+        """Whether it selects rows of an embedding, which is its weight."""
         return self.moves and bool(self.weights)
 
     def is_transposed(self, node: Node) -> bool:
-        """Whether the weight of a node lies transposed."""
+        """Whether an attribute of a node transposes its weight."""
         return bool(self.transposed and node.attrs.get(self.transposed, 0))
 
 
-# Axes of weights, which may depend on the attributes of a node
+# Axes of weights
 
 AxisOf: TypeAlias = "Callable[[Node], int]"
-"""From a node to an axis of its weight."""
+"""Maps a node to an axis of its weight."""
 
 
 @dataclass(frozen=True)
 class WeightAxes:
-    """Where a weight's axes lie, given the node.
+    """The axes of a weight, which may depend on the attributes of the node.
 
     Attributes:
         channels: axis of output channels, or of the rows of an embedding.
-        reduction: axis that is summed over, or along the row of an embedding.
+        reduction: axis that is summed over, or axis along a row of an embedding.
     """
 
     channels: AxisOf
@@ -117,19 +115,19 @@ class WeightAxes:
 
 
 def axes(channels: int, reduction: int) -> WeightAxes:
-    """Return the same axes for every node."""
+    """Return axes that are the same for every node."""
     return WeightAxes(lambda node: channels, lambda node: reduction)
 
 
 def turned(attribute: str, channels: int, reduction: int) -> WeightAxes:
-    """Return two axes that change places if an attribute transposes the weight."""
+    """Return two axes that are exchanged if an attribute transposes the weight."""
     return WeightAxes(
         lambda node: reduction if node.attrs.get(attribute, 0) else channels,
         lambda node: channels if node.attrs.get(attribute, 0) else reduction,
     )
 
 
-# Gather chooses along the axis that it names.
+# Gather selects along its attribute axis.
 gathered = WeightAxes(lambda node: int(node.attrs.get("axis", 0)), lambda node: 0 if node.attrs.get("axis", 0) else -1)
 
 
@@ -138,20 +136,20 @@ gathered = WeightAxes(lambda node: int(node.attrs.get("axis", 0)), lambda node: 
 
 @dataclass(frozen=True)
 class IntegerOperator:
-    """The integer twin of a float operator.
+    """The integer operator that corresponds to a float operator.
 
     Attributes:
         op: op type.
         operands: for each quantized operand, the input indices of values, scale and zero point, in the order of the
             float operator's inputs.
         result: input indices of the output's scale and zero point; None if the output is float.
-        bias: input index of a bias: int32 with the product of all operands' scales, or float.
-        first: indices of inputs that the float operator reads unchanged before the operands.
-        last: indices of inputs that it reads unchanged behind them.
-        repeats: whether the operands go on in threes until the inputs end.
+        bias: input index of a bias: float, or int32 with the product of all operands' scales as its scale.
+        first: indices of inputs that come unchanged before the operands of the float operator.
+        last: indices of inputs that come unchanged after them.
+        repeats: whether the operands repeat in threes until the inputs end.
         dropped: attributes that the float operator does not have.
-        float_op: the float operator; the operator table fills it in.
-        domain: of the float operator.
+        float_op: the float operator; filled in by the operator table.
+        domain: domain of the float operator.
     """
 
     op: str

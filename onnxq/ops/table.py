@@ -1,4 +1,4 @@
-"""Operators that only onnxruntime has: what its optimizer and its exporters write into models."""
+"""The operator table: contrib operators of onnxruntime, and operators of ONNX."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from onnxq.ir.queries import OperatorKey
 
 
-# What they give has the type of their first input, and some also its shape.
+# Contrib operators. Their outputs have the type of the first input, and some also its shape.
 _TYPED = Operator(Role.FLOAT, types=(0,))
 _SHAPED = Operator(Role.FLOAT, types=(0,), shapes=(0,))
 _PRODUCT = Operator(
@@ -43,10 +43,10 @@ _PRODUCT = Operator(
     types=(0,),
 )
 _CONTRIB_CONV = Operator(Role.WEIGHTED, weights={1: axes(0, 1)}, bias=2, standard=("Conv", (0, 1, 2)), types=(0,))
-# Their filters lie with the channels last.
+# Their filters have the channels last.
 _CONV_LAST = replace(_CONTRIB_CONV, weights={1: axes(0, -1)}, standard=None)
 _ATTENTION = Operator(Role.WEIGHTED, weights={1: axes(-1, 0)}, bias=2, types=(0, 0))
-# Angles that are looked up turn by what they are.
+# They look up the cosines and sines of rotary embeddings, which must not be rounded.
 _CACHED = Operator(Role.FLOAT, precision_sensitive=True, types=(0, 3, 4))
 
 _MICROSOFT: Mapping[str, Operator] = {
@@ -120,7 +120,7 @@ _MICROSOFT: Mapping[str, Operator] = {
     "Trilu": _SHAPED,
 }
 
-# Its channels lie in blocks, and so do the filters.
+# Activations and filters are stored with blocked channels.
 _BLOCKED: Mapping[str, Operator] = {
     "AveragePool": _TYPED,
     "Conv": replace(_CONTRIB_CONV, standard=None),
@@ -132,7 +132,8 @@ _BLOCKED: Mapping[str, Operator] = {
     "Upsample": _TYPED,
 }
 
-# They stand in the domain of ONNX, and for the last two in models of an earlier opset than ONNX has them in.
+# onnxruntime has these in the domain of ONNX. ONNX has no SimplifiedLayerNormalization, and the others only since a
+# later opset.
 _UNDECLARED: Mapping[str, Operator] = {
     "SimplifiedLayerNormalization": _SHAPED,
     "Gelu": _SHAPED,
@@ -144,14 +145,14 @@ CONTRIB: Mapping[OperatorKey, Operator] = {
     **{("com.microsoft.nchwc", op): row for op, row in _BLOCKED.items()},
     **{("", op): row for op, row in _UNDECLARED.items()},
 }
-"""The rows of these operators, by domain and op type."""
+"""Rows of onnxruntime's contrib operators, by domain and op type."""
 
 
 # Operators of ONNX
 
 
 def operator_of(node: Node) -> Operator | None:
-    """Return what is known of the operator that a node calls.
+    """Return the table row of the operator that a node calls, or None.
 
     >>> from onnxq.ir import Node
     >>> operator_of(Node("Relu")).role, operator_of(Node("Relu", domain="my.own"))
@@ -188,7 +189,7 @@ _RANDOM = Operator(_FLOAT, precision_sensitive=True, random=True)
 
 
 def _integer(op: str, operands: tuple[tuple[int, int, int], ...] = _ONE, **facts: Any) -> tuple[IntegerOperator, ...]:
-    """Return the integer twin, which gives codes in the usual places."""
+    """Return the integer operator, with scale and zero point of its output at the usual indices."""
     result = (6, 7) if operands == _TWO else (3, 4)
     return (IntegerOperator(op, operands, **{"result": result, **facts}),)
 
@@ -234,7 +235,7 @@ _STANDARD: Mapping[str, Operator] = {
     ),
     "LeakyRelu": Operator(_ARITHMETIC, channel_map=alike, interval=leaky, integer=_integer("QLinearLeakyRelu")),
     "Sigmoid": _bounded(0.0, 1.0, _integer("QLinearSigmoid")),
-    # Most gates use a part of their range, and codes may end there.
+    # Most gates use only a part of the range, and a quantized range may end there.
     "HardSigmoid": Operator(_ARITHMETIC, interval=always(0.0, 1.0)),
     "Softmax": _bounded(0.0, 1.0, _integer("QLinearSoftmax", dropped=frozenset({"opset"}))),
     "Tanh": _bounded(-1.0, 1.0),
@@ -249,11 +250,11 @@ _STANDARD: Mapping[str, Operator] = {
     "Expand": replace(_MOVING, channel_map=aligned),
     "Flatten": replace(_MOVING, channel_map=reshaped),
     "MaxPool": replace(_MOVING, channel_map=alike),
-    # It brings in a value of its own.
+    # It fills in a value of its own.
     "Pad": Operator(_PASS_THROUGH, precision_sensitive=True, interval=padded),
     "ReduceMax": _MOVING,
     "Reshape": replace(_MOVING, channel_map=reshaped),
-    # It can overshoot.
+    # Cubic interpolation can overshoot.
     "Resize": Operator(_PASS_THROUGH, precision_sensitive=True, channel_map=alike),
     "Slice": _MOVING,
     "SpaceToDepth": _MOVING,
@@ -284,7 +285,7 @@ _STANDARD: Mapping[str, Operator] = {
     "Identity": Operator(_FLOAT, interval=first),
     "Less": _SET,
     "LessOrEqual": _SET,
-    # Where its body or its data says when it ends.
+    # Its body or its inputs may decide when it ends.
     "Loop": replace(_DECIDED, data=()),
     "Mod": _SET,
     "Multinomial": _RANDOM,
@@ -326,7 +327,7 @@ OPERATORS: Mapping[OperatorKey, Operator] = MappingProxyType(
         **CONTRIB,
     }
 )
-"""Every operator of which anything is known, by domain and op type. A new operator is one more line."""
+"""Every known operator, by domain and op type. To support a new operator, add a line."""
 
 INTEGER_OPERATORS: Mapping[str, IntegerOperator] = MappingProxyType(
     {
@@ -335,7 +336,7 @@ INTEGER_OPERATORS: Mapping[str, IntegerOperator] = MappingProxyType(
         for twin in row.integer
     }
 )
-"""Every operator that computes with codes and has a float form, by op type."""
+"""Every operator that computes on quantized values and corresponds to a float operator, by op type."""
 
 ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
     {
@@ -350,4 +351,4 @@ ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
         "QuantizeLinear",
     }
 )
-"""Op types that only a quantized model holds."""
+"""Op types that only quantized models contain."""
