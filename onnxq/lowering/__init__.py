@@ -1,4 +1,4 @@
-"""Weights as nodes: what computes the values of a weight from its codes, in ONNX that a stock runtime executes."""
+"""Dequantize weights in a graph: nodes of standard ONNX, or kernels of onnxruntime, that read quantized values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that dequantize a stored weight: from native types or packed words, as a whole or by rows."""
+"""Nodes that dequantize a stored weight, from native types or packed words, completely or row by row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxq.numerics.formats import FORMATS, QuantDType, scale_format_named
 from onnxq.numerics.packing import pack_rows, pack_words
 from onnxq.numerics.spec import QuantSpec, Storage
 
-# onnxruntime has no kernel that reads these: a 4-bit pattern is looked up, and each 6-bit float is an 8-bit one.
+# onnxruntime has no kernel that reads these. 4-bit floats are looked up; every 6-bit float is also an 8-bit float.
 _STORED_AS: Final = {
     "float4e2m1": FORMATS["uint4"],
     "float6e2m3": FORMATS["float8e4m3fn"],
@@ -25,28 +25,28 @@ _STORED_AS: Final = {
 
 
 def stored_format(format: QuantDType) -> QuantDType:
-    """Return the format that onnxruntime can read in which codes of another are stored without loss."""
+    """Return a format that onnxruntime can read and that stores the values of another format without loss."""
     if format.codebook is not None:
         return FORMATS[f"uint{format.bits}"]
     return _STORED_AS.get(format.name, format)
 
 
 def native_codes(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
-    """Return the codes as a constant of the format's own ONNX type."""
+    """Return quantized values as a constant of the format's own ONNX type."""
     return build.store_codes("codes", codes, format)
 
 
 def native_numbers(
     build: NodeBuilder, codes: Array, format: QuantDType, *, strict: bool = False, widened: bool = False
 ) -> Variable:
-    """Return the codes as float32 numbers.
+    """Return quantized values as float32 numbers.
 
     Args:
         build: receives the nodes.
-        codes: the codes.
-        format: theirs.
-        strict: whether they are stored in the type of their format even where onnxruntime cannot read it.
-        widened: whether they pass through a wider type, for a runtime that keeps codes it knows from being folded.
+        codes: the quantized values.
+        format: their format.
+        strict: store them in their own ONNX type even if onnxruntime cannot read it.
+        widened: cast them to a wider type first, for a runtime that does not fold quantized constants.
     """
     stored = format if strict and format.codebook is None else stored_format(format)
     if format.is_float and not stored.is_float:
@@ -63,21 +63,21 @@ def look_up(build: NodeBuilder, patterns: Tensor, format: QuantDType) -> Variabl
     return build.then("Gather", "numbers", [build.store("table", format.values), indices], axis=0)
 
 
-# Values packed into words or bytes along the last axis, which nodes unpack with shifts and masks
+# Values packed into words or bytes along the last axis, unpacked by shifts and masks
 
 _WORD = np.dtype(np.uint32)
 _BYTE = np.dtype(np.uint8)
 
 
 def codes_from_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Variable:
-    """Return integer codes in the format's own ONNX type, taken out of words."""
+    """Return integers in the format's own ONNX type, unpacked from words."""
     assert not format.is_float, "a DequantizeLinear multiplies integers"
-    # Casting a number that the type has is exact; what becomes of others is open.
+    # The cast is exact because every number is in the range of the type.
     return build.cast("typed", numbers_from_words(build, codes, format), format.onnx_type)
 
 
 def numbers_from_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Variable:
-    """Return the codes as float32 numbers, taken out of words."""
+    """Return quantized values as float32 numbers, unpacked from words."""
     return numbers_in(build, store_words(build, codes, format), codes.shape, format)
 
 
@@ -89,36 +89,36 @@ def numbers_in_words(build: NodeBuilder, words: Constant, format: QuantDType) ->
 
 
 def store_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
-    """Return a constant of words; where codes do not fill the last word of a row, zeros do."""
+    """Return quantized values as a constant of uint32 words; zeros fill the last word of a row."""
     return build.store("codes", pack_words(codes, format))
 
 
 def store_bytes(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
-    """Return a constant of bytes that hold codes of 4 or 2 bits; zeros fill the last byte of a row."""
+    """Return values of 4 or 2 bits as a constant of bytes; zeros fill the last byte of a row."""
     return build.store("codes", pack_rows(codes.view(_BYTE), format.bits))
 
 
 def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: QuantDType) -> Variable:
-    """Return the float32 numbers in bytes; see `numbers_in`."""
+    """Return the float32 numbers packed in bytes; see `numbers_in`."""
     return numbers_in(build, packed, shape, format, _BYTE)
 
 
 def numbers_in(
     build: NodeBuilder, words: Tensor, shape: tuple[int, ...], format: QuantDType, word: np.dtype[Any] = _WORD
 ) -> Variable:
-    """Return the float32 numbers in words.
+    """Return the float32 numbers packed in words.
 
     Args:
         build: receives the nodes.
         words: the words.
-        shape: the extents of the numbers; 0 copies that of the words.
-        format: of 8, 4 or 2 bits.
+        shape: shape of the numbers; an extent of 0 copies that of the words.
+        format: a format of 8, 4 or 2 bits.
         word: type of the words.
     """
     extent, held = shape[-1], _held(word, format)
     spread = build.then("Unsqueeze", "spread", [words, build.store("spread.axis", np.array([-1]))])
     shifts = np.arange(0, held * format.bits, format.bits, dtype=word)
-    # OpenVINO shifts by dividing and rounds to the nearest: where the bits below are zero already, nothing is rounded.
+    # OpenVINO shifts by a division that rounds to the nearest. Masking first leaves nothing to round.
     masks = build.store("masks", (2**format.bits - 1 << shifts).astype(word))
     masked = build.then("BitwiseAnd", "masked", [spread, masks])
     shifted = build.then("BitShift", "shifted", [masked, build.store("shifts", shifts)], direction="RIGHT")
@@ -129,7 +129,7 @@ def numbers_in(
         return look_up(build, fields, format)
     if not format.signed:
         return build.cast("numbers", fields)
-    # Turning over the sign bit of a two's complement adds half of the range to the number.
+    # Flipping the sign bit of a two's complement adds half of the range to the number.
     half = 2 ** (format.bits - 1)
     turned = build.then("BitwiseXor", "turned", [fields, build.store("sign", np.array(half, word))])
     raised = build.cast("raised", turned)
@@ -137,7 +137,7 @@ def numbers_in(
 
 
 def _held(word: np.dtype[Any], format: QuantDType) -> int:
-    """Return how many codes a word holds."""
+    """Return the number of values in a word."""
     return 8 * word.itemsize // format.bits
 
 
@@ -145,13 +145,13 @@ def _held(word: np.dtype[Any], format: QuantDType) -> int:
 
 
 def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape: Sequence[int], dtype: int) -> Tensor:
-    """Return the scale in a shape and type: a constant, behind nodes that fold where it is stored in another.
+    """Return the scale in a shape and type, as a constant or as nodes that a runtime folds.
 
     Args:
         build: receives the nodes.
         quantized: the weight.
-        spec: names the format that scales are stored in.
-        shape: of as many elements as there are scales.
+        spec: its spec, which names the format of the stored scales.
+        shape: a shape with as many elements as there are scales.
         dtype: ``TensorProto.DataType`` of a float type.
     """
     scale = np.reshape(quantized.parameters.scale, tuple(shape))
@@ -163,9 +163,10 @@ def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape:
 
 
 def stored_scale(build: NodeBuilder, scale: Array, name: str, dtype: int) -> Tensor:
-    """Return scales of a float type that are stored in the scale format called ``name``.
+    """Return scales, stored in the scale format ``name``, as a tensor of a float type.
 
-    Powers of two are stored as bytes and looked up: their own type is younger than anything else that decodes a weight.
+    Powers of two (e8m0) are stored as bytes and looked up: their own ONNX type needs a later opset than all other types
+    of a weight.
     """
     stored = scale.astype(scale_format_named(name).dtype)
     if name != "e8m0":
@@ -178,19 +179,19 @@ def stored_scale(build: NodeBuilder, scale: Array, name: str, dtype: int) -> Ten
 
 
 def strict_scale(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape: Sequence[int]) -> Tensor:
-    """Return the scale in the type that it is stored in where DequantizeLinear takes that, else as float32."""
+    """Return the scale in the type that it is stored in if DequantizeLinear takes that type, else as float32."""
     scale = np.reshape(quantized.parameters.scale, tuple(shape))
     stored = build.store("scale", scale.astype(scale_format_named(spec.scale).dtype))
     if spec.scale != "ue4m3" and quantized.parameters.tensor_scale is None:
         return stored
     if spec.scale == "ue4m3":
-        # Numbers of 8 bits are codes to DequantizeLinear, which multiplies them by the second level.
+        # To DequantizeLinear 8-bit floats are quantized values, which it multiplies by the scale of the tensor.
         return build.then("DequantizeLinear", "scale.product", [stored, _level(build, quantized)])
     return build.then("Mul", "scale.product", [build.cast("scale.number", stored), _level(build, quantized)])
 
 
 def zero_point_codes(build: NodeBuilder, quantized: QTensor, shape: Sequence[int]) -> Tensor | None:
-    """Return the zero point in a shape and in the ONNX type of the codes; None where zero is code zero."""
+    """Return the zero point in a shape and in the format's ONNX type; None if the weight has none."""
     zero_point = quantized.parameters.zero_point
     if zero_point is None:
         return None
@@ -200,7 +201,14 @@ def zero_point_codes(build: NodeBuilder, quantized: QTensor, shape: Sequence[int
 def zero_point_numbers(
     build: NodeBuilder, quantized: QTensor, shape: Sequence[int], *, in_bytes: bool
 ) -> Tensor | None:
-    """Return the zero point as float32 in a shape, stored in bytes where the type of the codes asks for more opset."""
+    """Return the zero point in a shape as float32 numbers; None if the weight has none.
+
+    Args:
+        build: receives the nodes.
+        quantized: the weight.
+        shape: a shape with as many elements as there are zero points.
+        in_bytes: store them as bytes, because the format's own ONNX type needs a later opset.
+    """
     zero_point = quantized.parameters.zero_point
     if zero_point is None:
         return None
@@ -210,12 +218,12 @@ def zero_point_numbers(
 
 
 def _level(build: NodeBuilder, quantized: QTensor) -> Tensor:
-    """Return the second level of scales, which is 1 where there is none."""
+    """Return the scale of the whole tensor, which is 1 if there is none."""
     level = quantized.parameters.tensor_scale
     return build.store("tensor_scale", np.asarray(1.0 if level is None else level, np.float32))
 
 
-# Whole weights: by nodes that a runtime folds at load, or by DequantizeLinear
+# Whole weights
 
 
 def decode_folded(
@@ -223,16 +231,16 @@ def decode_folded(
 ) -> Variable:
     """Append ``Cast -> [Pad] -> [Reshape] -> [Sub] -> Mul -> [Reshape] -> [Slice] -> [Cast]`` and return the weight.
 
-    The computation is float32 in the order of ``QTensor.dequantize``, so its values are the same bit for bit; a
-    weight of another type is rounded last. A runtime folds these nodes of constants when it loads the model.
+    The computation is float32 in the order of ``QTensor.dequantize``, so its values are equal bit for bit. A weight of
+    another type is rounded last. A runtime folds these nodes of constants at load.
 
     Args:
         build: receives the nodes.
         quantized: the weight.
         spec: its spec.
         dtype: ``TensorProto.DataType`` of the weight.
-        strict: whether codes keep the ONNX type of their format where onnxruntime cannot read it.
-        widened: whether they pass through a wider type; see `native_numbers`.
+        strict: store quantized values in their own ONNX type even if onnxruntime cannot read it.
+        widened: cast them to a wider type first; see `native_numbers`.
     """
     layout = Layout.of(quantized)
     if spec.storage is Storage.WORDS:
@@ -259,7 +267,7 @@ def decode_folded(
 
 def is_linear(quantized: QTensor, spec: QuantSpec) -> bool:
     """Return whether one DequantizeLinear can express a weight."""
-    # Nothing takes a codebook's numbers, or those of minifloats in words, but a lookup.
+    # Codebooks, and small floats in words, can only be decoded by a lookup.
     looked_up = quantized.format.is_float and (spec.storage is Storage.WORDS or quantized.format.codebook is not None)
     return Layout.of(quantized).linear is not None and not looked_up
 
@@ -271,10 +279,10 @@ def decode_linear(
 
     Args:
         build: receives the nodes.
-        quantized: the weight, which ``is_linear``.
+        quantized: a weight that `is_linear` accepts.
         spec: its spec.
-        dtype: ``TensorProto.DataType`` of the weight, which the scale is cast to.
-        strict: whether the scale keeps the type that it is stored in.
+        dtype: ``TensorProto.DataType`` of the weight.
+        strict: whether the scale keeps the type that it is stored in; otherwise it is cast to ``dtype``.
     """
     linear = Layout.of(quantized).linear
     assert linear is not None, "the layout is looked at first"
@@ -283,7 +291,7 @@ def decode_linear(
     attributes = {"axis": linear.axis, "block_size": linear.block_size}
     if strict:
         scale = strict_scale(build, quantized, spec, linear.shape)
-        # Scales that nodes compute are float32, which they do not say.
+        # Scales that nodes compute have no declared type; they are float32.
         made = onnx_dtype(scale) or TensorProto.FLOAT
     else:
         scale, made = scale_tensor(build, quantized, spec, linear.shape, dtype), dtype
@@ -296,23 +304,23 @@ def decode_linear(
     return values if made == dtype else build.cast("rounded", values, dtype)
 
 
-# Rows of an embedding: look up, then dequantize only these rows
+# Rows of an embedding: look up quantized rows, then dequantize only these
 
 
 def decode_rows(
     build: NodeBuilder, quantized: QTensor, spec: QuantSpec, indices: Tensor, rank: int, dtype: int
 ) -> Variable:
-    """Append a Gather of codes and the nodes that decode the rows it takes, and return them.
+    """Append a Gather of quantized rows and the nodes that dequantize them, and return the rows.
 
-    onnxruntime gathers no elements smaller than a byte, nor 8-bit floats, so the former are gathered as bytes that hold
-    several, of which all runtimes shift and mask the same, and the latter as bit patterns.
+    onnxruntime gathers neither elements smaller than a byte nor 8-bit floats. Small elements are gathered as bytes that
+    hold several, which all runtimes shift and mask alike. 8-bit floats are gathered as bit patterns.
 
     Args:
         build: receives the nodes.
-        quantized: a weight of rank 2, whose scales do not span rows unless they span all.
+        quantized: a weight of rank 2. A scale may span several rows only if it spans all.
         spec: its spec.
-        indices: of the rows.
-        rank: of the indices.
+        indices: indices of the rows.
+        rank: rank of the indices.
         dtype: ``TensorProto.DataType`` of the weight.
     """
     layout = Layout.of(quantized)
@@ -345,7 +353,6 @@ def decode_rows(
 def _numbers(
     build: NodeBuilder, quantized: QTensor, spec: QuantSpec, indices: Tensor, shape: tuple[int, ...]
 ) -> Variable:
-    """Return the float32 numbers of the rows."""
     codes, format = quantized.codes, quantized.format
     if spec.storage is Storage.WORDS:
         words_of_rows = build.then("Gather", "rows", [store_words(build, codes, format), indices], axis=0)
@@ -359,5 +366,5 @@ def _numbers(
 
 
 def is_packed(spec: QuantSpec, format: QuantDType) -> bool:
-    """Whether nodes take codes out of words, because the spec says so, or of bytes that they are parts of."""
+    """Whether values are unpacked from words, as the spec demands, or from bytes that hold several."""
     return spec.storage is Storage.WORDS or format.bits in (2, 4)

@@ -1,4 +1,4 @@
-"""Operators that a written model may contain, the kernels of onnxruntime among them, and the opset they need."""
+"""Operators that a written model may contain, kernels of onnxruntime for packed weights, and the opset they need."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from onnxq.numerics.spec import QuantSpec, Storage
 
 
 class AllowedOps(StrEnum):
-    """What a written model may hold."""
+    """The operators that a written model may contain."""
 
     FASTEST = "fastest"
-    """As QDQ, and if latency is measured, onnxruntime's own operators where they are faster."""
+    """As QDQ; if latency is measured, also onnxruntime's own operators where they are faster."""
     QDQ = "qdq"
-    """Standard ONNX that onnxruntime executes: a type without kernels is stored in another, value for value."""
+    """Standard ONNX that onnxruntime executes: types without kernels are stored in another type without loss."""
     ORT = "ort"
-    """onnxruntime's own MatMulNBits, GatherBlockQuantized and DynamicQuantizeLSTM where they fit, else as QDQ."""
+    """onnxruntime's MatMulNBits, GatherBlockQuantized and DynamicQuantizeLSTM where supported, otherwise as QDQ."""
     STRICT = "strict"
-    """Standard ONNX in which each number has its own type and DequantizeLinear decodes it, runnable or not."""
+    """Standard ONNX that stores each format in its own type for DequantizeLinear, even if no runtime executes it."""
 
     @property
     def has_own(self) -> bool:
-        """Whether operators of onnxruntime may be written."""
+        """Whether operators of onnxruntime are allowed."""
         return self in (AllowedOps.FASTEST, AllowedOps.ORT)
 
 
@@ -37,30 +37,30 @@ def allowed_ops_named(name: str) -> AllowedOps:
     """Return the member of AllowedOps with this value.
 
     Raises:
-        SchemeError: there is none; the message suggests the nearest one.
+        SchemeError: there is none; the message suggests the closest one.
     """
     check_name("emit", name, [str(one) for one in AllowedOps])
     return AllowedOps(name)
 
 
-# MatMulNBits and GatherBlockQuantized, which multiply and look up packed weights
+# MatMulNBits and GatherBlockQuantized
 
 DOMAIN: Final = "com.microsoft"
 
 _BITS: Final = frozenset({2, 4, 8})
 _BYTE: Final = 8
 _SMALLEST_BLOCK = 16
-# Activations are quantized to 8 bits by block, as in the operator that onnxruntime makes from a DequantizeLinear.
+# Activations are quantized to 8 bits per block, as in the MatMulNBits that onnxruntime fuses from a DequantizeLinear.
 _ACCURACY_LEVEL = 4
 
 
 def is_kernel_block(per: object) -> bool:
-    """Return whether blocks are along one axis and a power of two that the kernels know."""
+    """Whether ``per`` is a block along one axis whose extent is a power of two of at least 16."""
     return isinstance(per, tuple) and len(per) == 1 and per[0] >= _SMALLEST_BLOCK and not per[0] & (per[0] - 1)
 
 
 def kernel_supports(spec: QuantSpec, op_type: str) -> bool:
-    """Return whether one of the operators can take the place of a node of this op type."""
+    """Whether MatMulNBits or GatherBlockQuantized can replace a node of this op type."""
     format = format_named(spec.format)
     integers = not format.is_float and format.bits in _BITS
     native = spec.storage is Storage.NATIVE
@@ -68,17 +68,17 @@ def kernel_supports(spec: QuantSpec, op_type: str) -> bool:
 
 
 def should_use_kernel(spec: QuantSpec, op_type: str, emit: AllowedOps, *, in_body: bool) -> bool:
-    """Return whether one of the operators is written in the place of a node.
+    """Whether MatMulNBits or GatherBlockQuantized is written in place of a node.
 
-    Of a DequantizeLinear in front of a product onnxruntime makes the same kernel by itself, but not in bodies; rows of
-    2 and 4 bits it looks up 2 to 5 times as fast as the standard operators that decode them (onnxruntime 1.32, tables
+    onnxruntime fuses a DequantizeLinear and a matrix multiplication to the same kernel, but not in bodies. It looks up
+    rows of 2 and 4 bits 2 to 5 times as fast as the standard operators that decode them (onnxruntime 1.32, embeddings
     of 30,000 rows of 384 and 1024 values).
 
     Args:
-        spec: of the weight.
-        op_type: of the node.
-        emit: what may be written.
-        in_body: whether the node stands in a body.
+        spec: spec of the weight.
+        op_type: op type of the node.
+        emit: the allowed operators.
+        in_body: whether the node is in a control-flow body.
     """
     if not kernel_supports(spec, op_type) or not emit.has_own:
         return False
@@ -89,21 +89,21 @@ def should_use_kernel(spec: QuantSpec, op_type: str, emit: AllowedOps, *, in_bod
 def matmul_nbits(
     build: NodeBuilder, quantized: QTensor, spec: QuantSpec, data: Tensor, bias: Tensor | None, dtype: int
 ) -> Variable:
-    """Append a MatMulNBits and return the product.
+    """Append a MatMulNBits and return its output.
 
     Args:
         build: receives the node.
         quantized: the weight of shape ``[K, N]``, in blocks along its first axis.
-        spec: its spec, which ``kernel_supports``.
-        data: what it multiplies.
-        bias: ``N`` values to add; None adds nothing.
-        dtype: ``TensorProto.DataType`` of data and scales.
+        spec: a spec that `kernel_supports` accepts.
+        data: the activations.
+        bias: ``N`` values; None for no bias.
+        dtype: ``TensorProto.DataType`` of activations and scales.
     """
     rows, columns = quantized.codes.shape
     block_size = _block_size(spec)
     inputs = [data, *_stored(build, pack_matmul_nbits(quantized, block_size), quantized, spec, dtype)]
     if bias is not None:
-        # In front of the bias stand the zero points and an index of groups, both optional.
+        # Before the bias come two optional inputs: the zero points and the group indices.
         inputs += [Variable("")] * (5 - len(inputs)) + [bias]
     return build.then(
         "MatMulNBits",
@@ -125,9 +125,9 @@ def gather_block_quantized(
 
     Args:
         build: receives the node.
-        quantized: the table of rank 2, in blocks along its last axis.
-        spec: its spec, which ``kernel_supports``.
-        indices: of the rows.
+        quantized: an embedding of rank 2, in blocks along its last axis.
+        spec: a spec that `kernel_supports` accepts.
+        indices: indices of the rows.
         dtype: ``TensorProto.DataType`` of the rows and scales.
     """
     block_size = _block_size(spec)
@@ -150,8 +150,7 @@ def _block_size(spec: QuantSpec) -> int:
 
 
 def _stored(build: NodeBuilder, blobs: PackedWeights, quantized: QTensor, spec: QuantSpec, dtype: int) -> list[Tensor]:
-    """Return codes, scales and, where there are any, zero points as tensors."""
-    # Two levels are multiplied here: the operators know one.
+    # The operators know one level of scales, so two levels are multiplied here.
     name = spec.scale if quantized.parameters.tensor_scale is None else "float32"
     scale = stored_scale(build, blobs.scales, name, dtype)
     found: list[Tensor] = [build.store("codes", blobs.codes), scale]
@@ -160,11 +159,11 @@ def _stored(build: NodeBuilder, blobs: PackedWeights, quantized: QTensor, spec: 
     return found
 
 
-# The lowest opset with the operators of a decoder
+# The lowest opset that can decode a weight
 
-# Mul broadcasts by itself since the first; Pad takes its extents as an input; words need BitwiseAnd.
+# The opsets since which Mul broadcasts implicitly, Pad takes its extents as an input, and BitwiseAnd unpacks words.
 _MUL, _PAD, _WORDS = 7, 11, 18
-# What DequantizeLinear learned: scales of float16, blocks, and an output of another type than its scale.
+# The opsets since which DequantizeLinear takes float16 scales, blocks, and an output type other than the scale's.
 _FLOAT16_SCALE, _BLOCKS, _OUTPUT_TYPE = 19, 21, 23
 _SCALE = {"float32": _MUL, "float16": _MUL, "bfloat16": 13, "ue4m3": 19, "e8m0": _MUL}
 _OWN_TYPE_OF_E8M0 = 24
@@ -172,20 +171,20 @@ _BITS_OF_BYTE = 8
 
 
 def minimum_opset(spec: QuantSpec, op_type: str, emit: AllowedOps, *, folded: bool) -> int:
-    """Return the lowest default-domain opset that has the types and operators which decode a weight.
+    """Return the lowest opset of the default domain that has all types and operators to decode a weight.
 
     Args:
-        spec: of the weight.
-        op_type: of the node that uses it.
-        emit: which operators decode it.
-        folded: whether it is decoded when the model is loaded, not multiplied or looked up as codes.
+        spec: spec of the weight.
+        op_type: op type of the node that uses it.
+        emit: the allowed operators.
+        folded: whether the weight is dequantized at load.
     """
     format, blocked = format_named(spec.format), isinstance(spec.per, tuple)
     if emit is AllowedOps.STRICT:
         return _strict_opset(spec, format, blocked=blocked)
     if folded:
         return max(_codes_opset(spec, format), _SCALE[spec.scale], _PAD if blocked else 0)
-    # Where a node stands is not known here, and outside bodies the later opset is needed.
+    # It is not known here whether the node is in a body. Outside bodies the higher opset is needed.
     if should_use_kernel(spec, op_type, emit, in_body=False):
         return _SCALE[spec.scale]
     if op_type == "Gather":
@@ -196,7 +195,7 @@ def minimum_opset(spec: QuantSpec, op_type: str, emit: AllowedOps, *, folded: bo
 
 
 def _codes_opset(spec: QuantSpec, format: QuantDType) -> int:
-    """Return the first opset whose Cast reads the stored codes."""
+    """Return the first opset whose Cast reads the stored values."""
     if spec.storage is Storage.WORDS:
         return _WORDS
     stored = stored_format(format)

@@ -1,4 +1,4 @@
-"""How the scales of a weight lie over its elements, as shapes that nodes can be given."""
+"""Layouts: the shapes that blocked scales and their weight take in nodes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnxq.numerics.affine import QTensor, QuantParams
 
 @dataclass(frozen=True)
 class Layout:
-    """The shapes around one weight and its scales.
+    """The shapes of one weight and its scales.
 
     Attributes:
-        shape: of the weight.
-        grid: of the scale, of the weight's rank.
-        block: elements along each axis that share a scale; the last block of an axis may be cut short.
+        shape: shape of the weight.
+        grid: shape of the scale, with the rank of the weight.
+        block: elements along each axis that share a scale. The last block of an axis may be shorter.
 
     >>> Layout((6, 70), (6, 3), (1, 32)).split
     (6, 3, 32)
@@ -36,7 +36,7 @@ class Layout:
 
     @cached_property
     def blocked(self) -> tuple[int, ...]:
-        """The axes along which there are several scales, each for several elements."""
+        """The axes with several scales, each for several elements."""
         return tuple(axis for axis, count in enumerate(self.grid) if 1 < count < self.shape[axis])
 
     @property
@@ -49,12 +49,12 @@ class Layout:
 
     @property
     def split(self) -> tuple[int, ...]:
-        """The padded shape with each blocked axis as two: which block, and which element in it."""
+        """The padded shape with each blocked axis split in two: blocks, and elements of a block."""
         return self._interleaved(self.shape, self.block)
 
     @property
     def split_scale(self) -> tuple[int, ...]:
-        """The shape of a scale that is multiplied with the split weight."""
+        """The shape of the scale that is multiplied with the split weight."""
         return self._interleaved(self.grid, (1,) * len(self.grid))
 
     def _interleaved(self, plain: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def linear(self) -> Linear | None:
-        """How one DequantizeLinear expresses the layout; None when several axes have scales of their own and blocks."""
+        """The attributes of one DequantizeLinear for this layout; None if it cannot be expressed."""
         several = [axis for axis, count in enumerate(self.grid) if count > 1]
         if not self.blocked:
             if not several:
@@ -97,7 +97,7 @@ class Linear:
     Attributes:
         axis: None for one scale.
         block_size: None without blocks.
-        shape: of scale and zero point.
+        shape: shape of scale and zero point.
     """
 
     axis: int | None

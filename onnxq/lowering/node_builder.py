@@ -1,4 +1,4 @@
-"""A chain of new nodes that belong to one weight, or take the place of one node, and are named after it."""
+"""Build a chain of new nodes, named after the weight or node that they replace."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from onnxq.numerics.packing import pack
 
 
 class NodeBuilder:
-    """Nodes under construction, in an order in which each reads what stands before it.
+    """Nodes under construction, in execution order.
 
     Attributes:
         nodes: the nodes made so far.
     """
 
     def __init__(self, base: str, names: Names, origins: Origins = ()) -> None:
-        """Name everything after ``base``, which is the float weight or the node that the nodes stand for.
+        """Start without nodes.
 
         Args:
-            base: what names begin with.
-            names: gives new ones.
-            origins: of each node.
+            base: prefix of all names: the float weight or the node that the nodes replace.
+            names: makes names unique.
+            origins: origins of each node.
         """
         self.nodes: list[Node] = []
         self._base = base
@@ -45,7 +45,7 @@ class NodeBuilder:
         self._origins = origins
 
     def named(self, role: str) -> str:
-        """Return a new name ``base.role``."""
+        """Return a new unique name ``base.role``."""
         return self._names.unique(f"{self._base}.{role}")
 
     def variable(self, role: str, dtype: npt.DTypeLike | None = None) -> Variable:
@@ -58,11 +58,11 @@ class NodeBuilder:
         return Constant(name, values) if isinstance(values, TensorData) else constant(name, values)
 
     def store_codes(self, role: str, codes: Array, format: QuantDType) -> Constant:
-        """Return a new constant of the format's ONNX type, several codes in a byte where that type has them."""
+        """Return a new constant of the format's ONNX type, packed if the type is."""
         return self.store(role, PackedTensor(format.onnx_type, codes.shape, pack(codes, format)))
 
     def append(self, node: Node) -> None:
-        """Append a node, which gets the origins of all."""
+        """Append a node and set its origins."""
         node.origins = self._origins
         self.nodes.append(node)
 
@@ -93,6 +93,6 @@ class NodeBuilder:
         return self.then("Slice", role, [source, *stored])
 
     def pad(self, role: str, source: Tensor, missing: Sequence[int]) -> Variable:
-        """Append a Pad that adds so many zeros behind each axis."""
+        """Append a Pad that adds ``missing`` zeros at the end of each axis."""
         padding = np.array([0] * len(missing) + list(missing), np.int64)
         return self.then("Pad", role, [source, self.store(f"{role}.extents", padding)])
