@@ -19,9 +19,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class OnnxqError(Exception):
-    """Anything the user can fix: the message says what, expected, found and what to do.
+    """An error that the user can fix: the message names what is wrong, what was expected and found, and what to do.
 
-    Names come from files that may be hostile, so the message is kept to one printable line of bounded length.
+    The message is one printable line of bounded length, because names come from files that may be hostile.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -37,7 +37,7 @@ class DataError(OnnxqError):
 
 
 class LoadError(ModelError):
-    """A runtime refuses to load a model, which may be one that was given or one that onnxq built."""
+    """A runtime refuses to load a model, given by the user or built by onnxq."""
 
 
 class CandidateError(ModelError):
@@ -53,15 +53,15 @@ class SchemeError(OnnxqError):
 
 
 class PassError(OnnxqError):
-    """A pass or rule fails, is none, or makes a model that is not valid or computes something else."""
+    """A pass or rule fails, is not a pass, or makes a model that is not valid or computes something else."""
 
 
 class EngineError(OnnxqError):
-    """A runtime is missing, refuses a model, ends, hangs or answers nonsense; the message names it."""
+    """A runtime is missing, refuses a model, exits, hangs or returns invalid results; the message names it."""
 
 
 class OutputError(OnnxqError):
-    """The output cannot be written where the user asked for it."""
+    """The output cannot be written to the requested path."""
 
 
 def _one_line(message: str) -> str:
@@ -81,7 +81,7 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence that refuses an unknown name.
+    """Return the message that refuses an unknown name.
 
     >>> unknown_name("preset", "int9", ["int8", "mxfp4"])
     "preset 'int9' is not one of int8, mxfp4; did you mean 'int8'?"
@@ -94,32 +94,32 @@ def check_name(what: str, name: str, known: Collection[str]) -> None:
     """Refuse an unknown name.
 
     Raises:
-        SchemeError: the name is unknown; the message suggests the nearest one.
+        SchemeError: the name is unknown; the message suggests the closest one.
     """
     if name not in known:
         raise SchemeError(unknown_name(what, name, known))
 
 
 def parse_choice(kind: type[Choice], what: str, given: object) -> Choice:
-    """Return the member of an enumeration that is given, itself or as text.
+    """Return a member of an enumeration from the member itself or its text.
 
     Raises:
-        SchemeError: there is no such member; the message suggests the nearest one.
+        SchemeError: there is no such member; the message suggests the closest one.
     """
     check_name(what, str(given), [str(one) for one in kind])
     return kind(str(given))
 
 
 def check_type(value: object, kinds: type | tuple[type, ...], what: str, expected: str) -> None:
-    """Refuse an argument of another type; True and False are no numbers here.
+    """Refuse an argument of another type. True and False are not numbers here.
 
     Raises:
-        SchemeError: it is of another type.
+        SchemeError: the argument has another type.
 
-    >>> check_type("20", (int, float), "the wanted fidelity", "decibels such as 20")
+    >>> check_type("20", (int, float), "the target SQNR", "decibels such as 20")
     Traceback (most recent call last):
     ...
-    onnxq.errors.SchemeError: the wanted fidelity is '20' of type str, expected decibels such as 20
+    onnxq.errors.SchemeError: the target SQNR is '20' of type str, expected decibels such as 20
     """
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -127,25 +127,25 @@ def check_type(value: object, kinds: type | tuple[type, ...], what: str, expecte
 
 
 def check_path(value: object, what: str) -> None:
-    """Refuse an argument that names no file.
+    """Refuse an argument that is not a path.
 
     Raises:
-        SchemeError: it is no text or path.
+        SchemeError: the argument is neither str nor a path object.
     """
     check_type(value, (str, os.PathLike), what, "a path")
 
 
 def convert_numpy_numbers(record: object, *names: str) -> None:
-    """Convert numpy numbers in fields of a frozen record under construction to Python numbers."""
+    """Convert numpy numbers in fields of a frozen dataclass under construction to Python numbers."""
     for name in names:
         value = getattr(record, name)
         if isinstance(value, Real) and not isinstance(value, (int, float)):
             object.__setattr__(record, name, int(value) if isinstance(value, Integral) else float(value))
 
 
-# Failures: an optional part of a run fails and is left out; the report lists it.
+# Failures: an optional part of a run fails and is left out; the report lists it
 
-# These may be about a model that onnxq built. All other errors of onnxq are about what the user gave.
+# These errors may concern a model that onnxq built. All other errors of onnxq concern the user's input.
 _OF_CANDIDATES = (CandidateError, EngineError, LoadError, RunError)
 
 
@@ -155,7 +155,7 @@ class Failure:
 
     Attributes:
         part: what failed, such as ``accuracy method 'bias-correction'``.
-        reason: the class and the text of the error.
+        reason: class and text of the error.
     """
 
     part: str
@@ -185,9 +185,9 @@ def collect_failures() -> Iterator[list[Failure]]:
 
 @contextmanager
 def tolerate(part: str) -> Iterator[None]:
-    """Collect the error of a block and go on after it.
+    """Collect the error of a block and continue after it.
 
-    Errors that are fatal (`is_fatal`) are raised as usual, and so are all errors outside of `collect_failures`.
+    Fatal errors (`is_fatal`) are raised as usual. Outside of `collect_failures`, all errors are raised.
 
     Args:
         part: what is left out, for the report.

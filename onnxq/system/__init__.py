@@ -1,1 +1,1 @@
-"""What all packages share of the machine: files, cores, time limits, child processes, plugins."""
+"""What all packages share: files, cores, time limits, child processes, plugins."""

@@ -1,4 +1,4 @@
-"""Run the program in a child process, so that a crash inside a native library ends in a sentence."""
+"""Run the program in a child process, so that a crash in a native library ends in an error message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ASKED_TO_STOP = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})
 _crashes: ContextVar[tuple[Crash, ...]] = ContextVar("crashes", default=())
 _allow: ContextVar[Callable[[], None]] = ContextVar("allow", default=lambda: None)
 _forbid: ContextVar[Callable[[], None]] = ContextVar("forbid", default=lambda: None)
-# Entries in the pipe that are no paths of folders, which are absolute.
+# Entries in the pipe that cannot be confused with folders, which are written as absolute paths.
 _ANOTHER_TRY, _NO_OTHER_TRY = b"", b"-"
 
 
@@ -32,29 +32,31 @@ class Crash(Exception):  # noqa: N818
 
 
 def earlier_crashes() -> tuple[Crash, ...]:
-    """Return the crashes of earlier processes that did the same, the first one first."""
+    """Return the crashes of earlier processes of this run, the first one first."""
     return _crashes.get()
 
 
 def allow_another_try() -> None:
-    """Let the program run once more, from its beginning, if a crash ends this process from now on.
+    """Let the program run again from its beginning if a crash ends this process from now on.
 
-    Nothing happens where the program is not isolated.
+    It has no effect if the program is not isolated.
     """
     _allow.get()()
 
 
 def forbid_another_try() -> None:
-    """Take back `allow_another_try`: a crash from now on ends the run."""
+    """Undo `allow_another_try`: a crash from now on ends the run."""
     _forbid.get()()
 
 
 def run_isolated(program: Callable[[], None]) -> None:
-    """Run a program in a child process and exit with its code; a signal that kills it becomes a sentence and code 2.
+    """Run a program in a child process and exit with its code.
 
-    Call it before anything starts threads. Where processes cannot be forked the program runs here. The child ends with
-    its parent, signals that ask the parent to stop are passed on, and what a killed child had staged is removed. A
-    program that has called `allow_another_try` before it crashed, and not `forbid_another_try` since, runs again.
+    A crash becomes a message and exit code 2. If the program called `allow_another_try` before the crash, and not
+    `forbid_another_try` since, it runs again. The child ends with its parent, requests to stop the parent are passed
+    on, and folders that a killed child had staged are removed.
+
+    Call it before any thread starts. If processes cannot be forked, the program runs in this process.
 
     Args:
         program: ends by returning or by SystemExit, and prints its own errors.
@@ -73,7 +75,7 @@ def run_isolated(program: Callable[[], None]) -> None:
 
 
 def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tuple[int, bool]:
-    """Return the exit code of a child, negative for a signal, and whether the program may run once more."""
+    """Return the exit code of a child, negative for a signal, and whether the program may run again."""
     lifeline, held = os.pipe()
     places, told = os.pipe()
     child = os.fork()
@@ -100,7 +102,7 @@ def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tu
 
 
 def _wait_for(child: int) -> tuple[int, bool]:
-    """Return the wait status of a child, and whether this process passed on a request to stop."""
+    """Return the wait status of a child, and whether a request to stop was passed on."""
     passed_on = False
 
     def pass_on(number: int, frame: object) -> None:
@@ -110,7 +112,7 @@ def _wait_for(child: int) -> tuple[int, bool]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    # The terminal sends Ctrl-C to both processes, and the child answers.
+    # The terminal sends Ctrl-C to both processes, and the child handles it.
     handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
     previous: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -118,13 +120,12 @@ def _wait_for(child: int) -> tuple[int, bool]:
     finally:
         # From here on a request to stop ends this process, not a child that is gone.
         for number, handler in previous.items():
-            # Handlers that were not set from Python are None, which nobody can set again.
+            # A handler that was not set from Python is None, which `signal.signal` does not accept.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     return status, passed_on
 
 
 def _run_to_the_end(program: Callable[[], None]) -> None:
-    """Run a program and end the process as soon as it is done; where it fails, the interpreter tells why and ends."""
     code = 0
     try:
         program()
@@ -132,7 +133,7 @@ def _run_to_the_end(program: Callable[[], None]) -> None:
         if not isinstance(asked.code, int | None):
             raise
         code = asked.code or 0
-    # What the interpreter does else, to take all modules and graphs apart, would take a thirtieth of a second.
+    # Skip the rest of the interpreter's exit: freeing all modules and graphs takes 30 ms.
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         for stream in (sys.stdout, sys.stderr):
@@ -141,7 +142,7 @@ def _run_to_the_end(program: Callable[[], None]) -> None:
 
 
 def _teller(pipe: int) -> Callable[[Path], None]:
-    """Return a function that writes each path once; the pipe holds thousands, and a full one must not block."""
+    # The pipe holds thousands of paths, and a full one must not block.
     os.set_blocking(pipe, False)
 
     @cache
@@ -162,7 +163,6 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def _exit_as(code: int) -> None:
-    """Exit with the code of a child, which is negative when a signal killed it."""
     if code >= 0:
         sys.exit(code)
     name = signal.Signals(-code).name

@@ -20,15 +20,15 @@ def registered_names(group: str) -> list[str]:
 
 
 def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
-    """Return what an installed package registers under a name, or None if no package does.
+    """Return the object that an installed package registers under a name; None if no package does.
 
     Args:
-        group: of entry points.
-        name: of the entry point.
+        group: group of entry points.
+        name: name of the entry point.
         what: begins the sentence of an error, as in "Calibration method".
 
     Raises:
-        SchemeError: it cannot be loaded, or is None.
+        SchemeError: the object cannot be loaded, or is None.
     """
     for entry in entry_points(group=group, name=name):
         try:
@@ -76,10 +76,10 @@ def import_plugin(place: str, what: str, known: Iterable[str] = ()) -> ModuleTyp
     Args:
         place: the name of a module, or the path of a ``.py`` file.
         what: begins the sentence of an error, as in "metric 'scores.py:best'".
-        known: names that the user may have meant instead of a module.
+        known: names that the user may have meant; the message suggests the closest one.
 
     Raises:
-        SchemeError: there is no such module or file, or its import fails.
+        SchemeError: the module or file does not exist, or its import fails.
     """
     if place.endswith(".py"):
         return _module_of_file(Path(place), what)
@@ -93,10 +93,10 @@ def import_plugin(place: str, what: str, known: Iterable[str] = ()) -> ModuleTyp
 def _module_of_file(path: Path, what: str) -> ModuleType:
     if not path.is_file():
         raise SchemeError(f"{what} cannot be imported: there is no file {path}")
-    # No installed module has a name with spaces.
+    # The name cannot collide with an installed module, because it contains spaces.
     module = ModuleType(f"onnxq extension {path}")
     module.__file__ = str(path)
-    # Dataclasses look their module up while it is still being run.
+    # Dataclasses look up their module while it is still being executed.
     sys.modules[module.__name__] = module
     try:
         # The import system would leave compiled code in the user's folder.

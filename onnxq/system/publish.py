@@ -1,6 +1,6 @@
-"""Put a verified model in its place: staged beside the target, renamed when complete.
+"""Write outputs safely: stage them beside the target, and rename them when complete.
 
-A staging folder is locked while its process lives, so that a later run knows which ones were left by a killed process.
+A staging folder is locked while its process lives, so that a later run recognizes folders of killed processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxq.errors import OutputError
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing is locked and left folders stay.
+except ImportError:  # Windows: nothing is locked, and folders of killed processes stay.
     fcntl = None  # type: ignore[assignment]
 
 
@@ -27,27 +27,27 @@ _LOCK = "lock"
 _PREVIOUS = "previous"
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""Error numbers that mean: nothing more can be written there."""
+"""Error numbers that mean that nothing more can be written there."""
 
 
 class NoRoomError(OutputError):
-    """There is no room for a staged file; an outer `staging` reports the output that the user knows."""
+    """There is no space for a staged file; an outer `staging` raises the error again with its own output."""
 
 
 on_staging: ContextVar[Callable[[Path], None] | None] = ContextVar("on_staging", default=None)
-"""Called with the parent of each new staging folder; set by a process that outlives this one and cleans up."""
+"""Called with the parent of each new staging folder, so that the parent process can clean up after a crash."""
 
 
 def check_output(output: Path, source: Path | None, read: Iterable[object] = ()) -> None:
-    """Refuse an output that cannot be written, or that is the model itself or another file that is read.
+    """Refuse an output that cannot be written, or that is the model itself or another input file.
 
     Args:
-        output: the file.
-        source: the model; None where it is in no file.
-        read: other arguments of the user; paths of files among them count.
+        output: the file to write.
+        source: the model's file; None if it is in memory.
+        read: other arguments of the user; only str and Path count, as paths of input files.
 
     Raises:
-        OutputError: the folder is missing or not writable, the output is no regular file, or is one that is read.
+        OutputError: the folder is missing or not writable, or the output is not a regular file or is an input.
     """
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -72,12 +72,15 @@ def check_output(output: Path, source: Path | None, read: Iterable[object] = ())
 
 @contextlib.contextmanager
 def staging(output: Path | None) -> Iterator[Path]:
-    """Yield a folder on the output's file system, or else in the temporary folder, and remove it afterwards.
+    """Yield a temporary folder, and remove it afterwards.
 
-    Folders that killed processes left there are removed first.
+    Folders that killed processes left at the same place are removed first.
+
+    Args:
+        output: the folder is made on its file system; None for the system's temporary folder.
 
     Raises:
-        OutputError: the folder cannot be made, or there is no room for what is written while it is in use.
+        OutputError: the folder cannot be made, or the disk is full while it is in use.
     """
     parent = output.parent if output is not None else Path(tempfile.gettempdir())
     remove_abandoned(parent)
@@ -92,7 +95,7 @@ def staging(output: Path | None) -> Iterator[Path]:
             reason = error.__cause__ if isinstance(error, NoRoomError) else error
             if not isinstance(reason, OSError) or reason.errno not in NO_ROOM:
                 raise
-            # The user knows the output and not the files of the staging folder.
+            # The user knows the output, but not the files of the staging folder.
             place = output or reason.filename or parent
             raise NoRoomError(f"{place} cannot be written: {reason.strerror}; make room or choose another") from reason
         finally:
@@ -100,7 +103,7 @@ def staging(output: Path | None) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the staging folders of killed processes in a folder, and put back a model that one had set aside."""
+    """Remove the staging folders that killed processes left in a folder, and restore a model that one had set aside."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for folder in [Path(entry) for entry in entries if entry.name.startswith(_PREFIX) and _is_own_folder(entry)]:
             with locked(folder / _LOCK, wait=False) as held:
@@ -111,14 +114,14 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def publish(staged: Path, output: Path) -> None:
-    """Rename a staged model and its external data to the output, so that a model never meets the data of another.
+    """Rename a staged model and its external data to the output, so that a model is never read with other data.
 
-    A model with data that is replaced is set aside meanwhile. If the process is killed between the renames, there is no
-    output, and the next run puts the old one back.
+    If a model with data is replaced, it is set aside meanwhile. If the process is killed between the renames, the
+    output is missing until the next run restores the old one.
 
     Args:
         staged: the model, in a folder of `staging`.
-        output: its final place.
+        output: its final path.
 
     Raises:
         OutputError: the file system refuses; the old output stays.
@@ -138,12 +141,12 @@ def publish(staged: Path, output: Path) -> None:
 
 
 def data_file(model: Path) -> Path:
-    """Return where the external data of a model that onnxq writes lies."""
+    """Return the path of the external data of a model that onnxq writes."""
     return model.with_name(model.name + ".data")
 
 
 def stored_bytes(model: Path, data: Iterator[Path] | tuple[Path, ...] = ()) -> int:
-    """Return the size of a model file and of the external data files given."""
+    """Return the size of a model file and of those external data files that exist."""
     return model.stat().st_size + sum(path.stat().st_size for path in data if path.exists())
 
 
@@ -153,7 +156,7 @@ def _locked_folder(parent: Path, held: contextlib.ExitStack) -> Path:
         if report := on_staging.get():
             report(parent)
         held.enter_context(locked(folder / _LOCK))
-        # Another run may have taken it for abandoned before it was locked.
+        # Another run may have removed the folder before it was locked.
         if folder.exists():
             return folder
 
@@ -172,7 +175,7 @@ def _replace_both(staged: Path, output: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """Put back what `_replace_both` set aside, the model last, unless there is a model by now."""
+    """Put back the files that `_replace_both` set aside, the model last, unless there is a new model."""
     with contextlib.suppress(FileNotFoundError):
         kept = sorted((folder / _PREVIOUS).iterdir(), key=lambda path: len(path.name), reverse=True)
         if kept and not (folder.parent / kept[-1].name).exists():
@@ -184,8 +187,8 @@ def _put_back(folder: Path) -> None:
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of a folder, or of a file that is created, and yield whether it is held.
 
-    It is not held if the system has no locks, or if another process holds it and ``wait`` is not set. The lock ends
-    with the process.
+    It is not held if the system has no locks. Without ``wait`` it is not held either if another process holds it. The
+    lock ends with the process.
     """
     held, descriptor = False, None
     if fcntl is not None:
@@ -205,19 +208,19 @@ def _is_own_folder(entry: os.DirEntry[str]) -> bool:
     return owned and entry.is_dir(follow_symlinks=False)
 
 
-# Single files: at any moment they hold the old content or the new one, never a part.
+# Single files: at any moment they hold the old content or the new content, never a part.
 
 
 @contextlib.contextmanager
 def replace_file(path: Path, what: str) -> Iterator[Path]:
-    """Yield a temporary file for the new content of a file, and rename it once all is written.
+    """Yield a temporary file for the new content of a file, and rename it when complete.
 
     Args:
         path: the file; a link is followed.
-        what: what it holds, for the message.
+        what: what the file holds, for messages.
 
     Raises:
-        OutputError: it cannot be written. The old content stays, and nothing is left beside it.
+        OutputError: the file cannot be written. The old content stays, and nothing is left beside it.
     """
     target = path.resolve()
     if target.exists() and not target.is_file():
@@ -241,10 +244,10 @@ def write_text(path: str | Path, text: str, what: str) -> None:
     Args:
         path: the file, replaced if it exists.
         text: its content.
-        what: what it is, for the message.
+        what: what the file holds, for messages.
 
     Raises:
-        OutputError: it cannot be written; the old content stays.
+        OutputError: the file cannot be written; the old content stays.
     """
     with replace_file(Path(path), what) as fresh:
         fresh.write_text(text, encoding="utf-8", newline="\n")

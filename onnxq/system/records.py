@@ -1,4 +1,4 @@
-"""Typed values as plain values (TOML, JSON), as text (options) and as tables (notebooks), and back."""
+"""Convert typed values to plain values (TOML, JSON), to text (options) and to tables (notebooks), and back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onnxq.errors import OnnxqError, did_you_mean
 
 Record = TypeVar("Record")
 Named = Mapping[type, Mapping[str, Any]]
-"""By type, values that a file refers to by name."""
+"""For each type, the values that a file refers to by name."""
 
 _NOTHING: Named = MappingProxyType({})
 _KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
-# JSON cannot write these; the JSON mapping of protocol buffers uses the same words.
+# JSON has no such numbers. The JSON mapping of protocol buffers uses the same words.
 _NO_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _PLAIN_TYPES = (bool, int, float, str, NoneType)
@@ -30,14 +30,14 @@ _MOST_TABLE_ROWS = 50
 
 
 class RecordError(OnnxqError):
-    """A table does not fit a dataclass; the message names the key, what was expected and what was found."""
+    """A table does not fit a dataclass; the message names the key, the expected type and the value."""
 
 
-# Dataclasses: plain values and back
+# Dataclasses
 
 
 def to_plain(value: object) -> Any:
-    """Return a value in JSON's types: dataclasses as tables, infinities and NaN as words.
+    """Convert a value to JSON's types: dataclasses become tables, infinities and NaN become words.
 
     >>> to_plain((1.5, math.inf))
     [1.5, 'Infinity']
@@ -54,16 +54,16 @@ def to_plain(value: object) -> Any:
 
 
 def read_record(kind: type[Record], what: str, table: Mapping[str, Any], named: Named = _NOTHING) -> Record:
-    """Return a dataclass from a table of its fields, checked against the types that the class declares.
+    """Return a dataclass from a table of its fields, checked against the declared types.
 
     Args:
         kind: the class.
         what: the table's name in errors.
-        table: plain values by field; fields that are left out have their default.
-        named: values that the table refers to by name.
+        table: plain values by field; missing fields have their default.
+        named: for each type, the values that the table refers to by name.
 
     Raises:
-        RecordError: a key is unknown or missing, or a value is of another type or refused by the class.
+        RecordError: a key is unknown or missing, or a value has another type or is refused by the class.
     """
     hints = _hints(kind)  # type: ignore[arg-type]
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def read_value(hint: Any, key: str, found: Any, named: Named = _NOTHING) -> Any:
     """Return a plain value of a file as the declared type: a number, text, choice, record, tuple or mapping.
 
     Raises:
-        RecordError: it is of another type.
+        RecordError: the value does not have that type.
 
     >>> read_value(tuple[float, float], "interval", [1, "Infinity"])
     (1.0, inf)
@@ -105,7 +105,7 @@ def read_value(hint: Any, key: str, found: Any, named: Named = _NOTHING) -> Any:
         return hint(_choice(key, found, [choice.value for choice in hint]))
     if hint is float and isinstance(found, str):
         found = _NO_NUMBERS.get(found, found)
-    # In Python, True is an int and an int may stand for a float. A file may use only the second.
+    # In Python True is an int, and an int may stand for a float. In a file only the latter is accepted.
     if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool) is not (hint is bool):
         raise RecordError(f"{key} is {_KINDS[hint]}, found {found!r}")
     return hint(found)
@@ -117,7 +117,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 
 def _member(union: Any, found: object) -> Any:
-    """Return the member of a union that fits a value: lists are meant for tuples."""
+    # A list fits only a tuple type.
     members = [member for member in get_args(union) if member is not NoneType]
     return next((m for m in members if (get_origin(m) is tuple) is isinstance(found, list)), members[0])
 
@@ -143,7 +143,7 @@ def _choice(key: str, found: object, choices: Any) -> str:
     return str(found)
 
 
-# Options: text to a value of a declared type, and back
+# Options
 
 
 def is_option_type(kind: Any) -> bool:
@@ -161,14 +161,14 @@ def is_option_type(kind: Any) -> bool:
 
 
 def parse_option(text: str, kind: Any) -> Any:
-    """Return the value of an option of a declared type.
+    """Parse the text of an option as a declared type.
 
     Args:
-        text: commas separate the values of a tuple or frozenset; ``none`` is None where the type allows that.
+        text: commas separate the values of a tuple or frozenset. ``none`` is None if the type allows None.
         kind: a type that `is_option_type` accepts.
 
     Raises:
-        ValueError: the text is no value of the type; the message says what is expected.
+        ValueError: the text is not of the type; the message names what is expected.
 
     >>> parse_option("1e-3", float), parse_option("none", int | None), parse_option("Add,Mul", tuple[str, ...])
     (0.001, None, ('Add', 'Mul'))
@@ -193,10 +193,10 @@ def parse_option(text: str, kind: Any) -> Any:
 
 
 def parse_size(text: str) -> int:
-    """Return a size in bytes.
+    """Parse a size, and return it in bytes.
 
     Raises:
-        ValueError: the text is no size; the message says what is expected.
+        ValueError: the text is not a size.
 
     >>> parse_size("4GB"), parse_size("1.5 MiB")
     (4000000000, 1572864)
@@ -208,7 +208,7 @@ def parse_size(text: str) -> int:
 
 
 def format_option(value: object) -> str:
-    """Return a value as `parse_option` reads it, or else as Python shows it.
+    """Return a value as text that `parse_option` reads; other types as Python prints them.
 
     >>> format_option(("Add", "Mul")), format_option(None), format_option(True), format_option(0.5)
     ('Add,Mul', 'none', 'true', '0.5')
@@ -221,7 +221,7 @@ def format_option(value: object) -> str:
 
 
 def _first_that_fits(text: str, kind: Any) -> Any:
-    # Any text is a str, so other types come first.
+    # Any text is a str, so try other types first.
     for one in sorted(get_args(kind), key=lambda one: (one is str, one is not NoneType)):
         try:
             return parse_option(text, one)
@@ -248,7 +248,7 @@ def _is_enum(kind: Any) -> bool:
 
 
 def html_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return an HTML table of at most 50 rows. If there are more, the last row counts those left out.
+    """Return an HTML table of at most 50 rows. A last row counts the rows left out.
 
     >>> html_table("a < b", ["name"], [["<x>"]])
     '<table><caption>a &lt; b</caption><tr><th>name</th></tr><tr><td>&lt;x&gt;</td></tr></table>'

@@ -1,4 +1,4 @@
-"""Cores, memory, time limits and progress of work, and results that are cached as long as their source stays."""
+"""Cores, memory, time limits and progress, and caches of results that last as long as their source."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 Progress = Callable[[str, int, int], None]
-"""Called as ``progress("calibrate", done, total)``; a total of 0 means that it is not known."""
+"""Called as ``progress("calibrate", done, total)``; a total of 0 means that it is unknown."""
 
-# Models that are built and opened in one search.
+# Enough for the models that one search builds and opens.
 _CACHED_FILES = 256
 
 
@@ -34,12 +34,12 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use, or how many there are where the system does not tell."""
+    """Return how many cores this process may use; all cores of the machine if the system does not report them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resident_bytes() -> int:
-    """Return the bytes that this process has in memory; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -47,12 +47,12 @@ def resident_bytes() -> int:
 
 
 def parallel_map(work: Callable[[Given], Found], given: Iterable[Given], most: int | None = None) -> Iterator[Found]:
-    """Yield the results of a function in order; threads work on several at once.
+    """Yield the results of a function in the order of its arguments; threads compute several at once.
 
     Args:
         work: the function.
-        given: its arguments, taken only as fast as they are worked on.
-        most: number of threads; None takes as many as there are cores.
+        given: its arguments, consumed only as fast as results are computed.
+        most: number of threads; None for one per core.
 
     >>> list(parallel_map(abs, [3, -1, 2]))
     [3, 1, 2]
@@ -61,7 +61,7 @@ def parallel_map(work: Callable[[Given], Found], given: Iterable[Given], most: i
     with ThreadPoolExecutor(cores := most or available_cores()) as pool:
         for one in given:
             running.append(pool.submit(work, one))
-            # No more results wait than are being made.
+            # Limits the results that wait for the caller.
             if len(running) > cores:
                 yield running.popleft().result()
         yield from (one.result() for one in running)
@@ -75,7 +75,7 @@ class Deadline:
     """When work has to end.
 
     Attributes:
-        at: value of the monotonic clock; infinite without a limit.
+        at: value of the monotonic clock in seconds; infinite without a limit.
 
     >>> Deadline().left, Deadline.within(0).left
     (inf, 0.0)
@@ -85,20 +85,25 @@ class Deadline:
 
     @classmethod
     def within(cls, seconds: float) -> Deadline:
-        """Return the deadline that many seconds from now."""
+        """Return the deadline this many seconds from now."""
         return cls(time.monotonic() + seconds)
 
     @property
     def left(self) -> float:
-        """Seconds that are left, at least 0."""
+        """Seconds left, at least 0."""
         return max(self.at - time.monotonic(), 0.0)
 
     def at_most(self, seconds: float) -> Deadline:
-        """Return the earlier one of this deadline and that many seconds from now."""
+        """Return the earlier of this deadline and the one this many seconds from now."""
         return Deadline(min(self.at, time.monotonic() + seconds))
 
     def part(self, share: float, reserved: float = 0.0) -> Deadline:
-        """Return the deadline after a share of the seconds left, without those reserved for what follows."""
+        """Return the deadline after a share of the seconds left.
+
+        Args:
+            share: from 0 to 1.
+            reserved: seconds to subtract first, for the work that follows.
+        """
         return Deadline.within(share * max(self.left - reserved, 0.0))
 
 
@@ -110,10 +115,10 @@ NEVER = Deadline()
 
 
 def cached_by_mtime(find: Callable[[Path], Found]) -> Callable[[Path], Found]:
-    """Return a function of a file that reads it again only after its size or time of change differ.
+    """Return a function of a file that calls ``find`` again only if the file's size or time of change differs.
 
     Args:
-        find: reads the file. Its result is shared by all callers. Where there is no file, it is called each time.
+        find: reads the file. All callers share its result. If there is no file, it is called each time.
 
     >>> lines = cached_by_mtime(lambda path: path.read_text().splitlines())
     >>> lines(Path(__file__))[0].startswith('\"\"\"Cores'), lines(Path(__file__)) is lines(Path(__file__))
@@ -139,7 +144,7 @@ def cached_by_array(find: Callable[[NDArray[Any]], Found]) -> Callable[[NDArray[
     """Return a function of an array that computes its result once for as long as the array lives.
 
     Args:
-        find: of an array, which nobody may change. Its result is shared by all callers and must not be a view.
+        find: a function of an array that is never changed. All callers share its result, which must not be a view.
 
     >>> import numpy as np
     >>> total = cached_by_array(lambda array: [array.sum()])
