@@ -1,1 +1,1 @@
-"""Planning: for every node what happens to it, and the reason in words. Decides; edits nothing."""
+"""Plan quantization: choose the mode of every node, with the reason in words; the graph is not edited."""

@@ -1,4 +1,4 @@
-"""Groups of things that share something: a union-find whose representative is the first of each group."""
+"""Choose the integer nodes of a graph, the clamps that quantizers absorb, and the activations that get a scale."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 @dataclass
 class Groups(Generic[Item]):
-    """Disjoint groups; everything is a group of its own until it is joined.
+    """Disjoint groups (union-find), each with its first item as representative. An item starts as a group of its own.
 
     >>> groups = Groups[str]()
     >>> groups.join("a", "b")
@@ -43,7 +43,7 @@ class Groups(Generic[Item]):
     parent: dict[Item, Item] = field(default_factory=dict)
 
     def find(self, item: Item) -> Item:
-        """Return the item that stands for the group of ``item``."""
+        """Return the representative of the group of ``item``."""
         root = item
         while self.parent.get(root, root) is not root:
             root = self.parent[root]
@@ -52,24 +52,24 @@ class Groups(Generic[Item]):
         return root
 
     def join(self, first: Item, second: Item) -> None:
-        """Put the group of ``second`` into that of ``first``, whose representative stays."""
+        """Merge the group of ``second`` into that of ``first``, whose representative stays."""
         self.parent[self.find(second)] = self.find(first)
 
 
-# Islands of integer nodes: which neighbours stay integer together, and which clamps vanish into their quantizers.
+# Islands of integer nodes, and the clamps that their quantizers absorb.
 
 Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)
 
 NO_KERNEL_IN_FRONT = "it vanishes only into a quantizer behind an integer kernel, and none stands in front of it"
-"""Why a clamp stays whose neighbour in front stays in float."""
+"""Why a clamp stays if the node before it stays in float."""
 
 NO_CODES_BEHIND = "it vanishes only into a quantizer in front of integer kernels, and none reads what it gives"
-"""Why a clamp stays whose neighbours behind stay in float."""
+"""Why a clamp stays if the nodes after it stay in float."""
 
 
 def absorbed_clamps(obstacles: Mapping[Node, str]) -> dict[Node, Node]:
-    """Map a clamp to the node in front of it, of which it is the only consumer, when a quantizer can stand for it.
+    """Map each clamp that a quantizer can replace to the node before it, of which the clamp is the only consumer.
 
     Args:
         obstacles: of each clamp, see `clamp_obstacles`.
@@ -79,13 +79,13 @@ def absorbed_clamps(obstacles: Mapping[Node, str]) -> dict[Node, Node]:
 
 
 def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Target) -> dict[Node, str]:
-    """Return of each clamp why no quantizer can stand for it, or an empty string.
+    """Return for each clamp why no quantizer can replace it, or an empty string.
 
-    It and the node in front of it stand in one graph, for a runtime does not look across the border of a body.
+    The clamp and the node before it must be in the same graph, because a runtime does not fuse across subgraphs.
 
     Args:
-        graph: the graph, bodies included.
-        specs: the wanted activation spec of each node that may become an integer kernel.
+        graph: the graph, subgraphs included.
+        specs: the requested activation spec of each node that may become an integer kernel.
         target: the runtime.
     """
     homes = owner_graphs(graph)
@@ -111,14 +111,13 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
 
 
 def _ends_in_codes(node: Node, target: Target) -> bool:
-    """Return whether a node has an integer kernel that computes what it gives."""
     operator = operator_of(node)
     computes = operator is not None and operator.role in (Role.COMPUTE, Role.ARITHMETIC)
     return computes and node.op in target.kernels.fused.ops
 
 
 def clamp_limits(clamp: Node) -> Limits | None:
-    """Return the least and greatest value that a clamp lets through, or None when they are computed at run time."""
+    """Return the lower and upper limit of a clamp, or None if they are computed at run time."""
     if clamp.op == "Relu":
         return 0.0, math.inf
     limits = list(UNLIMITED)
@@ -135,10 +134,10 @@ def clamp_limits(clamp: Node) -> Limits | None:
 def integer_nodes(
     graph: Graph, obstacles: Mapping[Node, str], absorbed: Mapping[Node, Node], target: Target
 ) -> set[Node]:
-    """Return the largest set of nodes in which every carrier and arithmetic node has integers before and behind it.
+    """Return the largest set of integer nodes in which pass-through and arithmetic nodes have integer neighbours.
 
-    Codes pass into bodies, which read the tensors of the graphs around them, but neither out of them nor through what
-    they carry from iteration to iteration.
+    All producers of these nodes must be integer nodes, and at least one consumer. Quantized values enter subgraphs,
+    which read tensors of outer graphs. They do not leave subgraphs, nor pass through loop-carried values.
     """
     nodes = list(owner_graphs(graph))
     integer = {node for node in nodes if node not in obstacles and node not in absorbed}
@@ -160,18 +159,16 @@ def integer_nodes(
 
 
 def _before(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
-    """Return the nodes whose codes a node reads, looking through absorbed clamps."""
     producers = (producer(tensor) for tensor in data_inputs(node))
     return [absorbed.get(maker, maker) for maker in producers if maker is not None]
 
 
 def _behind(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
-    """Return the nodes that read the codes of a node, looking through absorbed clamps."""
     return [consumer for tensor in quantized_outputs(node, absorbed) for consumer in tensor.outputs]
 
 
 def quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variable]:
-    """Return the outputs that carry codes: behind the clamp when one is absorbed."""
+    """Return the outputs that hold quantized values: the output of the clamp if one is absorbed."""
     found = []
     for tensor in node.outputs:
         clamp = tensor.outputs[0] if len(tensor.outputs) == 1 else None
@@ -179,14 +176,14 @@ def quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variabl
     return found
 
 
-# Activations that get a scale: which tensors of an island pass through a quantizer, and which share one scale.
+# Activations that get a scale, and the groups that share one.
 
-# Nodes that onnxruntime moves a DequantizeLinear behind.
+# onnxruntime moves a DequantizeLinear behind these nodes.
 _MOVED_BEHIND = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def check_activation_spec(spec: QuantSpec, target: Target) -> None:
-    """Check that integer kernels take data as a rule or a plan wants it.
+    """Check that integer kernels accept activations of this spec.
 
     Raises:
         SchemeError: they do not.
@@ -206,13 +203,13 @@ def check_activation_spec(spec: QuantSpec, target: Target) -> None:
 def plan_activations(
     graph: Graph, integer: set[Node], absorbed: Mapping[Node, Node], specs: Mapping[Node, QuantSpec], target: Target
 ) -> tuple[Activation, ...]:
-    """Return the tensors of a graph that get a scale, in graph order, and which of them share one.
+    """Return the tensors that get a scale, in graph order, with the groups that share one.
 
     Args:
-        graph: the graph, bodies included.
+        graph: the graph, subgraphs included.
         integer: its nodes that run as integer kernels.
-        absorbed: clamps that a quantizer may stand for, with the node in front of each.
-        specs: the wanted activation spec of each integer node.
+        absorbed: clamps that a quantizer may replace, with the node before each.
+        specs: the requested activation spec of each integer node.
         target: the runtime.
     """
     found: dict[Tensor, Activation] = {}
@@ -245,10 +242,8 @@ def plan_activations(
 
 
 def _quantize_for_bodies(graph: Graph, found: dict[Tensor, Activation], groups: Groups[Tensor]) -> None:
-    """Quantize again, with the same scale, what nodes in float move from a DequantizeLinear to a body.
-
-    onnxruntime moves a DequantizeLinear behind such nodes, and aborts where a body reads what they give.
-    """
+    # onnxruntime moves a DequantizeLinear behind some float nodes, and aborts if a subgraph reads their outputs.
+    # Quantize these outputs again, with the same scale.
     homes = owner_graphs(graph)
     moved: dict[Tensor, Tensor] = {}
     for node, home in homes.items():
@@ -271,7 +266,7 @@ def _all_want_codes(tensor: Variable, integer: set[Node]) -> bool:
 
 
 def _limits(tensor: Variable, absorbed: Mapping[Node, Node]) -> Limits | None:
-    """Return where the codes of a tensor have to end because nothing else clamps its values."""
+    # The quantization range must end at these limits, because no other node clamps the values.
     maker = producer(tensor)
     if maker is not None and maker.op == "HardSigmoid":
         return 0.0, 1.0
@@ -284,11 +279,8 @@ def _share_one_scale(
     limits: dict[Variable, Limits | None],
     groups: Groups[Tensor],
 ) -> None:
-    """Join the tensors of a carrier, except inputs whose clamp is tighter than what the carrier lets through.
-
-    A clamp vanishes only when the range of the quantizer behind it ends where the clamp does, so what is clamped
-    keeps its own scale where a Concat mixes it with what is not.
-    """
+    # A clamp is absorbed only if the range of the quantizer after it ends at its limits. So an input with a tighter
+    # clamp than the widest keeps its own scale where a Concat mixes it with others.
     found = [limits.get(tensor) or UNLIMITED for tensor in inputs]
     widest = min(low for low, _ in found), max(high for _, high in found)
     limits.update(dict.fromkeys(outputs, widest))
@@ -298,9 +290,8 @@ def _share_one_scale(
 
 
 def _stored(tensor: Constant, spec: QuantSpec) -> Activation:
-    """Return a constant as codes, whose range is that of its values."""
     values = tensor.values
-    # What observers of other toolkits make of ranges that are fixed is not what they make of constants.
+    # Observers of other toolkits treat constants differently from activations with a fixed range.
     plain = replace(spec, method=Method.MINMAX)
     return Activation(tensor.name, plain, tensor.name, (float(values.min()), float(values.max())))
 

@@ -1,4 +1,4 @@
-"""What a scheme asks for beside what a plan delivers: weights of as few bits as was wished, cells as integers."""
+"""Compare a plan with its scheme: weights with the requested number of bits, and nodes left in float."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN = 2
 
 @dataclass(frozen=True)
 class Delivery:
-    """How many weights have the bits that a scheme asks for.
+    """How many weights have at most the requested number of bits.
 
     Attributes:
-        bits: of each code.
-        asked: how many weights a rule wants so, of those that save anything.
-        got: how many of them have so few bits, or fewer.
-        reasons: why the others have not, with how many each holds for, most first.
+        bits: requested bits of a quantized value.
+        asked: weights for which a rule requests these bits, without those that would save no bytes.
+        got: how many of them have at most `bits` bits.
+        reasons: why the others do not, with the number of weights, most frequent first.
     """
 
     bits: int
@@ -36,7 +36,7 @@ class Delivery:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was asked for was delivered."""
+        """Whether all requested weights have the bits."""
         return self.got == self.asked
 
     def __str__(self) -> str:
@@ -48,10 +48,10 @@ class Delivery:
 
 
 def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tuple[Delivery, ...]:
-    """Return what a plan delivers of each number of bits that a scheme asks for, fewest bits first.
+    """Return what a plan delivers for each number of bits that a scheme requests, fewest bits first.
 
     Args:
-        plan: what becomes of each node.
+        plan: for the nodes of `graph`.
         graph: the prepared graph.
         scheme: the user's rules.
         target: the runtime.
@@ -76,7 +76,7 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
 
 
 def missing(found: Sequence[Delivery]) -> str:
-    """Say what was asked for and not delivered; an empty string where all was.
+    """Return what was requested and not delivered in words, or an empty string.
 
     >>> missing([Delivery(2, 18, 3), Delivery(8, 5, 5)])
     '3 of 18 weights have 2 bits'
@@ -85,13 +85,13 @@ def missing(found: Sequence[Delivery]) -> str:
 
 
 def left_by_standard(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> int:
-    """Return how many nodes stay float that the scheme wants as integers, because standard ONNX has none of them.
+    """Count the float nodes that the scheme requests as integers, but for which standard ONNX has no operator.
 
     Args:
-        plan: what becomes of each node.
+        plan: for the nodes of `graph`.
         graph: the prepared graph.
         scheme: the user's rules.
-        target: the runtime, which may have such operators of its own.
+        target: the runtime, which may have these operators.
     """
 
     def is_left(node: Node) -> bool:

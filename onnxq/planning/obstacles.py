@@ -1,4 +1,4 @@
-"""Why a node cannot run as an integer kernel on a target, in words."""
+"""Explain in words why a node cannot run as an integer kernel on a target."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from onnxq.ops import Operator, Role, operator_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.targets import Target
 
-# 255 * 127 * 33,000 stays below 2**30, which leaves the other half of an int32 accumulator to the bias.
+# 255 * 127 * 33,000 is below 2**30, so the other half of the int32 accumulator is free for the bias.
 _LONGEST_SUM = 33_000
 _MATRIX = 2
 
 
 def obstacle(node: Node, target: Target) -> str:
-    """Return why a node of the main graph cannot run as an integer kernel, or an empty string."""
+    """Return why a node cannot run as an integer kernel, or an empty string; the graph around it is not checked."""
     operator = operator_of(node)
     if operator is None or node.domain or node.op not in target.kernels.fused.ops:
         return f"{node.op} has no integer kernel on {target.name}"
@@ -59,13 +59,12 @@ def obstacle(node: Node, target: Target) -> str:
 
 
 def _is_operand(tensor: Constant) -> bool:
-    """Whether a constant can be codes beside those that a node computes with."""
     floats = is_constant(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT
     return floats and tensor.nbytes > 0 and bool(np.isfinite(tensor.values).all())
 
 
 def codes_obstacle(node: Node, spec: QuantSpec) -> str:
-    """Return why codes of a spec cannot come out of a node's integer kernel, or an empty string."""
+    """Return why a node's integer kernel cannot output quantized values of a spec, or an empty string."""
     if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8")):
         kind = "symmetric" if spec.symmetric else "affine"
         return f"{kind} {spec.format} values do not end where HardSigmoid does"
@@ -104,7 +103,7 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
 
 
 def dynamic_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
-    """Return why a node cannot multiply integers whose scale is computed in each run, or an empty string."""
+    """Return why a node cannot be quantized dynamically (with scales computed at run time), or an empty string."""
     if node.op in target.kernels.own_dynamic and not node.domain:
         return _own_obstacle(node, target, emit)
     if node.domain or node.op not in target.kernels.dynamic:
@@ -128,7 +127,6 @@ def dynamic_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
 
 
 def _own_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
-    """Return why an operator of the runtime's own cannot take the place of a recurrent cell, or an empty string."""
     operator = operator_of(node)
     for index in operator.weights if operator is not None else ():
         weight = node.inputs[index]
@@ -146,14 +144,14 @@ def _own_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
 
 
 def scales_its_terms(node: Node) -> bool:
-    """Whether a Gemm multiplies its terms by more than the weight."""
+    """Return whether a Gemm has ``alpha``, ``beta`` or ``transA`` other than the default."""
     return node.op == "Gemm" and bool(
         node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or node.attrs.get("transA", 0)
     )
 
 
 def slope_and_middle(node: Node) -> tuple[float, float]:
-    """Return what a HardSigmoid multiplies its data by, and what it adds to that before it clamps it.
+    """Return ``alpha`` and ``beta`` of ``HardSigmoid(x) = clip(alpha * x + beta, 0, 1)``.
 
     >>> slope_and_middle(Node("HardSigmoid", "n", {"alpha": 0.25}))
     (0.25, 0.5)
@@ -185,7 +183,7 @@ def _type_obstacle(tensor: Variable) -> str:
 
 
 def data_inputs(node: Node) -> list[Variable | Constant]:
-    """Return the inputs of a node that carry data; of a node that computes only the one that its weight multiplies."""
+    """Return the activation inputs of a node; of a compute node only the one that its weight multiplies."""
     operator = operator_of(node)
     if operator is None:
         return []
@@ -196,17 +194,17 @@ def data_inputs(node: Node) -> list[Variable | Constant]:
 
 
 def volume(shape: Iterable[int]) -> int:
-    """Return how many elements a tensor of this shape has."""
+    """Return the number of elements of a tensor of this shape."""
     return math.prod(shape)
 
 
-# Bodies of control flow: which of their nodes can be integer, and which are left because they never ran.
+# Subgraphs of control flow: which nodes can be integer, and which stay in float because they never ran.
 
 _IDLE = "its body did not run on any sample"
 
 
 def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
-    """Return why no node of a graph can be integer, for a main graph and its bodies; an empty string where nodes can.
+    """Return why no node of a graph can be integer, for the main graph and each subgraph; empty if nodes can.
 
     Args:
         graph: the main graph.
@@ -223,15 +221,15 @@ def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
 
 
 def leave_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, Demotion]:
-    """Return what takes the static nodes out of bodies that did not run in calibration, which says nothing of them.
+    """Return demotions of the static nodes in subgraphs that did not run in calibration, by node name.
 
-    A body ran when any of its own tensors was seen. One in which nothing has to be calibrated, because its static nodes
-    read what the graphs around it make, or what has a fixed range, is not asked.
+    A subgraph ran if any of its own tensors was observed. A subgraph without tensors to calibrate is kept: its static
+    nodes read tensors of outer graphs or have fixed ranges.
 
     Args:
         graph: the prepared graph.
-        plan: whose nodes are static where they can be.
-        evidence: of the plan's taps.
+        plan: a plan in which nodes are static wherever possible.
+        evidence: statistics of the plan's taps.
     """
     ranges = {name: evidence.of(name).find(Range) for name in plan.taps}
     unseen = {name for name, found in ranges.items() if found is not None and not found.count}
@@ -250,15 +248,15 @@ def leave_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics)
 
 
 def refuse_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> None:
-    """Refuse a plan to be carried out as it is that has static nodes in bodies of which calibration says nothing.
+    """Refuse a fixed plan with static nodes in subgraphs that did not run in calibration.
 
     Args:
         graph: the prepared graph.
-        plan: what is to be carried out.
-        evidence: of the plan's taps.
+        plan: the plan to apply unchanged.
+        evidence: statistics of the plan's taps.
 
     Raises:
-        DataError: it has; the message names the first.
+        DataError: the plan has a static node there; the message names the first.
     """
     for name in leave_idle_bodies(graph, plan, evidence):
         raise DataError(
@@ -268,7 +266,6 @@ def refuse_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics
 
 
 def _body_obstacle(node: Node, target: Target, *, in_scan: bool) -> str:
-    """Return why nodes in the bodies of a node cannot be integer, or an empty string."""
     if not target.kernels.in_bodies:
         return f"stands in a body of {node.op}, where {target.name} is not known to have integer kernels"
     if node.domain or node.op not in CARRYING:

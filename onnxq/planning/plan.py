@@ -1,4 +1,4 @@
-"""Plans: for every node what happens to it, with which specs, and the reason in words. Decides; edits nothing."""
+"""Plans: the mode of every node, with its specs and the reason in words, and the activations that get a scale."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from onnxq.numerics.pairs import Pairs
 from onnxq.system.records import html_table
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
-"""Modes in which codes are worked on in each run, unlike those that compute as the float model does."""
+"""Modes that process quantized values in each run, unlike storage and float, which compute as the float model does."""
 
 METADATA_KEY = "onnxq.scheme"
-"""Entry of a quantized model's metadata_props that names the scheme of its plan."""
+"""Key of the plan's scheme name in a quantized model's metadata_props."""
 
 EXCLUDED = "it is excluded"
-"""Why nodes stay in float that the user names for that."""
+"""Reason of nodes that the user excludes."""
 
 NOTED_METHODS = ("equalization", "awq", "gptq", "bias-correction")
-"""The accuracy methods that plans name."""
+"""The accuracy methods that plans may name."""
 
 DIVIDED_KEY = "onnxq.divided"
-"""Entry that names the tensors whose channels come divided by factors: a JSON object with the tensor that has these."""
+"""Metadata key of the tensors with divided channels: a JSON object from tensor name to the tensor of the factors."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A constant input of a node that becomes codes.
+    """A constant input of a node that is quantized.
 
     Attributes:
-        index: which input of the node.
+        index: input index of the node.
         tensor: name of the float initializer.
-        spec: how it is quantized.
-        axis: axis of its output channels, negative axes counted from the end.
-        elements: how many values it has.
-        reduction_axis: axis that is summed over, or that a looked-up row lies along; blocks of one extent lie along it.
-        pairs: which products with data may be added in 16 bits, which codes then fit.
+        axis: axis of the output channels; negative axes count from the end.
+        elements: number of values.
+        reduction_axis: axis that is summed over, or along which a looked-up row lies; 1-D blocks lie along it.
+        pairs: which pairs of products the kernel may add in 16 bits; the quantized values must not overflow there.
     """
 
     index: int
@@ -53,25 +52,22 @@ class Weight:
     pairs: Pairs = Pairs.NONE
 
     def of_rank(self, rank: int) -> Weight:
-        """Return what decides the codes of a weight of this rank: nodes for which it is equal can share them."""
+        """Return the key of the quantized values of a weight of this rank; nodes with equal keys can share them."""
         return replace(self, index=0, axis=self.axis % rank, reduction_axis=self.reduction_axis % rank)
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A tensor of any graph that passes through QuantizeLinear and DequantizeLinear, or a constant among such data.
+    """A tensor of any graph that gets QuantizeLinear and DequantizeLinear, or a constant operand beside one.
 
     Attributes:
-        tensor: its name.
-        spec: how it is quantized.
-        group: name of the tensor that stands for all tensors sharing one scale.
-        fixed_range: range given by the operator that makes it, or by a constant's values, so that calibration is not
-            asked.
-        every_consumer: whether float consumers read the dequantized tensor too, which an integer kernel that can
-            only give codes demands; otherwise only the integer nodes do.
-        ranges: its own calibration method, as parse_calibration_method takes it; empty where it has that of the plan.
-        found_range: what calibration has found by that method; None where that is still to be done.
-        factors: what its channels are divided by before they become codes; empty where they stay.
+        group: name of the representative of all tensors that share the scale.
+        fixed_range: range of the operator's output, or of the constant's values; it needs no calibration.
+        every_consumer: whether float consumers read the dequantized tensor too. A kernel that can only output quantized
+            values requires it. Otherwise only the integer nodes read it.
+        ranges: its own calibration method, as parse_calibration_method takes it; empty for the plan's method.
+        found_range: the calibrated range; None before calibration.
+        factors: divisors of its channels before quantization; empty for none.
         channels: axis of these channels.
     """
 
@@ -87,18 +83,13 @@ class Activation:
 
     @property
     def known_range(self) -> tuple[float, float] | None:
-        """The range that needs no calibration."""
+        """The range if it needs no calibration, else None."""
         return self.found_range if self.fixed_range is None else self.fixed_range
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of each channel of a tensor of the main graph.
-
-    Attributes:
-        tensor: its name.
-        axis: of the channels.
-    """
+    """The mean of each channel of a tensor of the main graph, along `axis`."""
 
     tensor: str
     axis: int
@@ -106,19 +97,17 @@ class Mean:
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one node and why.
+    """The mode of one node, and why.
 
     Attributes:
         node: name, unique over all graphs of the model.
-        op_type: its operator.
-        mode: what happens to it.
         reason: one sentence for the user.
-        figures: what was measured that the reason rests on.
-        weights: the constant inputs that become codes.
-        bias: input index of a bias that becomes int32 codes.
+        figures: the measurements that the reason depends on.
+        weights: the constant inputs that are quantized.
+        bias: input index of a bias that is quantized to int32.
         data: name of the activation that the weight of a static or dynamic node multiplies.
-        mean: of the data whose mean and the weight's rounding say how the bias is to be corrected, where it is.
-        finer: why its weights have finer codes than the scheme asks for, in words; empty where they have not.
+        mean: with it and the rounding of the weight, the bias is corrected; None for no correction.
+        finer: why its weights are quantized more finely than the scheme requests, in words; empty if they are not.
     """
 
     node: str
@@ -135,14 +124,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Demotion:
-    """A measured wish that something else happen to a node than the scheme says.
+    """A measured exception for one node from what the scheme says.
 
     Attributes:
-        mode: what happens to it.
+        mode: the mode instead.
         reason: why, in words.
         figures: what was measured.
-        weight: how its weights are quantized, where not as the scheme says.
-        finer: why they have finer codes than the scheme asks for, in words; empty where they have not.
+        weight: spec of its weights; None takes that of the scheme.
+        finer: why its weights are quantized more finely than the scheme requests, in words; empty if they are not.
     """
 
     mode: Mode
@@ -154,12 +143,12 @@ class Demotion:
 
 @dataclass(frozen=True)
 class Damping:
-    """How weights are rounded so that their errors cancel.
+    """Settings of GPTQ, which rounds weights so that their errors cancel (Frantar et al. 2022, arXiv:2210.17323).
 
     Attributes:
-        share: of the mean of a Gram matrix's diagonal that is added to it.
-        bits: weights of more bits are rounded to their nearest codes.
-        observed: the tensors whose Gram matrices were seen together.
+        share: this share of the mean of the Gram matrix's diagonal is added to the diagonal.
+        bits: weights with more bits are rounded to nearest.
+        observed: the tensors whose Gram matrices were observed together.
     """
 
     share: float
@@ -169,10 +158,10 @@ class Damping:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the channels of float data are divided by, which weights of codes make up for.
+    """Divisors of the channels of a float activation, by which quantized weights are multiplied in turn.
 
     Attributes:
-        tensor: the data.
+        tensor: the activation.
         factors: one for each channel, above 0.
     """
 
@@ -182,15 +171,15 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a plan was made for and by, without which it cannot be carried out again.
+    """The model and settings that a plan was made for; both are needed to apply it again.
 
     Attributes:
         model: digest of the prepared model.
-        version: of onnxq.
+        version: version of onnxq.
         opset: of the prepared model.
-        steps: names of the passes that follow the canonical form.
-        widened: whether 16-bit floats became float32.
-        without: names of the passes and rules of the canonical form that were left out.
+        steps: names of the passes after canonicalization.
+        widened: whether 16-bit floats were converted to float32.
+        without: names of the canonicalization passes and rules that were left out.
     """
 
     model: str
@@ -203,23 +192,22 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Plan:
-    """Decisions for all nodes and the activations that get a scale.
+    """Decisions for all nodes, and the activations that get a scale.
 
     Attributes:
-        decisions: one for each node, in graph order, bodies of control flow behind their graph.
+        decisions: one for each node, in graph order; nodes of subgraphs follow their graph.
         activations: the tensors that get QuantizeLinear and DequantizeLinear, in graph order.
         scheme: name of the scheme.
         target: name of the target.
-        ranges: the calibration method for the activations, as parse_calibration_method takes it; empty when it is not
-            known yet.
-        accuracy: names of the accuracy methods by which codes are chosen, where they pay.
-        emit: what the written model may hold.
-        damping: how errors of rounding cancel; None where all weights are rounded to their nearest codes.
-        scaling: what channels of float data are divided by.
-        thorough: whether it was chosen with all effort for accuracy.
-        preparation: what it was made for and by; None while that is not known.
-        observed: the tensors that were observed together, which runtimes fuse otherwise alone.
-        refitted: whether its ranges are also those of the samples that judged it.
+        ranges: calibration method of the activations, as parse_calibration_method takes it; empty if not yet known.
+        accuracy: names of the accuracy methods, applied where they improve accuracy.
+        emit: operators that the written model may contain.
+        damping: settings of GPTQ; None rounds all weights to nearest.
+        scaling: divisors of the channels of float activations.
+        thorough: whether the plan was searched with full effort for accuracy.
+        preparation: None while it is not known.
+        observed: the tensors that were observed together; runtimes fuse differently if fewer are observed.
+        refitted: whether the ranges were fitted on the holdout samples too.
     """
 
     decisions: tuple[Decision, ...]
@@ -244,7 +232,6 @@ class Plan:
         return f"{len(self.decisions)} nodes: {counts}" if counts else "no nodes"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: how many nodes have each mode, and the first of them with their reasons."""
         rows = [(one.node, one.op_type, one.mode, one.reason) for one in self.decisions]
         return html_table(str(self), ("node", "operator", "mode", "reason"), rows)
 
@@ -255,37 +242,37 @@ class Plan:
 
     @cached_property
     def by_tensor(self) -> Mapping[str, Activation]:
-        """The activations by the name of the tensor."""
+        """The activations by tensor name."""
         return {activation.tensor: activation for activation in self.activations}
 
     @cached_property
     def effect(self) -> tuple[object, ...]:
-        """What the plan does, without the reasons: plans of the same effect make the same model."""
+        """What the plan does, without the reasons: plans of equal effect make the same model."""
         nodes = tuple((decision.mode, decision.weights, decision.bias) for decision in self.decisions)
         return nodes, self.activations
 
     def count(self, mode: Mode) -> int:
-        """How many nodes have ``mode``."""
+        """Return the number of nodes with ``mode``."""
         return sum(decision.mode is mode for decision in self.decisions)
 
     @property
     def decodes(self) -> bool:
-        """Whether any node works on codes in each run, so that the model may be slower than float."""
+        """Whether any node processes quantized values in each run, so that the model may be slower than in float."""
         return any(decision.mode in DECODING for decision in self.decisions)
 
     @property
     def taps(self) -> tuple[str, ...]:
-        """Names of the tensors whose range must be calibrated."""
+        """Names of the tensors whose ranges must be calibrated."""
         return tuple(activation.tensor for activation in self.activations if activation.known_range is None)
 
     @property
     def calibrated(self) -> Mapping[str, QuantSpec]:
-        """The specs of the tensors whose range must be calibrated, by name."""
+        """The specs of the tensors whose ranges must be calibrated, by name."""
         return {one.tensor: one.spec for one in self.activations if one.known_range is None}
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """What must be observed whatever the calibration method: ranges, and means that biases are corrected by."""
+        """What must be observed with any calibration method: ranges, and channel means for bias correction."""
         means = (decision.mean for decision in self.decisions if decision.mean is not None)
         wanted = [
             *(default_request(tensor, "range") for tensor in self.taps),
@@ -294,6 +281,6 @@ class Plan:
         return tuple(dict.fromkeys(wanted))
 
     def left_in_float(self) -> tuple[tuple[str, int], ...]:
-        """The reasons why nodes do not run as integer kernels, with how many nodes each holds, most first."""
+        """Return the reasons why nodes do not run as integer kernels with the number of nodes, most frequent first."""
         reasons = Counter(decision.reason for decision in self.decisions if decision.mode is not Mode.STATIC)
         return tuple(reasons.most_common())

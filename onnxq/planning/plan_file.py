@@ -1,4 +1,4 @@
-"""Plans as TOML files: a plan that was searched for on one machine is replayed, or edited by hand, on another."""
+"""Plans as TOML files, to be applied again on another machine or edited by hand, and differences between plans."""
 
 from __future__ import annotations
 
@@ -37,18 +37,14 @@ _SECTIONS = ("specs", "activations", "nodes")
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan as TOML; equal plans are equal bytes.
-
-    Args:
-        plan: any plan.
-        path: the file, which is replaced when it exists.
+    """Write a plan as TOML; equal plans give equal bytes. An existing file is replaced.
 
     Raises:
         OutputError: the file cannot be written.
     """
     check_type(plan, Plan, "the plan", "a Plan, such as quantize(...).report.plan")
     check_path(path, "the file of a plan")
-    # Only writing needs it; reading is in the standard library.
+    # Imported here because only writing needs it; the standard library reads TOML.
     import tomli_w
 
     names = _spec_names(plan)
@@ -72,13 +68,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read what save_plan wrote, or what was made of it by hand.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The plan, equal to the one that was saved.
+    """Read a plan that `save_plan` wrote, possibly edited by hand.
 
     Raises:
         SchemeError: the file cannot be read, is not TOML, or has a key, value or name that does not exist.
@@ -94,11 +84,10 @@ def load_plan(path: str | Path) -> Plan:
         raise SchemeError(f"plan {path}: {reason}") from reason
 
 
-# --- values to tables ---------------------------------------------------------------------------------------------
+# Values to tables.
 
 
 def _spec_names(plan: Plan) -> dict[QuantSpec, str]:
-    """Name every spec after its format and granularity, numbered where that is not enough."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
     specs = dict.fromkeys((*weights, *(activation.spec for activation in plan.activations)))
     names: dict[QuantSpec, str] = {}
@@ -113,7 +102,6 @@ def _spec_names(plan: Plan) -> dict[QuantSpec, str]:
 
 
 def _table(record: Any, names: Mapping[QuantSpec, str], *, besides: str = "", every: bool = False) -> dict[str, object]:
-    """Return the fields of a dataclass, those of their usual value only where ``every`` one is wanted."""
     values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != besides}
     usual = {field.name: field.default for field in fields(record)}
     return {name: _plain(value, names) for name, value in values.items() if every or value != usual[name]}
@@ -129,7 +117,7 @@ def _plain(value: object, names: Mapping[QuantSpec, str]) -> object:
     return value
 
 
-# --- tables to values ---------------------------------------------------------------------------------------------
+# Tables to values.
 
 
 def _parse_plan(document: Mapping[str, Any]) -> Plan:
@@ -192,21 +180,21 @@ def _checked_range(activation: Activation) -> Activation:
     return activation
 
 
-# Two plans, from their files or from reports, beside each other: which nodes they treat otherwise.
+# Differences between two plans or reports.
 
 FIGURES = ("size_ratio", "worst_sqnr", "speed")
-"""What reports sum up."""
+"""The summary figures of a report."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a plan or report says.
+    """What a plan or report says about nodes.
 
     Attributes:
-        nodes: what becomes of each node, in words: its mode, and the formats of its weights.
-        reasons: why, by node.
-        figures: of a report, by their names in FIGURES; empty for a plan.
-        details: how weights of each node are quantized besides, in words.
+        nodes: the mode and the weight formats of each node, in words.
+        reasons: the reasons, by node.
+        figures: of a report, by the names in FIGURES; empty for a plan.
+        details: other settings of the weights of each node, in words.
     """
 
     nodes: Mapping[str, str]
@@ -215,19 +203,19 @@ class Said:
     details: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, node: str, *, closely: bool) -> str:
-        """Return what is said of a node, with the details or without; empty where it is not known."""
+        """Return what is said about a node, with the details if `closely`; empty for an unknown node."""
         return " ".join(filter(None, (self.nodes.get(node, ""), self.details.get(node, "") if closely else "")))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One that two plans, or two reports, have.
+    """A difference between two plans or reports.
 
     Attributes:
-        name: of the node or figure.
-        before: what the first says; empty where it does not know the node.
+        name: the node or figure.
+        before: what the first says; empty if it lacks the node.
         after: what the second says.
-        reason: why, as the second says.
+        reason: the reason in the second.
     """
 
     name: str
@@ -237,11 +225,11 @@ class Difference:
 
 
 def read_said(path: Path) -> Said:
-    """Return what a plan in TOML or a report in JSON says.
+    """Read a plan in TOML or a report in JSON.
 
     Raises:
-        DataError: the report cannot be read, or is none.
-        SchemeError: the plan cannot be read, or is none.
+        DataError: the report cannot be read or is not a report.
+        SchemeError: the plan cannot be read or is not a plan.
     """
     if path.suffix == ".json":
         return _of_report(path)
@@ -250,7 +238,7 @@ def read_said(path: Path) -> Said:
 
 
 def differences(first: Said, second: Said) -> tuple[Difference, ...]:
-    """Return where two plans or reports differ: figures, then nodes in the order of the first.
+    """Return the differences of two plans or reports: figures, then nodes in the order of the first.
 
     >>> differences(Said({"a": "static int8"}, {}, {}), Said({"a": "float"}, {"a": "it hurts"}, {}))
     (Difference(name='a', before='static int8', after='float', reason='it hurts'),)
@@ -270,7 +258,6 @@ def differences(first: Said, second: Said) -> tuple[Difference, ...]:
 
 
 def _told_apart(first: Said, second: Said, node: str) -> tuple[str, str]:
-    """Return what two say of a node, in as few words as tell them apart."""
     briefly = (first.of(node, closely=False), second.of(node, closely=False))
     return briefly if briefly[0] != briefly[1] else (first.of(node, closely=True), second.of(node, closely=True))
 
@@ -286,7 +273,7 @@ def _of_report(path: Path) -> Said:
 
 
 def _read_figure(value: float | str | None) -> float | None:
-    """Return a figure of a report, where infinities are words."""
+    """Infinities are words in JSON."""
     return None if value is None else float(value)
 
 
@@ -303,7 +290,6 @@ def _details(decisions: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _in_words(weight: Mapping[str, Any]) -> str:
-    """Say how a weight is quantized, apart from its format."""
     told = {**{name: value for name, value in weight["spec"].items() if name != "format"}, "pairs": weight["pairs"]}
     return ", ".join(f"{name.replace('_', ' ')} {_listed(value)}" for name, value in told.items())
 

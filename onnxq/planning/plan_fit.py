@@ -1,4 +1,4 @@
-"""A plan beside a model: whether it was made for it, and says of each node what can be carried out."""
+"""Check that a plan was made for a model and that every node can be quantized as it says."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from onnxq.version import VERSION
 
 
 def preparation_of(plan: Plan) -> Preparation:
-    """Return what a plan was made for, checked to be by this version of onnxq, which alone prepares models alike.
+    """Return what a plan was made for, if this version of onnxq made it; other versions may prepare models differently.
 
     Raises:
-        SchemeError: it was made by another version, or does not say.
+        SchemeError: another version made the plan, or the plan lacks its preparation.
     """
     if plan.preparation is None:
         raise SchemeError(
@@ -52,14 +52,14 @@ def preparation_of(plan: Plan) -> Preparation:
 
 
 def check_model(plan: Plan, digest: str) -> None:
-    """Check that a plan that fits a model was made for it, and not for one with other weights or attributes.
+    """Check that a plan was made for this model, not for one with the same names but other weights or attributes.
 
     Args:
         plan: from a file.
         digest: of the prepared model.
 
     Raises:
-        SchemeError: it was not.
+        SchemeError: the digests differ.
     """
     if plan.preparation is not None and plan.preparation.model != digest:
         raise SchemeError(
@@ -69,14 +69,14 @@ def check_model(plan: Plan, digest: str) -> None:
 
 
 def check_fits(plan: Plan, graph: Graph) -> None:
-    """Check that a plan was made for a model: every name in it exists, and every node has a decision.
+    """Check that every name in a plan exists in a graph, every node has a decision, and every decision can be applied.
 
     Args:
         plan: from a file.
         graph: a prepared graph.
 
     Raises:
-        SchemeError: it was not; the message names the first difference.
+        SchemeError: the plan does not fit; the message names the first difference.
     """
     named = {node.name: node for _, node in all_nodes(graph)}
     differences = (
@@ -106,7 +106,6 @@ def _node_differences(plan: Plan, named: Mapping[str, Node]) -> Iterator[str]:
 
 
 def _spec_differences(plan: Plan) -> Iterator[str]:
-    """Yield what a scheme would not have been allowed to ask for."""
     target = target_named(plan.target)
     for decision in plan.decisions:
         for weight in decision.weights:
@@ -173,7 +172,6 @@ def _mean_differences(decision: Decision, mean: Mean, node: Node) -> Iterator[st
 
 
 def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterator[str]:
-    """Yield what keeps the passes from doing what a mode says."""
     indices = sorted(weight.index for weight in decision.weights)
     if decision.mode is Mode.FLOAT and indices:
         yield f"node {node.name!r} is float and has weights that are quantized; leave them out"
@@ -194,7 +192,7 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
 
 
 def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
-    # A dictionary keeps the order of the graph, in which suggestions are the same every time.
+    # A dictionary keeps graph order, so that suggestions are always the same.
     tensors: dict[str, None] = {}
     stored = set[str]()
     for scope in all_graphs(graph):

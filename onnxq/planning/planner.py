@@ -1,4 +1,4 @@
-"""Where a bias can make up for what rounding a weight adds to the mean of each output channel."""
+"""Plan a graph for a scheme and a target: the mode of each node, shared scales, and means for bias correction."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _WEIGHT = 1
 
 
 def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[Decision]:
-    """Yield the decisions, each with the mean that tells how the node's bias is to be corrected, where one does.
+    """Yield the decisions, with `mean` set on those whose bias can be corrected.
 
     Args:
-        graph: the prepared graph; only its main graph has means of channels.
+        graph: the prepared graph; only its main graph has channel means.
         decisions: for its nodes.
     """
     found = {node.name: node for node in graph.nodes}
@@ -69,7 +69,7 @@ def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[De
     for decision in decisions:
         node = found.get(decision.node)
         mean = _mean(node, decision) if node is not None else None
-        # A tensor is told apart along one axis only.
+        # A tensor has channel means along one axis only.
         fits = mean is not None and axes.setdefault(mean.tensor, mean.axis) == mean.axis
         yield replace(decision, mean=mean) if fits else decision
 
@@ -84,10 +84,10 @@ def _mean(node: Node, decision: Decision) -> Mean | None:
 
 
 def bias_of(node: Node) -> tuple[Node, int] | None:
-    """Return the node and the input at which the constant bias of a product stands or may stand, or None.
+    """Return the node and the input of the constant bias of a compute node; None if it can have no bias.
 
-    It is the bias of a Gemm, or of a convolution, which may still lack it, or what an Add behind a MatMul adds to each
-    of its columns.
+    The bias is an input of a Gemm or convolution, or the constant of an Add after a MatMul. A convolution may still
+    lack it.
 
     >>> from onnxq.ir import constant
     >>> import numpy as np
@@ -104,7 +104,7 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
         return None
     if onnx_dtype(data) not in _FLOATS or onnx_dtype(weight) not in _FLOATS:
         return None
-    # A matrix product has none of its own.
+    # MatMul has no bias input.
     added = _added(node) if operator.bias is None and len(weight.shape) == 2 else None
     place = added if operator.bias is None else (node, operator.bias)
     bias = optional_input(*place) if place else None
@@ -114,15 +114,14 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
         return None
     channels = weight.shape[operator.weights[_WEIGHT].channels(node)]
     if node.op == "ConvTranspose":
-        # Its weight holds those of one group, as many as each other group has.
+        # Its weight has the output channels of one group.
         channels *= node.attrs.get("group", 1)
     return place if bias.shape and bias.shape[-1] == channels == volume(bias.shape) else None
 
 
 def _added(node: Node) -> tuple[Node, int] | None:
-    """Return the only reader of a product when it adds a constant, and the input at which that stands."""
     output = node.outputs[0]
-    # Graphs may return the product as well.
+    # The product may also be a graph output, which is allowed.
     reader = output.outputs[0] if len(output.outputs) == 1 else None
     if reader is None or reader.op != "Add" or reader.domain:
         return None
@@ -130,7 +129,7 @@ def _added(node: Node) -> tuple[Node, int] | None:
     return (reader, index) if is_constant(reader.inputs[index]) else None
 
 
-# Scheme, target and graph to plan: what can be integer, what is worth it, and which tensors share a scale.
+# The plan.
 
 
 def make_plan(
@@ -140,23 +139,20 @@ def make_plan(
     demotions: Mapping[str, Demotion] | None = None,
     emit: AllowedOps = AllowedOps.QDQ,
 ) -> Plan:
-    """Decide for every node of a prepared graph.
+    """Choose a mode for every node of a prepared graph.
 
-    A node becomes static when the scheme asks for it, the target has an integer kernel for it as it stands, and, for
-    operators that only pass integers on, when integers come in and an integer node takes what goes out, so that no
-    QuantizeLinear and DequantizeLinear stand alone. An LSTM that is wanted so becomes dynamic where an operator of the
-    runtime's own may be written, as there is no static one. Any other node with large constant weights stores them as
-    codes.
+    - A node becomes static if the scheme requests it and the target has an integer kernel for it. An operator that only
+      passes values through also needs an integer node before and after it, so that no QuantizeLinear and
+      DequantizeLinear stand alone.
+    - An LSTM has no static kernel. It becomes dynamic if operators of the runtime may be written.
+    - Any other node with large constant weights keeps them quantized.
 
     Args:
         graph: with unique node names and inferred types.
         scheme: the user's rules.
         target: the runtime.
-        demotions: nodes to take out of integer arithmetic, by name.
-        emit: what the written model may hold.
-
-    Returns:
-        The plan.
+        demotions: modes of nodes that deviate from the scheme, by name.
+        emit: operators that the written model may contain.
 
     Raises:
         SchemeError: a pattern of the scheme matches nothing, or a spec has no integer kernel on the target.
@@ -197,7 +193,7 @@ def make_plan(
 
 
 class _Wish(NamedTuple):
-    """What the scheme and the demotions ask of a node, and why when that is not static."""
+    """The mode that the scheme and the demotions request for a node, with the reason if it is not static."""
 
     rule: Rule
     mode: Mode
@@ -246,13 +242,12 @@ def _activation_spec(rule: Rule, target: Target) -> QuantSpec:
     return rule.activation or target.activation
 
 
-# --- the decision and its reason ----------------------------------------------------------------------------------
+# The decision and its reason.
 
 
 def _vanished_clamps(
     absorbed: Mapping[Node, Node], integer: set[Node], activations: tuple[Activation, ...]
 ) -> dict[Node, Node]:
-    """Keep the absorbed clamps that really have a quantizer behind them."""
     quantized = {activation.tensor for activation in activations}
     return {
         clamp: producer
@@ -286,30 +281,27 @@ def _decide(
         reason = problem
     rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
     spec, whole = wish.weight or weight_spec(wish.rule, target), target.reads.whole_blocks
-    # What a step of a Scan multiplies is read again in each.
+    # Each step of a Scan reads its weights again.
     again = in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.per, tuple)
     mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
     return decide_weights(node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=whole)
 
 
 def _with_cause(decision: Decision, wish: _Wish) -> Decision:
-    """Return a decision with the figures that it rests on, and why its codes are finer than the scheme asks for."""
     if not (wish.finer and decision.weights):
         return replace(decision, figures=wish.figures) if wish.figures else decision
-    # What is only stored names the wish's own reason.
+    # A decision of another mode already names the reason.
     used = decision.mode is Mode.WEIGHT_ONLY
     reason = f"{decision.reason}: {wish.finer}" if used else decision.reason
     return replace(decision, reason=reason, figures=wish.figures, finer=wish.finer)
 
 
 def _narrow(node: Node, wish: _Wish, target: Target) -> str:
-    """Return why integers whose scale each run computes do not multiply a wanted weight, or an empty string."""
     format = weight_spec(wish.rule, target).format
     return f"{node.op} multiplies weights of 8 bits in each run, not {format}" if format_named(format).bits < 8 else ""
 
 
 def _alone(node: Node, integer: set[Node], target: Target) -> str:
-    """Return why a node stays float that has an integer kernel."""
     products = (maker for tensor in node.inputs if (maker := producer(tensor)) in integer and maker is not None)
     added = next((one for one in products if (place := bias_of(one)) is not None and place[0] is node), None)
     if added is not None and target.workarounds:
@@ -347,7 +339,6 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
 
 
 def _kernel(weight: Weight, target: Target) -> str:
-    """Return what computes a static product."""
     if format_named(weight.spec.format).bits >= target.reads.multiplied_bits:
         return "integer kernel"
     decoded = f"{target.name} decodes {weight.spec.format} weights in each run"

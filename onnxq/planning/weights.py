@@ -1,4 +1,4 @@
-"""Which constants of a node are worth storing as codes, and along which axes those have scales."""
+"""Choose which constants of a node are quantized, along which axes they have scales, and how they are decoded."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from onnxq.runtime.targets import LARGE_WEIGHT, Target, target_named
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-# Below this a weight saves less than the nodes that decode it cost.
+# Values; a smaller weight saves fewer bytes than the nodes that dequantize it take.
 _SMALLEST_STORED_WEIGHT = 256
 
-# With fewer bits one scale for a whole weight is too coarse.
+# With fewer bits, one scale for a whole weight is too coarse.
 _FINE_BITS = 8
 
-# A constant that is no weight saves nothing to speak of below this.
+# Values; a smaller constant that is not a weight saves very little.
 _SMALLEST_STORED_CONSTANT = 4096
 _VALUES_PER_SCALE = 32
-# So many of its values are looked at, times a power of two that makes short fractions whole.
+# Number of inspected values, and a power of two that turns short fractions into integers.
 _SAMPLED_VALUES, _SHORT_FRACTION = 4096, 64.0
 
 
 def weight_at(node: Node, index: int, spec: QuantSpec) -> Weight:
-    """Return the weight at an input of a node, with a spec whose scales do not outweigh what its codes save."""
+    """Return the weight at an input of a node; the spec is per tensor if finer scales would outweigh the saving."""
     operator, tensor = OPERATORS[operator_key(node)], node.inputs[index]
     axes = operator.weights[index]
     weight = Weight(index, tensor.name, spec, axes.channels(node), volume(tensor.shape), axes.reduction(node))
@@ -49,7 +49,7 @@ def weight_at(node: Node, index: int, spec: QuantSpec) -> Weight:
 
 
 def large_weights(node: Node, spec: QuantSpec) -> Iterator[Weight]:
-    """Yield the weights of a node, and whatever else it holds of learned numbers that are worth storing as codes."""
+    """Yield the weights of a node, and other learned constants, that are large enough to be quantized."""
     operator = operator_of(node)
     for index, axis_of in operator.weights.items() if operator else ():
         tensor = optional_input(node, index)
@@ -57,7 +57,7 @@ def large_weights(node: Node, spec: QuantSpec) -> Iterator[Weight]:
             continue
         axes = axis_of.channels(node), axis_of.reduction(node)
         rank = len(tensor.shape)
-        # A damaged model's weight may lack an axis that its operator speaks of.
+        # The weight of a damaged model may lack an axis that its operator needs.
         if all(-rank <= axis < rank for axis in axes):
             full = _with_full_blocks(spec, tensor.shape, axes[1])
             yield from _saving(Weight(index, tensor.name, full, axes[0], volume(tensor.shape), axes[1]), tensor)
@@ -72,7 +72,6 @@ def large_weights(node: Node, spec: QuantSpec) -> Iterator[Weight]:
 
 
 def _is_table(tensor: Tensor | None, least: int) -> TypeGuard[Constant]:
-    """Whether a tensor is stored floats of two axes or more and at least so many elements."""
     return (
         is_constant(tensor)
         and onnx_dtype(tensor) in _FLOATS
@@ -82,10 +81,7 @@ def _is_table(tensor: Tensor | None, least: int) -> TypeGuard[Constant]:
 
 
 def _is_learned(tensor: Constant) -> bool:
-    """Whether the values of a constant are finite and not all short fractions, as in grids, anchors and masks.
-
-    Those say where something lies, and coarser ones would name other places.
-    """
+    # Grids, anchors and masks hold short fractions. They are positions, and rounding would move them.
     values = tensor.values.astype(np.float32, copy=False).reshape(-1)
     if not np.isfinite(values).all():
         return False
@@ -94,14 +90,13 @@ def _is_learned(tensor: Constant) -> bool:
 
 
 def _finest_axis(shape: Sequence[int]) -> int:
-    """Return the longest axis of which each index still has enough values to be worth a scale of its own."""
     elements = volume(shape)
     axes = [axis for axis, extent in enumerate(shape) if elements >= _VALUES_PER_SCALE * extent]
     return max(axes, key=lambda axis: shape[axis], default=0)
 
 
 def every_weight(node: Node, spec: QuantSpec) -> Iterator[Weight]:
-    """Yield the float initializers of any operator that can be parameters: no settings, numbers or masks."""
+    """Yield all constant float inputs of any operator that can be parameters: with axes, finite, no settings."""
     operator = operator_of(node)
     if (operator is not None and operator.precision_sensitive) or node.subgraphs():
         return
@@ -113,28 +108,25 @@ def every_weight(node: Node, spec: QuantSpec) -> Iterator[Weight]:
             and tensor.shape
             and np.isfinite(tensor.values.astype(np.float32)).all()
         ):
-            # Blocks lie along the last axes, whatever the operator sums over.
+            # Blocks always lie along the last axes, not along the reduction axis of the operator.
             yield Weight(index, tensor.name, spec, 0, volume(tensor.shape), -1)
 
 
 def _saving(weight: Weight, tensor: Constant) -> Iterator[Weight]:
-    """Yield a weight with a spec that saves bytes, or nothing where none does."""
     if spec := _worthwhile(weight, tensor):
         yield replace(weight, spec=spec)
 
 
 def _worthwhile(weight: Weight, tensor: Constant) -> QuantSpec | None:
-    """Return the spec of a weight, with one scale for the whole tensor where more take too much, or None where all do.
-
-    Scales of channels take too much where they take as much as codes of 8 bits and more: those of twice the bits and
-    one scale would be as small. What a toolkit's arithmetic says stays, and so does the granularity of small weights.
-    """
+    # The spec, or one scale for the whole tensor, or None if neither saves bytes. Scales per channel are too many if
+    # they take as much as 8-bit values: values of twice the bits with one scale would be as small.
+    # The arithmetic of another toolkit is kept, and so is the granularity of small weights.
     spec = weight.spec
     shape = tuple(tensor.shape)
     misfit = isinstance(spec.per, tuple) and len(spec.per) > len(shape)
     if spec.is_followed or misfit or weight.elements < _SMALLEST_STORED_WEIGHT:
         return spec
-    # Scales of a small range are for several that one more multiplies.
+    # The scale format of blocks may have a small range, which one scale for the whole tensor may exceed.
     scale = "float32" if spec.two_level else spec.scale
     single = replace(spec, per=Granularity.TENSOR, two_level=False, scale=scale)
     for one in (spec, single):
@@ -147,7 +139,7 @@ def _worthwhile(weight: Weight, tensor: Constant) -> QuantSpec | None:
 
 
 def stored_bytes(weight: Weight, shape: Sequence[int]) -> tuple[int, int]:
-    """Return how many bytes the codes of a weight take, and its scales and zero points.
+    """Return the bytes of the quantized values of a weight, and the bytes of its scales and zero points.
 
     >>> stored_bytes(Weight(0, "table", QuantSpec("int8", Granularity.CHANNEL), axis=0, reduction_axis=-1), (1000, 16))
     (16000, 4000)
@@ -159,47 +151,44 @@ def stored_bytes(weight: Weight, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _with_full_blocks(spec: QuantSpec, shape: tuple[int, ...], axis: int) -> QuantSpec:
-    """Return the spec per channel where blocks would not be half full, as in kernels that sum over a few channels.
-
-    Blocks lie along one axis, so every place in such a kernel would have scales of its own.
-    """
+    # Blocks lie along one axis. In kernels that sum over few channels, each kernel position would have its own scale.
     short = isinstance(spec.per, tuple) and len(spec.per) == 1 and 2 * shape[axis] < spec.per[0]
     return replace(spec, per=Granularity.CHANNEL) if short and len(shape) > 2 else spec
 
 
-# What becomes of the constant weights of one node: multiplied or looked up as codes, decoded at load, or left.
+# The mode of a node with constant weights: weight-only, storage or float.
 
-# The nodes that look up and decode rows take as much as this saves.
+# Values; the nodes that look up and dequantize rows take as many bytes as a smaller table saves.
 _SMALLEST_TABLE = 1024
-# The error of a row stands at every place that looks it up, and with so few rows at a large part of all places, where
-# it does not average out as the errors of a product do; it saves 48 KiB at most.
+# The error of a row appears wherever it is looked up. With so few rows, that is a large part of all positions, and it
+# does not average out as in a matrix multiplication. The table would save 48 KiB at most.
 _FEWEST_ROWS, _FEW_VALUES = 8, 1 << 14
-# Decoded when it is loaded, a table takes 4 MiB and more, and 2 ms of each million values.
+# Values; dequantized at load, a larger table takes 4 MiB and more, and 2 ms for each million values.
 _LARGE_TABLE = 1 << 20
 _MOST_BITS = 16
-# Per-axis scales stand in QuantizeLinear and DequantizeLinear since this opset.
+# QuantizeLinear and DequantizeLinear have per-axis scales since this opset.
 _STATIC_OPSET = 13
 
-# What stands between quantizers of data: what else a spec may say, kernels do not read.
+# Weight formats between quantized activations; integer kernels read no others.
 _INTEGERS: Final = ("int8", "int4")
 _BYTE = 8
 
-# What onnxruntime 1.31.1 turns into MatMulNBits when a DequantizeLinear stands in front of a product.
+# onnxruntime 1.31.1 fuses DequantizeLinear of these bits and MatMul into MatMulNBits.
 _MULTIPLIED_BITS = frozenset({2, 4, 8})
 _TWO_BITS, _CODES_IN_BYTE = 2, 4
 
 
 def weight_spec(rule: Rule, target: Target) -> QuantSpec:
-    """Return how a rule wants weights; the target's format per channel where it does not say."""
+    """Return the weight spec of a rule, or else the target's default."""
     return rule.weight or target.weight
 
 
 def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
-    """Check that weights as a rule or a plan wants them can be what its mode says.
+    """Check that weights of a rule or plan can have this spec in this mode.
 
     Raises:
-        SchemeError: the codes take as much as floats, integer kernels do not multiply them, the target cannot read
-            them, or no installed package has their encoder.
+        SchemeError: the quantized values take as many bytes as floats, integer kernels do not multiply them, the target
+            cannot read them, or no installed package has their encoder.
     """
     check_method(spec.method)
     if spec.storage is Storage.WORDS and not target.reads.words:
@@ -228,14 +217,14 @@ def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
 
 
 def is_large_table(node: Node) -> bool:
-    """Return whether a node looks up rows of a table that is large as floats."""
+    """Return whether a node looks up rows of a table with at least 2**20 values."""
     operator = operator_of(node)
     table = next((node.inputs[index] for index in operator.weights), None) if operator and operator.looks_up else None
     return isinstance(table, Constant) and volume(table.shape) >= _LARGE_TABLE
 
 
 def is_large_product(node: Node) -> bool:
-    """Return whether a node multiplies a constant weight that is large as floats."""
+    """Return whether a node multiplies a constant weight with at least `LARGE_WEIGHT` values."""
     weight = optional_input(node, 1) if node.op in ("Gemm", "MatMul") and not node.domain else None
     return isinstance(weight, Constant) and volume(weight.shape) >= LARGE_WEIGHT
 
@@ -250,16 +239,16 @@ def decide_weights(
     in_body: bool,
     whole_blocks: bool = False,
 ) -> Decision:
-    """Decide what becomes of the weights of a node that does not run as an integer kernel.
+    """Choose a mode for a node that does not run as an integer kernel: float, weight-only or storage.
 
     Args:
         node: of a prepared graph.
-        mode: what is wanted; anything but weight-only stores weights.
-        spec: how weights are wanted.
+        mode: the requested mode; any mode but weight-only stores the weights.
+        spec: the requested weight spec.
         reason: why the node does not run as an integer kernel.
-        emit: what may be written.
-        in_body: whether it stands in a control-flow body.
-        whole_blocks: whether codes in blocks are read only where all blocks are whole.
+        emit: operators that the written model may contain.
+        in_body: whether the node is in a control-flow subgraph.
+        whole_blocks: whether the target reads blocks only if all blocks are full.
     """
     weights = tuple((every_weight if spec.method is Method.BURN else large_weights)(node, spec))
     if not weights:
@@ -293,10 +282,10 @@ def decide_weights(
 
 
 def weight_opset(plan: Plan, emit: AllowedOps) -> int:
-    """Return the lowest default-domain opset that can express how a plan's weights are decoded; 0 when none are.
+    """Return the lowest default-domain opset in which a plan's weights can be dequantized; 0 without quantized weights.
 
     Raises:
-        SchemeError: no opset can: a dynamic node needs an operator that may not be written, or that nobody has.
+        SchemeError: a dynamic node needs an operator that may not be written or that the target lacks.
     """
     for decision in plan.decisions:
         if decision.mode is Mode.DYNAMIC:
@@ -314,7 +303,7 @@ def weight_opset(plan: Plan, emit: AllowedOps) -> int:
 
 def _opset_of(weight: Weight, decision: Decision, emit: AllowedOps) -> int:
     if decision.mode is Mode.STATIC:
-        # Integer kernels of 8 bits have an opset that models are prepared for before they are planned.
+        # Models are prepared for the opset of 8-bit integer kernels before they are planned.
         format = format_named(weight.spec.format)
         return format.opset if format.bits < _BYTE else 0
     return minimum_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
@@ -331,18 +320,16 @@ def _check_dynamic(decision: Decision, target: Target, emit: AllowedOps) -> None
 
 
 def _misfit(node: Node, weight: Weight) -> str:
-    """Return why the blocks of a spec do not fit a weight, or an empty string."""
     per, rank = weight.spec.per, len(node.inputs[weight.index].shape)
     if isinstance(per, tuple) and len(per) > rank and any(extent > 1 for extent in per[:-rank]):
         return f"its weight of rank {rank} has no blocks of {len(per)} axes"
     return ""
 
 
-# --- codes that are multiplied or looked up -----------------------------------------------------------------------
+# Quantized weights that are multiplied or looked up.
 
 
 def _code_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
-    """Return why the runtime cannot use the codes of a weight as they are, or an empty string."""
     if node.op == "Gather":
         return _lookup_obstacle(node, weight)
     operator = operator_of(node)
@@ -359,7 +346,6 @@ def _part_of_a_block(node: Node, weight: Weight) -> str:
 
 
 def _unfilled_rows(node: Node, weight: Weight) -> str:
-    """Return why onnxruntime's own operator reads no rows of a table, or an empty string."""
     spec, extent = weight.spec, node.inputs[weight.index].shape[-1]
     blocks = -(-extent // spec.per[-1]) if isinstance(spec.per, tuple) and not spec.symmetric else 0
     return unfilled_rows(format_named(spec.format).bits, extent, blocks)
@@ -408,29 +394,28 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
 
 
 def _typed_spec(node: Node, weight: Weight) -> QuantSpec:
-    """Return the spec with scales of the type of the data that codes are multiplied with."""
     multiplied = node.op != "Gather" and onnx_dtype(node.inputs[weight.index]) == TensorProto.FLOAT16
     return replace(weight.spec, scale="float16") if multiplied else weight.spec
 
 
 def needed_opset(plan: Plan, emit: AllowedOps) -> int:
-    """Return the lowest opset that can express what a plan inserts, see `weight_opset`."""
+    """Return the lowest opset that has all operators that a plan inserts, see `weight_opset`."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
     return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
 
 
-# Weights that several nodes read along different axes, so that one set of codes does not serve all of them.
+# Weights that several nodes read along different axes, so that one set of quantized values is not enough.
 
-# A second copy of fewer values is nothing to tell.
+# Values; a second copy of a smaller weight is not reported.
 _LARGE: Final = 1 << 14
 
 
 def with_second_layouts(nodes: Sequence[Node], decisions: Sequence[Decision]) -> Iterator[Decision]:
-    """Yield the decisions; one whose weight is stored a second time says for which node it is stored already.
+    """Yield the decisions; if a weight is stored a second time, the reason names the node of the first copy.
 
     Args:
         nodes: of a prepared graph.
-        decisions: what becomes of each.
+        decisions: one for each node.
     """
     stored: dict[Constant, dict[Weight, Node]] = defaultdict(dict)
     for node, decision in zip(nodes, decisions, strict=True):
@@ -450,20 +435,20 @@ def with_second_layouts(nodes: Sequence[Node], decisions: Sequence[Decision]) ->
         yield decision
 
 
-# Which weights stand for pairs of products that an integer kernel may add in 16 bits.
+# Weights whose products an integer kernel may add in pairs, in 16 bits.
 
 _INTEGER_MODES = frozenset({Mode.STATIC, Mode.DYNAMIC})
-# Of the weights of convolutions over lines and images.
+# Largest rank of the weights of 1-D and 2-D convolutions.
 _MOST_AXES = 4
-# So many values along each axis tell two tables apart; such as they do not may have the same codes.
+# Values along each axis by which two weights are compared; weights that differ elsewhere get the same pairs.
 _SAMPLED_PLACES = 16
 
 
 def with_pairs(nodes: Iterable[Node], decisions: Iterable[Decision], target: Target) -> Iterator[Decision]:
-    """Yield the decisions, each with the pairs that the target's integer kernels make of its weights.
+    """Yield the decisions, with `pairs` set on weights for which the target's kernels add pairs of products.
 
-    Tables that are equal, or the transpose of one another, are stored once, so that all have the codes of one that is
-    multiplied in pairs.
+    Equal weights, or transposes of each other, are stored once. If one of them is multiplied in pairs, all take its
+    quantized values.
 
     Args:
         nodes: in the order of the decisions.
@@ -494,7 +479,7 @@ def _pairs(node: Node, decision: Decision, weight: Weight, target: Target) -> Pa
 
 
 def _is_depthwise(node: Node) -> bool:
-    """Whether a convolution has one channel in each group, whose products its kernels add in 32 bits."""
+    # Kernels of depthwise convolutions add products in 32 bits.
     if node.op != "Conv":
         return False
     shape = tuple(node.inputs[1].shape)
@@ -502,12 +487,10 @@ def _is_depthwise(node: Node) -> bool:
 
 
 def _size(node: Node, weight: Weight) -> tuple[QuantSpec, int, int]:
-    """Return what weights that share codes have in common."""
     return weight.spec, weight.elements, node.inputs[weight.index].shape[weight.axis]
 
 
 def _look(node: Node, weight: Weight) -> Hashable:
-    """Return what tells weights apart that are not stored once; those of other ranks than 2 are where they are one."""
     source = node.inputs[weight.index]
     if len(source.shape) != 2:
         return weight.of_rank(len(source.shape))
