@@ -1,4 +1,4 @@
-"""Calibration statistics to parameters: the scale and zero point of every activation of a plan."""
+"""Scale and zero point of every activation of a plan, from calibration statistics."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.numerics.torch_observers import Observer, fixed_parameters
 from onnxq.planning.plan import Activation, Plan
 
-# One row is fitted exactly by the bias that makes up for rounding, and two by half, so that samples which judge as well
-# would not tell of it; of three the rest is less than what bounds allow for.
+# A corrected bias fits a single row exactly, and half of the error of two rows, which an evaluation on the same samples
+# does not show. With three rows the overfit is less than the confidence bounds allow for.
 _FEWEST_ROWS = 3
 
 
 def requests_for(plan: Plan, methods: Iterable[CalibrationMethod]) -> tuple[Request, ...]:
-    """Return what must be observed for a plan, so that any of these calibration methods can be used."""
+    """Return the statistics that a plan needs if any of these calibration methods may be used."""
     kinds = required_kinds(methods)
     wanted = (default_request(tensor, kind) for tensor in plan.taps for kind in kinds)
     return tuple(dict.fromkeys((*plan.requests, *wanted)))
@@ -36,13 +36,13 @@ def activation_parameters(
     method: CalibrationMethod,
     own: Mapping[str, CalibrationMethod] = MappingProxyType({}),
 ) -> Mapping[str, QuantParams]:
-    """Turn what calibration saw into scales and zero points; tensors of one group share them.
+    """Compute scale and zero point of each activation; tensors of one group share them.
 
     Args:
         plan: names the tensors, their specs and their groups.
-        evidence: of at least ``requests_for(plan, (method,))``.
-        method: which range the statistics of a tensor mean.
-        own: methods of single tensors, which go before.
+        evidence: statistics that include `requests_for(plan, (method,))`.
+        method: calibration method of all tensors.
+        own: calibration methods of single tensors, which take precedence.
 
     Returns:
         Parameters by tensor name.
@@ -64,10 +64,10 @@ def activation_parameters(
 
 
 def channel_means(plan: Plan, evidence: CalibrationStatistics) -> Mapping[str, NDArray[np.float64]]:
-    """Return the mean of each channel of the tensors that a plan's corrections rest on.
+    """Return the channel means that the bias corrections of a plan use, by tensor.
 
-    Left out are those of which calibration kept no means, or along another axis than the plan's, as it does for a plan
-    in which another node was the first to read the tensor, and means of fewer than 3 rows.
+    Tensors without means along the plan's axis are left out. Such means are missing if another node was the first
+    reader in the plan at calibration. Means of fewer than 3 rows are left out as well.
     """
     axes: dict[str, int] = {}
     for decision in plan.decisions:
@@ -78,7 +78,7 @@ def channel_means(plan: Plan, evidence: CalibrationStatistics) -> Mapping[str, N
 
 
 def corrected_biases(plan: Plan, evidence: CalibrationStatistics) -> int:
-    """Return how many nodes of a plan have a bias that makes up for its rounded weight."""
+    """Return the number of nodes of a plan that get a corrected bias."""
     known = channel_means(plan, evidence)
     return sum(decision.mean is not None and decision.mean.tensor in known for decision in plan.decisions)
 
@@ -94,16 +94,16 @@ def _parameters(found: tuple[float, float], spec: QuantSpec, *, fixed: bool) -> 
 def found_range(
     activation: Activation, evidence: CalibrationStatistics, method: CalibrationMethod
 ) -> tuple[float, float]:
-    """Return the range of a tensor by itself: the one that is known, else what a method makes of the evidence.
+    """Return the known range of an activation, or else the range that a calibration method computes.
 
     Raises:
-        DataError: it was not calibrated.
+        DataError: the tensor was not calibrated.
     """
     if activation.known_range is not None:
         return activation.known_range
     key = activation.tensor, repr(method), activation.spec
     if key not in evidence.ranges:
         seen = evidence.of(activation.tensor)
-        # A tensor that was empty in every sample has no range; zero width becomes scale 1.
+        # A tensor that was empty in every sample has no range; an empty range gives scale 1.
         evidence.ranges[key] = find_range(method, seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
     return evidence.ranges[key]

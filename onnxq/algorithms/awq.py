@@ -1,9 +1,9 @@
-"""AWQ: channels of float data are divided where their producer takes that in, and the weights behind are multiplied.
+"""AWQ: divide channels of float activations at their producer, and multiply the columns of the weights behind it.
 
-A weight of few bits loses as much in every column, but what it loses counts by the data that the column is multiplied
-with. Columns of large data are multiplied by a factor before they are quantized, and the data is divided by it, at no
-cost: in the constants of the normalization or of the Mul that makes it (Lin et al., "AWQ: Activation-aware Weight
-Quantization for LLM Compression and Acceleration", 2023).
+Each column of a low-bit weight has about the same error, but its effect grows with the activations it multiplies. AWQ
+multiplies columns with large activations before they are quantized, and divides the activations. The division is free:
+the constants of the normalization or Mul in front absorb it (Lin et al., "AWQ: Activation-aware Weight Quantization for
+LLM Compression and Acceleration", 2023).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxq.planning.plan import Plan
 
 _PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
 _WEIGHT: Final = 1
-# Inputs that each channel of the first output is multiplied with, or that are added to it.
+# Inputs that scale or shift the channels of the first output.
 _PROPORTIONAL: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {"LayerNormalization": (1, 2), "RMSNormalization": (1,), "Mul": (0, 1)}
 )
@@ -29,12 +29,11 @@ _PROPORTIONAL: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class ScalableTensor:
-    """A tensor whose channels, along its last axis, can be divided at no cost.
+    """A tensor whose channels along the last axis can be divided at no cost.
 
     Attributes:
-        tensor: the tensor.
-        constants: the inputs of its maker that are divided for that, each with one number for each channel.
-        readers: the products that read it, all by weights of codes.
+        constants: inputs of its producer that absorb the division, each with one number for each channel.
+        readers: the matrix multiplications that read it, all with quantized weights.
     """
 
     tensor: Variable
@@ -43,11 +42,11 @@ class ScalableTensor:
 
     @property
     def maker(self) -> Node:
-        """What makes the tensor."""
+        """The producer of the tensor."""
         return producer(self.tensor)  # type: ignore[return-value]
 
     def divided(self, factors: ChannelScales) -> dict[tuple[str, int], NDArray[Any]]:
-        """Return the constants that divide the channels by factors, by node and input."""
+        """Return the divided constants, by node and input."""
         values = {index: self.maker.inputs[index].values for index in self.constants}
         return {
             (self.maker.name, index): ChannelScales(one.ndim - 1, factors.values).divide(one)
@@ -60,7 +59,7 @@ def scalable_tensors(graph: Graph, plan: Plan) -> Mapping[str, ScalableTensor]:
 
     Args:
         graph: the prepared graph.
-        plan: says which products multiply float data by codes.
+        plan: names the matrix multiplications of float activations and quantized weights.
     """
     found = (_divisible(node, plan) for node in graph.nodes if node.op in _PROPORTIONAL and not node.domain)
     return {one.tensor.name: one for one in found if one is not None}
@@ -93,7 +92,7 @@ def _divisible(maker: Node, plan: Plan) -> ScalableTensor | None:
 
 
 def _multiplies(reader: Node, tensor: Variable, plan: Plan) -> bool:
-    """Whether a product multiplies the tensor's last axis, in float, by a weight of its own that becomes codes."""
+    """Whether `reader` multiplies the tensor's last axis, in float, by a quantized weight that no other node reads."""
     decision = plan.by_node.get(reader.name)
     if reader.op not in _PRODUCTS or decision is None or decision.mode not in FLOAT_DATA:
         return False

@@ -1,8 +1,8 @@
-"""Bias correction: biases that make up for what rounding adds to the mean of each output channel.
+"""Bias correction: biases that cancel the mean rounding error of each output channel.
 
-Analytic correction needs the means of the data alone (Nagel et al., "Data-Free Quantization Through Weight Equalization
-and Bias Correction", 2019, section 4.2). Sequential correction runs the model layer by layer (Nagel et al., "A White
-Paper on Neural Network Quantization", 2021, section 3.5).
+Analytic correction only needs the means of the activations (Nagel et al., "Data-Free Quantization Through Weight
+Equalization and Bias Correction", 2019, section 4.2). Sequential correction runs the model layer by layer (Nagel et
+al., "A White Paper on Neural Network Quantization", 2021, section 3.5).
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ _CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 
 
 def mean_error(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what the outputs of a product lack in the mean since its weight was rounded.
+    """Return the mean error of each output channel due to the rounding of a weight.
 
-    Rounded weights make the outputs of a channel wrong by an amount whose mean is known before anything runs; it grows
-    with the mean of the data, which is far from zero behind most activation functions (Nagel et al., "Data-Free
-    Quantization Through Weight Equalization and Bias Correction", 2019, section 4.2, with measured means).
+    The error grows with the mean of the activations, which is far from zero behind most activation functions (Nagel et
+    al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, section 4.2, with measured
+    means).
 
     Args:
-        node: the product.
+        node: the compute node.
         values: its float weight.
-        weight: the codes that are written for that, in its shape.
-        means: of each channel of its data.
+        weight: its quantized weight.
+        means: mean of each channel of its activations.
 
     Returns:
-        One number for each output channel, to be added to the bias.
+        Float output minus quantized output for each output channel, to be added to the bias.
     """
     error = values.astype(np.float32) - weight.dequantize()
     if node.op not in _CONVOLUTIONS:
         return np.asarray(means @ (error.T if node.attrs.get("transB", 0) else error))
     groups = int(node.attrs.get("group", 1))
-    # Zeros of the padding are left out of account, as if every kernel lay inside.
+    # Padding is ignored, as if every kernel lay inside the input.
     kernels = error.sum(tuple(range(2, error.ndim))).reshape(groups, -1, error.shape[1])
     if node.op == "Conv":
         return np.asarray(np.einsum("goi,gi->go", kernels, means.reshape(groups, -1)).reshape(-1))
-    # Each place of the data gives one product for each tap, and there are as many more places in what comes out.
+    # Each input position gives one product for each tap, and the output has `spread` times as many positions.
     spread = math.prod(node.attrs.get("strides", ()))
     return np.asarray(np.einsum("gio,gi->go", kernels, means.reshape(groups, -1)).reshape(-1) / spread)
 
@@ -67,16 +67,16 @@ _MATRIX_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
 
 Floats = NDArray[np.float64]
 Rounding = Callable[[Array], Array]
-"""Values to those that their codes stand for."""
+"""Quantizes and dequantizes values."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A product with a bias.
+    """A compute node with a bias.
 
     Attributes:
-        output: the tensor that the bias was added to.
-        axis: of its channels.
+        output: the tensor behind the bias.
+        axis: channel axis of the output.
         bias: name of the initializer, which no other node reads.
     """
 
@@ -87,24 +87,24 @@ class Layer:
 
 @dataclass(frozen=True)
 class Rounded:
-    """What rounding makes of a model.
+    """The float values of a quantized model.
 
     Attributes:
-        weights: by initializer, those that are codes; biases to start from are among them.
-        activations: what becomes of the values of a tensor, for tensors behind whose nodes stages end.
+        weights: by initializer: quantized weights, and the biases to start from.
+        activations: quantize-dequantize functions by tensor.
     """
 
     weights: Mapping[str, QTensor | Array]
     activations: Mapping[str, Rounding]
 
     def of(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return values by tensor as their readers see them."""
+        """Return the values of tensors as their readers see them."""
         return {
             name: self.activations[name](array) if name in self.activations else array for name, array in values.items()
         }
 
     def weights_of(self, part: Stage) -> dict[str, Array]:
-        """Return the values that codes stand for, of the free weights of a part."""
+        """Return the dequantized values of the free weights of a stage."""
         found = ((name, self.weights[name]) for name in part.weights if name in self.weights)
         return {name: values.dequantize() if isinstance(values, QTensor) else values for name, values in found}
 
@@ -117,17 +117,17 @@ def with_sequential_biases(
     model: Path,
     samples: Iterable[Mapping[str, Array]],
 ) -> EncodingConfig:
-    """Return a recipe whose biases make up for all that a plan's rounding does in front of them; see below.
+    """Return a config with sequentially corrected biases; see `sequential_biases`.
 
-    Float nodes beside static ones are taken to read rounded data too. Bodies of control flow run in float, and
-    nothing in them is corrected.
+    The correction assumes that float nodes beside static ones also read rounded activations. Bodies of control flow run
+    in float and are not corrected.
 
     Args:
-        recipe: how the codes were chosen.
-        plan: what becomes of each node.
+        recipe: the config of `codes`.
+        plan: the decisions of the nodes.
         graph: the prepared graph.
-        codes: of the plan, by the recipe.
-        model: the file of the prepared graph.
+        codes: encodings of the plan.
+        model: file of the prepared graph.
         samples: inputs by name.
 
     Raises:
@@ -146,10 +146,9 @@ def with_sequential_biases(
 
 
 def rounded_by(codes: Encodings, plan: Plan, graph: Graph) -> Rounded:
-    """Return what codes make of the tensors and initializers of the main graph, and the biases of all its layers.
+    """Return the dequantized values of the tensors and initializers of the main graph, and the biases of its layers.
 
-    All is told as the float model has it: channels that become codes divided by factors are multiplied again, and so
-    are weights that make up for such factors.
+    All values are in the scale of the float model: equalization factors of channels and weights are undone.
     """
     weights: dict[str, QTensor | Array] = dict(codes.constants)
     layers, makers = layers_of(graph, plan), makers_of_divided(graph, plan, Equalization(codes.factors))
@@ -161,7 +160,7 @@ def rounded_by(codes: Encodings, plan: Plan, graph: Graph) -> Rounded:
         read = read_factors(node, decision, codes.factors, codes.activations) if decision is not None else None
         around = WeightRescaling(read, makers.get(node.name))
         for index, tensor in enumerate(node.inputs):
-            # What other floats become is left out, as is what is no float at all.
+            # Only float32 weights are supported.
             if (node.name, index) in codes.weights and tensor.dtype == np.float32:
                 stored = codes.weights[node.name, index]
                 weights.setdefault(
@@ -185,14 +184,12 @@ def rounded_by(codes: Encodings, plan: Plan, graph: Graph) -> Rounded:
 
 @dataclass(frozen=True, eq=False)
 class _Rounding:
-    """What becomes of the values of an activation."""
-
     parameters: QuantParams
     format: str
     factors: ChannelScales | None
 
     def of(self, bias: Array | None, values: Array) -> Array:
-        """Return what codes stand for, of values that may lack the bias that a convolution has in the built model."""
+        """Quantize and dequantize values, after adding the bias that a convolution only has in the built model."""
         whole = values if bias is None else values + bias
         divided = whole if self.factors is None else self.factors.divide(whole)
         found = quantize(divided, self.parameters, format_named(self.format)).dequantize()
@@ -202,8 +199,8 @@ class _Rounding:
 def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
     """Return the layers of a plan whose biases can be corrected, by node in the order of the main graph.
 
-    Left out are biases that several nodes share, those added in bodies, those that a convolution still lacks, and those
-    that no plan corrects.
+    Left out are biases that several nodes share, biases in bodies of control flow, missing biases, and nodes without a
+    mean request in the plan.
     """
     found, main = {}, set(graph.nodes)
     for node in graph.nodes:
@@ -221,23 +218,23 @@ def layers_of(graph: Graph, plan: Plan) -> dict[str, Layer]:
 def sequential_biases(
     parts: Sequence[Stage], samples: Iterable[Mapping[str, Array]], layers: Sequence[Layer], rounded: Rounded
 ) -> dict[str, Array]:
-    """Return biases with which each channel has the mean that it has in the float model, as far as that can be told.
+    """Return biases with which each channel keeps the mean of the float model.
 
-    Layers are corrected one at a time in the order of the model: each is fed what the corrected ones in front of it
-    give from codes, so that its bias makes up for its own rounding and for what is left of theirs (after Nagel et al.,
-    "A White Paper on Neural Network Quantization", 2021, section 3.5). What a few samples say of a mean may be chance;
-    `shrink_means` says how much of it is corrected, which is nothing for a single sample.
+    Layers are corrected one at a time in the order of the model. Each layer reads the quantized outputs of the
+    corrected layers in front, so its bias corrects its own error and the rest of theirs (after Nagel et al., "A White
+    Paper on Neural Network Quantization", 2021, section 3.5). `shrink_means` reduces the correction if few samples
+    support it; a single sample gives none.
 
-    Each part runs twice on each sample, and once more for each layer in it.
+    Each stage runs twice on each sample, and once more for each layer in it.
 
     Args:
-        parts: the float model, cut at the tensors that become codes, with the weights and biases free.
-        samples: inputs by name, all of which are kept on disk or in memory.
-        layers: in the order of the model; those whose output no part gives stay as they are.
-        rounded: what the codes stand for.
+        parts: the float model, cut at the quantized tensors, with free weights and biases.
+        samples: inputs by name; all are kept on disk or in memory.
+        layers: in the order of the model. Layers whose output no stage returns keep their biases.
+        rounded: the values of the quantized model.
 
     Returns:
-        Corrected biases by initializer, in the type and shape of those given.
+        Corrected biases by initializer, in the original type and shape.
 
     Raises:
         DataError: a sample does not run.
@@ -278,25 +275,25 @@ def sequential_biases(
 
 
 def _corrected(parts: Sequence[Stage], layers: Sequence[Layer]) -> int:
-    """Return how many parts there are up to the last one with a layer."""
+    """Return the number of stages up to the last one with a layer."""
     outputs = {layer.output for layer in layers}
     return max((place for place, part in enumerate(parts, 1) if outputs.intersection(part.outputs)), default=0)
 
 
 def shrink_means(sums: Floats, elements: NDArray[np.int64]) -> Floats:
-    """Return the mean of each channel, less the more its samples disagree about it.
+    """Return the mean of each channel, reduced by how much its samples disagree.
 
-    A mean with standard error e over the samples is multiplied by ``t / (t + e**2)``, where t is the variance that true
-    means have over the channels of a layer: what their squares exceed the squared standard errors by on average, or
-    none (empirical Bayes after Efron and Morris, "Stein's Estimation Rule and Its Competitors", 1973). So how many
-    samples are enough depends on how alike they are, and where errors are steady a few will do.
+    A mean with standard error e over the samples is multiplied by `t / (t + e**2)`. t is the variance of the true means
+    over the channels: the mean excess of their squares over the squared standard errors, at least 0 (empirical Bayes
+    after Efron and Morris, "Stein's Estimation Rule and Its Competitors", 1973). So a few samples suffice if their
+    errors agree.
 
     Args:
-        sums: of each sample over the elements of a channel, shape (samples, channels).
-        elements: in a channel of each sample, shape (samples,).
+        sums: sum over the elements of each channel, shape (samples, channels).
+        elements: elements of a channel in each sample, shape (samples,).
 
     Returns:
-        Means of shape (channels,); zeros where there are not two samples with elements.
+        Means of shape (channels,); zeros if fewer than two samples have elements.
 
     >>> shrink_means(np.array([[4.0, 4.0], [4.0, -4.0]]), np.array([2, 2])).tolist()
     [2.0, 0.0]
@@ -306,7 +303,7 @@ def shrink_means(sums: Floats, elements: NDArray[np.int64]) -> Floats:
     if count < 2:
         return np.zeros(sums.shape[-1])
     means = sums.sum(0) / total
-    # Samples of many elements count for more: the error of a ratio of sums.
+    # Standard error of a ratio of sums, so samples with many elements count more.
     deviations = sums[seen] - elements[seen, None] * means
     errors = np.square(deviations).sum(0) * (count / (count - 1)) / total**2
     true = max(float((np.square(means) - errors).mean()), 0.0)
@@ -314,7 +311,7 @@ def shrink_means(sums: Floats, elements: NDArray[np.int64]) -> Floats:
 
 
 class _Sums(NamedTuple):
-    """The sum of each channel of an array, and how many elements a channel has."""
+    """The sum of each channel of an array, and the elements of a channel."""
 
     sums: Floats
     elements: int

@@ -35,20 +35,20 @@ from onnxq.planning.planner import bias_of
 from onnxq.runtime.targets import target_named
 
 Array = NDArray[Any]
-# Their weights are [directions, gates, size], and a gate of each direction is a channel.
+# Weights of shape [directions, gates, size]; each gate of a direction is a channel.
 _RECURRENT: Final = frozenset({"LSTM"})
 _WEIGHT: Final = 1
-# Attributes that say where a weight's error goes.
+# Attributes that determine how the error of a weight reaches the output.
 _FORM: Final = ("transB", "group", "strides")
 
 
 @dataclass(frozen=True, eq=False)
 class WeightHessian:
-    """What is known of the data of a weight.
+    """The Gram matrices of a weight.
 
     Attributes:
-        key: what tells it from all else.
-        terms: makes what encoders are given, which is as large as the Gram matrix.
+        key: cache key.
+        terms: computes the input of encoders lazily, because it is as large as the Gram matrix.
     """
 
     key: Hashable
@@ -57,7 +57,7 @@ class WeightHessian:
 
 @dataclass(frozen=True, eq=False)
 class NodeEncoder:
-    """What the codes of one plan rest on."""
+    """Encodes the weights and biases of one plan."""
 
     parameters: Mapping[str, QuantParams]
     means: Mapping[str, NDArray[np.float64]]
@@ -69,7 +69,7 @@ class NodeEncoder:
     makers: Mapping[str, ChannelScales]
 
     def of(self, node: Node, decision: Decision, weight: Weight) -> tuple[QTensor, EncodedBias | None]:
-        """Return the codes of a weight and what becomes of the bias behind it."""
+        """Return the quantized weight and the bias behind it."""
         source = node.inputs[weight.index]
         recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
         key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
@@ -83,7 +83,7 @@ class NodeEncoder:
         return self.cache.chosen((key, behind, shown), lambda: self._chosen(node, decision, weight, key))
 
     def _behind(self, node: Node, decision: Decision) -> Hashable:
-        """Return what decides the bias of a weight, and through that the weight's least scales."""
+        """Return a key of everything that determines the bias, and through it the smallest scales of the weight."""
         means = self.means.get(decision.mean.tensor) if decision.mean is not None else None
         data = self.parameters.get(decision.data) if decision.mode is Mode.STATIC else None
         place = bias_of(node)
@@ -103,7 +103,7 @@ class NodeEncoder:
     ) -> tuple[QTensor, EncodedBias | None]:
         source, around = node.inputs[weight.index], self._around(node, decision)
         known = self._known(node, decision, weight)
-        # An encoder that looks at data finds its scales by it as well; what another has found is only moved.
+        # An encoder with Hessians uses them for scales too. Otherwise GPTQ only changes rounding, after the scales.
         at_once, later = (known, None) if encoder_named(weight.spec.method).sums is not None else (None, known)
 
         def encoded(key: Hashable, parameters: QuantParams | None, seen: WeightHessian | None) -> QTensor:
@@ -127,15 +127,15 @@ class NodeEncoder:
         corrected = self._corrected(node, decision, weight, found, key)
         if bias is None:
             return found, None if corrected is None else self._added(node, decision, found, corrected)
-        # The weight's codes stay, whose errors these are, though another bias might have given it another scale.
+        # The corrected bias could require other weight scales, but the weight stays: its errors are corrected.
         return found, EncodedBias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
 
     def _around(self, node: Node, decision: Decision) -> WeightRescaling:
-        """Return the factors of what a node reads and makes."""
+        """Return the factors of a node's input and output."""
         return WeightRescaling(read_factors(node, decision, self.factors, self.parameters), self.makers.get(node.name))
 
     def _known(self, node: Node, decision: Decision, weight: Weight) -> WeightHessian | None:
-        """Return what is known of the data of a weight whose encoder looks at it, or whose codes are moved by it."""
+        """Return the Gram matrices of a weight, if its encoder or GPTQ uses them."""
         shown, compensation = self._shown(node, weight), self.recipe.compensation
         if shown is None or compensation is None:
             return None
@@ -143,7 +143,7 @@ class NodeEncoder:
         corrected = self._means(node, decision, weight) is not None
 
         def terms() -> HessianInfo:
-            # The matrix is of data without factors, whose columns the weight has been multiplied by.
+            # The Gram matrix is of undivided activations, while the weight's columns are multiplied by the factors.
             ones = np.ones(node.inputs[weight.index].shape)
             divided = WeightRescaling(around.read).weight(node, weight.index, ones) if around.read else None
             return hessian_info(*shown, divided, compensation.damping, corrected=corrected)
@@ -151,25 +151,25 @@ class NodeEncoder:
         return WeightHessian((self._digest(node, weight), corrected), terms)
 
     def _shown(self, node: Node, weight: Weight) -> tuple[HessianAccumulator, GemmView] | None:
-        """Return what was seen of the data of a weight that is compensated, and how that is multiplied."""
+        """Return the statistic and the matrix view of a weight, if both are known."""
         compensation = self.recipe.compensation
         sums = weight_gemm_view(node, weight, compensation) if compensation is not None else None
         gram = self.evidence.statistics.get(sums.request) if sums is not None else None
         return (gram, sums) if sums is not None and isinstance(gram, HessianAccumulator) and gram.count else None
 
     def _digest(self, node: Node, weight: Weight) -> Hashable:
-        """Return what decides how a weight is compensated."""
+        """Return a key of the Gram matrices and GPTQ settings of a weight."""
         shown = self._shown(node, weight)
         return None if shown is None else (self.recipe.compensation, shown[1], shown[0].digest)
 
     def _means(self, node: Node, decision: Decision, weight: Weight) -> Array | None:
-        """Return the mean of each channel of the data of a weight, where a bias can make up for what it loses of it."""
+        """Return the channel means of a weight's activations, if a bias can correct its mean error."""
         if decision.mean is None or weight.index != _WEIGHT or bias_of(node) is None:
             return None
         return self.means.get(decision.mean.tensor)
 
     def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
-        """Return the bias that makes up for factors, and for what rounding takes from the mean; None where it stays."""
+        """Return the bias corrected for factors and the mean rounding error; None if it does not change."""
         if weight.index == _WEIGHT and node.name in self.recipe.biases:
             return self._around(node, decision).bias(self.recipe.biases[node.name])
         means = self._means(node, decision, weight)
@@ -192,7 +192,7 @@ class NodeEncoder:
         return np.asarray((values.astype(np.float64) + lost.reshape(values.shape)).astype(values.dtype))
 
     def _added(self, node: Node, decision: Decision, weight: QTensor, corrected: Array) -> EncodedBias:
-        """Return a corrected bias, with codes where an integer kernel that had none adds it to its sums."""
+        """Return a corrected bias, quantized too if an integer kernel without a bias adds it to its sums."""
         place = bias_of(node)
         bare = place is not None and place[0] is node and optional_input(*place) is None
         if decision.mode is not Mode.STATIC or not bare or not target_named(self.target).reads.integer_bias:
@@ -201,12 +201,12 @@ class NodeEncoder:
 
 
 def _decisive(weight: Weight, rank: int) -> Weight:
-    """Return what decides the codes of some values, whatever node and initializer they belong to."""
+    """Return the part of `weight` that determines quantized values, whatever the node and initializer."""
     return replace(weight.of_rank(rank), tensor="", elements=0)
 
 
 def _rows(values: Array, weight: Weight) -> QTensor:
-    """Return the codes of a weight of a recurrent cell, whose channels are the rows of all directions."""
+    """Return the quantized weight of a recurrent cell, whose channels are the rows of all directions."""
     rows = values.reshape(-1, values.shape[-1])
     found = encode_weight(rows, replace(weight, axis=0, reduction_axis=1))
     scale = found.parameters.scale
@@ -226,14 +226,14 @@ def encode(
     recipe: EncodingConfig = DEFAULT_CONFIG,
     cache: EncodingCache | None = None,
 ) -> Encodings:
-    """Choose the codes of all that a plan quantizes.
+    """Choose the quantized values of everything that a plan quantizes.
 
     Args:
         plan: names the nodes, their weights and the activations.
-        graph: the prepared graph, which is read only.
-        evidence: what calibration saw.
-        recipe: how codes are chosen beyond what the plan says.
-        cache: what was made for other plans; None starts with nothing.
+        graph: the prepared graph, which is not changed.
+        evidence: the calibration statistics.
+        recipe: results of the accuracy methods.
+        cache: results of other plans; None starts with an empty cache.
 
     Raises:
         DataError: a tensor was not calibrated.
@@ -254,17 +254,17 @@ def encode_with(
     cache: EncodingCache | None = None,
     recipe: EncodingConfig = DEFAULT_CONFIG,
 ) -> Encodings:
-    """Choose the codes of weights and biases for activations whose parameters are given; see `encode`.
+    """Choose the quantized weights and biases for given activation parameters; see `encode`.
 
     Args:
         plan: names the nodes, their weights and the activations.
-        graph: the prepared graph, which is read only.
+        graph: the prepared graph, which is not changed.
         parameters: scale and zero point of each activation by tensor name.
-        means: of each channel by tensor name; nodes whose data is not there keep their biases.
-        evidence: what calibration saw, for encoders that look at data.
-        cache: what was made for other plans; None starts with nothing.
-        recipe: how weights and biases are chosen beyond what the plan says; its ranges are those of the parameters, and
-            factors of tensors without codes are left out of account.
+        means: channel means by tensor name. Nodes whose activations are missing keep their biases.
+        evidence: the calibration statistics with the Hessians.
+        cache: results of other plans; None starts with an empty cache.
+        recipe: results of the accuracy methods. Its calibration methods must be those of `parameters`. Factors of
+            tensors that stay in float are ignored.
     """
     migration = recipe.migration.select(plan.by_tensor)
     scaled = scalable_tensors(graph, plan) if recipe.scaling.factors else {}
@@ -297,7 +297,7 @@ def encode_with(
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
-    """Yield the nodes of a graph and its bodies that do not stay as they are."""
+    """Yield the nodes of a graph and its bodies that do not stay in float."""
     for scope in all_graphs(graph):
         for node in scope.nodes:
             decision = plan.by_node.get(node.name)

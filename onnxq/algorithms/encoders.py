@@ -1,4 +1,4 @@
-"""The table of encoders: how a weight is quantized, and what calibration has to observe for that."""
+"""The table of encoders: how a weight is quantized, and which statistics an encoder needs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,17 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Encoder:
-    """One way to choose the codes of a weight.
+    """A method that quantizes a weight.
 
-    Installed packages register theirs as entry points of the group ``onnxq.encoders``.
+    Installed packages register encoders as entry points of the group `onnxq.encoders`.
 
     Attributes:
-        name: the method of a Spec that it is asked for by, and the name that it is registered by.
-        encode: takes the finite values, what is planned for them, scales and zero points to be used in place of its own
-            where an accumulator asks for larger ones or another encoder has found them, and what is known of the data
-            that the weight multiplies; returns codes of the values' shape, with scales of their rank, one for each
-            block along each axis.
-        sums: takes a node, the index and shape of its weight, and how many rows of data each sample shows; returns how
-            the weight is multiplied, with what is to be seen of the data, or None where that is not known. Encoders
-            without it do not look at data.
+        name: the `method` of a spec, and the name of the entry point.
+        encode: takes finite values, their planned weight, given parameters and the Gram matrices. If parameters are
+            given, because an accumulator needs larger scales or another encoder chose them, `encode` must use them. It
+            returns values of the same shape, and scales of the same rank with one entry for each block.
+        sums: takes a node, the index and shape of its weight, and the rows of activations of each sample. It returns
+            the matrix view with its request, or None if unknown. Encoders without `sums` use no activations.
     """
 
     name: str
@@ -54,7 +52,7 @@ class Encoder:
 
 
 def _searched(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
-    """Round to the nearest code, with the scales that a range, or a search from that, gives."""
+    """Round to nearest, with min-max or searched scales."""
     if parameters is None:
         block = _block(values, weight)
         parameters = search_params(values, *block_range(values, block), weight.spec, block)
@@ -62,7 +60,7 @@ def _searched(values: Array, weight: Weight, parameters: QuantParams | None, _: 
 
 
 def _compensated(values: Array, weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None) -> QTensor:
-    """Round so that errors cancel in the sums that data makes of the weight; where nothing is known, to the nearest."""
+    """Round by GPTQ; to nearest without Gram matrices."""
     nearest = _searched(values, weight, parameters, None)
     if terms is None:
         return nearest
@@ -70,13 +68,13 @@ def _compensated(values: Array, weight: Weight, parameters: QuantParams | None, 
 
 
 def _burn(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
-    """Compute as Burn does, which has no integer kernel whose accumulator could ask for larger scales."""
+    """Quantize as Burn does. Burn has no integer kernel whose accumulator could need larger scales."""
     assert parameters is None, "what Burn quantizes is decoded, not multiplied"
     return burn.encode(values, weight.spec)
 
 
 def _torch(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
-    """Quantize as a MinMaxObserver and the kernel behind it do; channels may lie along any axis."""
+    """Quantize as PyTorch's MinMaxObserver and kernel do; channels may lie along any axis."""
     if parameters is not None:
         return _searched(values, weight, parameters, None)
     low, high = block_range(values, _block(values, weight))
@@ -98,14 +96,14 @@ ENCODERS: Mapping[str, Encoder] = MappingProxyType(
         )
     }
 )
-"""Every encoder of ours by the method that asks for it."""
+"""The built-in encoders by method."""
 
 
 def encoder_named(method: str) -> Encoder:
-    """Return the encoder that a method asks for, one of ours or of an installed package.
+    """Return the encoder of a method, built-in or from an installed package.
 
     Raises:
-        SchemeError: there is none, or what is registered cannot be loaded or is no encoder.
+        SchemeError: there is none, or the registered object cannot be loaded or is no `Encoder`.
     """
     if (ours := ENCODERS.get(method)) is not None:
         return ours
@@ -117,15 +115,15 @@ def encoder_named(method: str) -> Encoder:
 
 
 def encoder_of(spec: QuantSpec, compensation: Gptq | None) -> Encoder:
-    """Return what chooses the codes of weights of a Spec, or moves those that it has found to others."""
+    """Return the encoder for weights of a spec: GPTQ if `compensation` covers it."""
     is_covered = compensation is not None and compensation.covers(spec)
     return encoder_named(Method.COMPENSATED if is_covered else spec.method)
 
 
 def weight_gemm_view(node: Node, weight: Weight, compensation: Gptq) -> GemmView | None:
-    """Return how a weight is multiplied whose encoder looks at data, or None for one that is rounded as it is."""
+    """Return the matrix view of a weight whose encoder uses activations; None for other weights."""
     source, encoder = node.inputs[weight.index], encoder_of(weight.spec, compensation)
-    # One that several nodes read is stored once, so it would need the data of all.
+    # A shared weight is stored once, so it would need the activations of all its readers.
     if encoder.sums is None or not is_constant(source) or len(source.outputs) != 1:
         return None
     with _blamed(encoder, weight):
@@ -138,7 +136,7 @@ def weight_gemm_view(node: Node, weight: Weight, compensation: Gptq) -> GemmView
 
 
 def weight_requests(plan: Plan, graph: Graph, compensation: Gptq) -> tuple[Request, ...]:
-    """Return what has to be observed for the weights of a plan, small matrices first while there is memory."""
+    """Return the statistics that the weights of a plan need: the smallest that fit `compensation.memory`."""
     sizes: dict[Request, int] = {}
     for node in graph.nodes:
         decision = plan.by_node.get(node.name)
@@ -151,23 +149,22 @@ def weight_requests(plan: Plan, graph: Graph, compensation: Gptq) -> tuple[Reque
 def encode_weight(
     values: Array, weight: Weight, parameters: QuantParams | None = None, terms: HessianInfo | None = None
 ) -> QTensor:
-    """Choose the codes of a weight as its Spec says, after a look for values that have none.
+    """Quantize a weight by its spec.
 
-    Scales are computed in float64 whatever the weight's type, brought to the scale's format, and only then divide.
-    An all-zero block has scale 1. The methods of other frameworks do all as these do.
+    Scales are computed in float64 and rounded to the scale format before the division. An all-zero block has scale 1.
+    The methods of other frameworks follow their framework instead.
 
     Args:
-        values: of a float type and any rank.
-        weight: its Spec, and the axes that this speaks of.
-        parameters: scales and zero points to be used in place of the encoder's own.
-        terms: what is known of the data that the weight multiplies, which an encoder that looks at data gets; the
-            codes of others are then those whose errors cancel.
+        values: float array of any rank.
+        weight: its spec and axes.
+        parameters: scales and zero points to use; None lets the encoder choose.
+        terms: Gram matrices of the activations. If given, an encoder that does not use activations is replaced by GPTQ.
 
     Returns:
-        Codes of the weight's shape; scale and zero point have its rank, with one entry for each block along each axis.
+        Quantized values of the weight's shape. Scale and zero point have its rank, with one entry for each block.
 
     Raises:
-        SchemeError: the block has more axes than the weight, or the encoder is of a package and fails.
+        SchemeError: the block has more axes than the weight, or the encoder of a package fails.
         ModelError: the weight holds NaN or infinity.
     """
     if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
@@ -187,7 +184,7 @@ def encode_weight(
 def _encoded(
     encoder: Encoder, values: Array, weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None
 ) -> QTensor:
-    """Return what an encoder makes; that of a package is looked at, and may not write to the weight."""
+    """Call an encoder; check the result of a package's encoder, and pass it a read-only weight."""
     if encoder.name in ENCODERS:
         return encoder.encode(values, weight, parameters, terms)
     seen = values.view()
@@ -198,14 +195,14 @@ def _encoded(
 
 
 def fit_weight_pairs(found: QTensor, weight: Weight) -> QTensor:
-    """Return codes of a weight that fit in pairs, where a kernel takes them so."""
+    """Reduce the quantized values of a weight that would overflow a kernel's 16-bit pairs."""
     if weight.pairs is Pairs.NONE:
         return found
     return replace(found, codes=fit_pairs(found.codes, weight.pairs, weight.axis, weight.reduction_axis))
 
 
 def encode_array(values: Array, spec: QuantSpec, *, channel_axis: int, reduction_axis: int) -> QTensor:
-    """Choose the codes of an array as a Spec says, without a model around it; see `encode_weight`.
+    """Quantize an array by a spec, without a model; see `encode_weight`.
 
     >>> tensor = encode_array(np.array([[7.0, -5.0, 0.3]]), QuantSpec("int4-narrow"), channel_axis=0, reduction_axis=1)
     >>> tensor.codes, tensor.parameters.scale
@@ -215,7 +212,7 @@ def encode_array(values: Array, spec: QuantSpec, *, channel_axis: int, reduction
 
 
 def _blamed(encoder: Encoder, weight: Weight) -> AbstractContextManager[None]:
-    """Tell what goes wrong inside as a failure of an encoder, unless it is ours."""
+    """Report exceptions inside as failures of the encoder, unless it is built-in."""
     return (
         nullcontext()
         if encoder.name in ENCODERS
@@ -231,24 +228,24 @@ def _block(values: Array, weight: Weight) -> tuple[int, ...]:
     return block_shape(weight.spec.per, values.shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
 
 
-# --- checks of what an encoder of an installed package returns ------------------------------------------------------
+# --- checks of the result of a package's encoder --------------------------------------------------------------------
 
 
 def check_encoded(
     found: object, spec: QuantSpec, shape: Sequence[int], block: tuple[int, ...], given: QuantParams | None
 ) -> QTensor:
-    """Return codes that are what a Spec says.
+    """Check the result of an encoder against the spec.
 
     Args:
-        found: what an encoder has returned.
-        spec: of the weight.
-        shape: of the weight.
+        found: the encoder's result.
+        spec: spec of the weight.
+        shape: shape of the weight.
         block: extents of the values that share a scale, one for each axis.
-        given: scales and zero points that it was to use; None where it finds its own.
+        given: scales and zero points that the encoder had to use; None if it chooses its own.
 
     Raises:
-        TypeError: they are no codes.
-        ValueError: they have another shape or type, or hold what has no meaning.
+        TypeError: the result is no `QTensor`.
+        ValueError: shape, type, values or parameters are wrong.
     """
     if not isinstance(found, QTensor):
         raise TypeError(f"it returned {type(found).__name__}, expected an onnxq.numerics.affine.QTensor")
@@ -260,7 +257,7 @@ def check_encoded(
 
 
 def _faults(found: QTensor, spec: QuantSpec, shape: Sequence[int], block: tuple[int, ...]) -> Iterator[str]:
-    """Yield what is wrong; each look rests on those before it."""
+    """Yield error messages; each check relies on the checks before it."""
     format, parameters = format_named(spec.format), found.parameters
     if found.format != format or found.codes.dtype != format.dtype:
         yield f"its codes are {found.format.name} in {found.codes.dtype}, expected {format.name} in {format.dtype}"
@@ -296,14 +293,14 @@ def _faults_of_scales(
 
 
 def _within(block: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the extents of a block that is cut off where the weight ends."""
+    """Clip the extents of a block to the weight."""
     return tuple(min(length, max(extent, 1)) for length, extent in zip(block, shape, strict=True))
 
 
 def _are_codes(codes: NDArray[Any], format: QuantDType) -> bool:
     if not format.is_float:
         return bool(format.minimum <= codes.min(initial=0) and codes.max(initial=0) <= format.maximum)
-    # Bytes hold more patterns than a format has codes.
+    # A byte has more patterns than the format.
     patterns = codes.view(np.uint8)
     return bool((patterns < 2**format.bits).all() and np.isfinite(format.values[patterns]).all())
 

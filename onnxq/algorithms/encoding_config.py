@@ -1,4 +1,4 @@
-"""EncodingConfig: how a plan is encoded beyond what it says, and how a plan file records it."""
+"""EncodingConfig: the results of accuracy methods that the encoding of a plan uses, and their form in plan files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from onnxq.planning.plan import Activation, Damping, Decision, Plan, Scaling
 
 @dataclass(frozen=True)
 class EncodingConfig:
-    """How codes are chosen beyond what a plan says.
+    """The choices that determine quantized values beyond the plan.
 
     Attributes:
-        ranges: which range the statistics of a tensor mean.
-        own_ranges: by tensor, where another than `ranges` says so.
-        biases: by node, in the shape and type of those of the model: biases that were found to make up for all rounding
-            in front of them, in the place of those that make up for the mean of the own weight's.
-        compensation: which weights are rounded so that their errors cancel; None rounds all to their nearest codes.
-        migration: what the channels of tensors are divided by before they become codes.
-        scaling: what the channels of float data are divided by, which weights of codes make up for.
+        ranges: calibration method of all tensors.
+        own_ranges: calibration methods of single tensors, which take precedence.
+        biases: corrected biases by node, in the shape and type of the model's. They replace the analytic correction.
+        compensation: GPTQ settings; None rounds all weights to nearest.
+        migration: factors by which channels of quantized activations are divided (equalization).
+        scaling: factors by which channels of float activations are divided (AWQ).
     """
 
     ranges: CalibrationMethod = field(default_factory=MinMax)
@@ -41,12 +40,12 @@ class EncodingConfig:
     scaling: Equalization = NOTHING
 
     def with_choice(self, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
-        """Return the recipe with these ranges."""
+        """Return the config with these calibration methods."""
         return replace(self, ranges=choice.default, own_ranges=choice.own)
 
     @property
     def accuracy(self) -> tuple[str, ...]:
-        """Names of the accuracy methods whose findings it holds besides ranges."""
+        """Names of the accuracy methods in use, without calibration methods."""
         held = {
             "equalization": bool(self.migration.factors),
             "awq": bool(self.scaling.factors),
@@ -57,12 +56,12 @@ class EncodingConfig:
 
     @property
     def methods(self) -> tuple[CalibrationMethod, ...]:
-        """All calibration methods that are used."""
+        """All calibration methods in use."""
         return self.ranges, *self.own_ranges.values()
 
     @property
     def key(self) -> Hashable:
-        """What tells recipes apart that give other codes."""
+        """A key that differs between configs with different quantized values."""
         biases = hashlib.blake2b()
         for node in sorted(self.biases):
             biases.update(node.encode() + self.biases[node].tobytes())
@@ -71,7 +70,7 @@ class EncodingConfig:
 
 
 DEFAULT_CONFIG = EncodingConfig()
-"""What is taken where nothing else is said."""
+"""Min-max calibration and no accuracy method."""
 
 
 # --- in plan files --------------------------------------------------------------------------------------------------
@@ -80,15 +79,15 @@ _LAST = -1
 
 
 def attach_encodings(plan: Plan, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Plan:
-    """Return a plan that says by which recipe, and from which ranges, its model was built.
+    """Return a plan that records the config and the ranges its model was built from.
 
-    Not in it are biases that were corrected and weights whose errors cancel, which are as large as the model: they
-    follow from the same samples again.
+    The plan file does not hold corrected biases and GPTQ weights, which are as large as the model. The same samples
+    reproduce them.
 
     Args:
-        plan: what was built.
-        recipe: how its codes were chosen.
-        evidence: what its codes rest on. Means that were not observed, by which no bias was corrected, are left out.
+        plan: the built plan.
+        recipe: the config it was encoded with.
+        evidence: the calibration statistics. Mean requests without a statistic are dropped, because no bias uses them.
     """
     means = channel_means(plan, evidence)
 
@@ -114,7 +113,7 @@ def _damping(recipe: EncodingConfig, evidence: CalibrationStatistics) -> Damping
 
 
 def tensors_seen(evidence: CalibrationStatistics, kind: str = "") -> tuple[str, ...]:
-    """Return the tensors of which there is a kind of evidence; where none is named, any but that of weights."""
+    """Return the tensors that have statistics of a kind; without a kind, of any kind but Hessians."""
     requests = (one for one in evidence.statistics if (one.kind == kind if kind else one.kind != "hessian"))
     return tuple(dict.fromkeys(one.tensor for one in requests))
 
@@ -135,16 +134,16 @@ def _with_recipe(activation: Activation, recipe: EncodingConfig, evidence: Calib
 
 
 def config_from_plan(plan: Plan, samples: int) -> EncodingConfig:
-    """Return the recipe that `attach_encodings` has put into a plan, but for the biases, which are to be found anew.
+    """Return the config that `attach_encodings` stored in a plan. Corrected biases must be computed again.
 
     Args:
         plan: from a report or file.
-        samples: how many samples its compensation rests on.
+        samples: number of samples for the Hessians of GPTQ.
 
     Raises:
-        SchemeError: a range is still to be found, and the method is not known.
+        SchemeError: a range is not known yet, and its calibration method is unknown.
     """
-    # Where all ranges are known, the package whose method found them need not be installed.
+    # If all ranges are known, the package with the calibration method need not be installed.
     open_ones = {one.tensor: one.ranges for one in plan.activations if one.known_range is None}
     methods = {tensor: parse_calibration_method(text) for tensor, text in open_ones.items() if text}
     factors = {

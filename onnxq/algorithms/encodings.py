@@ -1,4 +1,4 @@
-"""Encodings: everything that is written in the place of floats, and the cache of weights that were encoded before."""
+"""Encodings: the quantized values that replace the floats of a model, and a cache for them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class EncodedBias:
-    """What becomes of the bias of a node.
+    """The bias of a node after encoding.
 
     Attributes:
-        values: the bias that makes up for the rounding of the weight, in the shape and type of the float one, or where
-            there was none, of the weight; None where all stays.
-        codes: int32 codes of the one or the other, with the scale of an integer kernel's accumulator; None where the
-            bias stays in float.
+        values: corrected float bias, in the shape and type of the original bias, or of the weight if there was none.
+            None if nothing was corrected.
+        codes: the bias as int32 with the scale of the kernel's accumulator; None if the bias stays in float.
     """
 
     values: Array | None = None
@@ -39,17 +38,17 @@ class EncodedBias:
 
 @dataclass(frozen=True, eq=False)
 class Encodings:
-    """What is written for the activations, weights and biases of a plan.
+    """The quantized values of the activations, weights and biases of a plan.
 
     Attributes:
         activations: scale and zero point by tensor name.
-        constants: codes of the constants among them, by tensor name.
-        weights: codes by node and input, in the shape of the float weight; scales have its rank.
-        biases: by node, of those that are coded or corrected.
-        factors: what the channels of activations are divided by before they become codes, and those of float data that
-            weights of codes multiply, by tensor name.
-        divided: the activations among them that come divided, so that their quantizers need not divide.
-        floats: constants that divide float data, by node and input.
+        constants: quantized values of constant activations, by tensor name.
+        weights: by node and input, in the shape of the float weight. Scales have its rank.
+        biases: quantized or corrected biases, by node.
+        factors: divisors of channels, by tensor name: of activations before they are quantized, and of float
+            activations that quantized weights multiply.
+        divided: activations whose producer already divides, so their quantizers need not.
+        floats: float constants that divide float activations (AWQ), by node and input.
     """
 
     activations: Mapping[str, QuantParams] = field(default_factory=lambda: MappingProxyType({}))
@@ -61,11 +60,13 @@ class Encodings:
     floats: Mapping[tuple[str, int], NDArray[np.floating]] = field(default_factory=lambda: MappingProxyType({}))
 
     def divided_as(self, graph: Graph, plan: Plan) -> Mapping[str, str]:
-        """Return the tensors whose values come divided, or make such behind a clamp, with the one that has the factors.
+        """Return the tensors whose producers divide, mapped to the tensor whose factors they use.
+
+        A tensor between the producer and a clamp maps to the tensor behind the clamp.
 
         Args:
             graph: the prepared graph.
-            plan: of it.
+            plan: its plan.
         """
         dividing = {name for name, _ in self.floats}
         found: dict[str, str] = {}
@@ -83,7 +84,7 @@ class Encodings:
 # --- the cache ------------------------------------------------------------------------------------------------------
 
 LARGEST = 1 << 29
-"""Bytes that are kept unless told otherwise; the codes of a model of 2 GiB in float32 take as much."""
+"""Default capacity in bytes: the int8 weights of a model with 2 GiB in float32."""
 
 
 Made = TypeVar("Made")
@@ -91,12 +92,10 @@ Chosen = TypeVar("Chosen", bound="tuple[QTensor, Any]")
 
 
 class EncodingCache:
-    """What encoding has made, so that candidates that have a weight in common encode it once.
-
-    What was longest not asked for is forgotten when there is no room for more.
+    """A least-recently-used cache, so that plans with a weight in common encode it once.
 
     Args:
-        capacity: bytes of codes that are kept; 0 keeps nothing.
+        capacity: bytes of quantized values to keep; 0 keeps nothing.
     """
 
     def __init__(self, capacity: int = LARGEST) -> None:
@@ -106,9 +105,9 @@ class EncodingCache:
         self._digests: WeakKeyDictionary[TensorData, bytes] = WeakKeyDictionary()
 
     def digest(self, tensor: Constant) -> Hashable:
-        """Return what tells the values of a constant from all others, read once as long as these are in memory.
+        """Return a key of the values of a constant, computed once while they are in memory.
 
-        Of values in a file beside the model it is where they lie.
+        For values in an external file the key is their location.
         """
         tensor_data = tensor.tensor_data
         if isinstance(tensor_data, ProtoTensor) and tensor_data.external:
@@ -121,11 +120,11 @@ class EncodingCache:
         return self._digests[tensor_data]
 
     def codes(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
-        """Return the codes that a key stands for, made now or before; nobody may write to them."""
+        """Return the quantized values of a key, read-only; call `make` if they are not cached."""
 
         def kept() -> QTensor:
             made = make()
-            # Where constants wait in a file to be written, codes do so as well.
+            # If constants are kept in a file until they are written, quantized values go there too.
             made = QTensor(KEEP.get()(made.codes), made.parameters, made.format)
             made.codes.flags.writeable = False
             return made
@@ -133,12 +132,12 @@ class EncodingCache:
         return self._found(("codes", key), kept, _bytes)
 
     def chosen(self, key: Hashable, make: Callable[[], Chosen]) -> Chosen:
-        """Return the codes of a weight with what becomes of its bias, made now or before."""
-        # These hold the codes even when their own entry is gone.
+        """Return a weight and its bias for a key; call `make` if they are not cached."""
+        # The entry holds the weight, even if the weight's own entry is evicted.
         return self._found(("chosen", key), make, lambda made: _bytes(made[0]))
 
     def array(self, key: Hashable, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return the array that a key stands for, made now or before."""
+        """Return the array of a key; call `make` if it is not cached."""
         return self._found(("array", key), make, lambda made: made.nbytes)
 
     def _found(self, key: Hashable, make: Callable[[], Made], size_of: Callable[[Made], int]) -> Made:
@@ -157,5 +156,5 @@ class EncodingCache:
 
 
 def _bytes(made: QTensor) -> int:
-    """Return the memory that codes take: none where they lie in a file."""
+    """Return the memory of quantized values: only the scale if they lie in a file."""
     return (0 if isinstance(made.codes, np.memmap) else made.codes.nbytes) + made.parameters.scale.nbytes

@@ -1,8 +1,8 @@
-"""Equalization: each channel of a tensor is quantized as finely as it needs, which the layers around it make up for.
+"""Equalization: divide the channels of a tensor so that each uses its range, and rescale the layers around it.
 
-A tensor's channels use little of its one range. Quantized values of ``x / v`` with a factor v <= 1 for each channel use
-more of it. That costs nothing where the layers with weights on both sides take the factors in: rows of the weight that
-makes the tensor are divided by them, columns of the weights that read it are multiplied by them (cross-layer
+A tensor has one range, and many channels use little of it. The quantized values of `x / v` with a factor v <= 1 for
+each channel use more. The division is free if the layers on both sides absorb the factors. Rows of the weight that
+produces the tensor are divided by them, and columns of the weights that read it are multiplied by them (cross-layer
 equalization: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; SmoothQuant:
 Xiao et al., 2022).
 """
@@ -27,16 +27,16 @@ from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 
 FLOAT_DATA: Final = frozenset({Mode.WEIGHT_ONLY, Mode.STORAGE})
-"""Modes in which weights of codes multiply floats."""
+"""Modes in which quantized weights multiply float activations."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelScales:
-    """What the channels of a tensor are divided by before they become codes, or before weights of codes multiply them.
+    """Divisors of the channels of a tensor, before it is quantized or multiplied by quantized weights.
 
     Attributes:
-        axis: of the channels, counted from the front.
-        values: above 0, and of codes at most 1, float64 of shape (channels,).
+        axis: channel axis, counted from the front.
+        values: float64 of shape (channels,), above 0. For quantized activations at most 1.
     """
 
     axis: int
@@ -44,46 +44,46 @@ class ChannelScales:
 
     @property
     def key(self) -> Hashable:
-        """What tells factors apart."""
+        """A key that differs between different factors."""
         return self.axis, self.values.tobytes()
 
     def divide(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an array with its channels divided, in its type."""
+        """Divide the channels of an array; keep its type."""
         shape = [-1 if place == self.axis else 1 for place in range(array.ndim)]
         return np.asarray((array / self.values.reshape(shape)).astype(array.dtype))
 
     def multiply(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an array with its channels multiplied, in its type: what was divided as it was."""
+        """Multiply the channels of an array; the inverse of `divide`."""
         return ChannelScales(self.axis, 1 / self.values).divide(array)
 
 
 @dataclass(frozen=True, eq=False)
 class Equalization:
-    """The factors of each tensor that has any, by name; they hold for every plan, as each tensor stands for itself."""
+    """Factors by tensor name. They are valid for every plan, because each tensor is independent."""
 
     factors: Mapping[str, ChannelScales] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def key(self) -> Hashable:
-        """What tells migrations apart."""
+        """A key that differs between different equalizations."""
         return tuple((name, factors.key) for name, factors in sorted(self.factors.items()))
 
     def select(self, tensors: Collection[str]) -> Equalization:
-        """Return the factors of some tensors alone."""
+        """Return the factors of some tensors only."""
         return Equalization({name: factors for name, factors in self.factors.items() if name in tensors})
 
 
 NOTHING = Equalization()
-"""No tensor has factors."""
+"""An equalization without factors."""
 
 
 @dataclass(frozen=True, eq=False)
 class WeightRescaling:
-    """The factors on both sides of a product.
+    """The factors on both sides of a compute node.
 
     Attributes:
-        read: of its data, which the columns of its weight make up for.
-        made: of what it makes, which its rows and its bias are divided by.
+        read: factors of its activations; the columns of its weight are multiplied by them.
+        made: factors of its output; its rows and bias are divided by them.
     """
 
     read: ChannelScales | None = None
@@ -94,11 +94,11 @@ class WeightRescaling:
 
     @property
     def key(self) -> Hashable:
-        """What tells them apart."""
+        """A key that differs between different factors."""
         return self.read and self.read.key, self.made and self.made.key
 
     def weight(self, node: Node, index: int, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the float weight that a product has then, in its shape and type.
+        """Rescale the float weight of a compute node; keep shape and type.
 
         >>> read, made = ChannelScales(1, np.array([0.5, 1.0])), ChannelScales(1, np.array([1.0, 1.0, 0.25]))
         >>> around = WeightRescaling(read, made)
@@ -118,41 +118,41 @@ class WeightRescaling:
             own = np.repeat(self.read.values.reshape(groups, shape[summed]), copies, axis=0)
             grid = [1] * len(shape)
             grid[rows], grid[summed] = own.shape
-            # Rows come first in what was repeated, wherever they lie in the weight.
+            # `own` has rows first, wherever they lie in the weight.
             found *= (own if rows < summed else own.T).reshape(grid)
         if self.made is not None:
             found /= self.made.values.reshape([-1 if place == rows else 1 for place in range(len(shape))])
         return found.astype(values.dtype)
 
     def bias(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the bias that a product has then, in its shape and type."""
+        """Rescale the bias of a compute node; keep shape and type."""
         if self.made is None:
             return values
         return np.asarray((values / self.made.values.reshape(values.shape)).astype(values.dtype))
 
     def own_weight(self, node: Node, index: int, values: NDArray[Any]) -> NDArray[Any]:
-        """Return a weight that stands for one in the float model, as it is there: what `weight` does, undone."""
+        """Undo `weight`: return a rescaled weight as the float model has it."""
         return np.asarray((values / self.weight(node, index, np.ones(values.shape))).astype(values.dtype))
 
     def own_bias(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return a bias that stands for one in the float model, as it is there: what `bias` does, undone."""
+        """Undo `bias`: return a rescaled bias as the float model has it."""
         return np.asarray((values / self.bias(np.ones(values.shape))).astype(values.dtype))
 
     def means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the mean of each channel of the data that its codes stand for."""
+        """Divide the channel means of the activations."""
         return values if self.read is None else values / self.read.values
 
 
 def read_factors(
     node: Node, decision: Decision, factors: Mapping[str, ChannelScales], coded: Collection[str]
 ) -> ChannelScales | None:
-    """Return the factors of the data that a product multiplies, codes or not; None where it has none.
+    """Return the factors of the activations that a compute node multiplies, quantized or float; None if there are none.
 
     Args:
-        node: the product.
-        decision: what becomes of it.
+        node: the compute node.
+        decision: its decision.
         factors: by tensor.
-        coded: names of the tensors that become codes: who reads one in float reads it as it was before it was divided.
+        coded: names of the quantized tensors. A float reader of a quantized tensor reads undivided values.
     """
     if decision.mode is Mode.STATIC:
         return factors.get(decision.data)
@@ -161,7 +161,7 @@ def read_factors(
 
 
 def makers_of_divided(graph: Graph, plan: Plan, migration: Equalization) -> Mapping[str, ChannelScales]:
-    """Return the factors that the rows of products are divided by, by node name."""
+    """Return the factors by which the rows of producers are divided, by node name."""
     return {
         maker.name: migration.factors[tensor.name]
         for tensor in _with_factors(graph, migration)
@@ -170,7 +170,7 @@ def makers_of_divided(graph: Graph, plan: Plan, migration: Equalization) -> Mapp
 
 
 def divided_tensors(graph: Graph, plan: Plan, migration: Equalization) -> frozenset[str]:
-    """Return the tensors with factors that come divided: from products, or from nodes that pass codes on."""
+    """Return the tensors with factors whose producers divide or pass divided values on."""
     return frozenset(
         tensor.name
         for tensor in _with_factors(graph, migration)
@@ -179,9 +179,9 @@ def divided_tensors(graph: Graph, plan: Plan, migration: Equalization) -> frozen
 
 
 def absorbing_producer(tensor: Variable, plan: Plan) -> Node | None:
-    """Return the product of codes whose rows can take the factors of a tensor in, or None.
+    """Return the static compute node whose rows can absorb the factors of a tensor, or None.
 
-    A clamp may stand between them that the quantizer stands for. Nobody may read in float what comes divided.
+    A clamp may stand between them if the quantizer replaces it. No node may read the divided tensor in float.
     """
     maker, activation = producer(tensor), plan.by_tensor.get(tensor.name)
     if maker is not None and (operator := operator_of(maker)) is not None and operator.role is Role.CLAMP:
@@ -198,13 +198,12 @@ def absorbing_producer(tensor: Variable, plan: Plan) -> Node | None:
 
 
 def is_static(plan: Plan, node: Node) -> bool:
-    """Whether a node computes with codes."""
+    """Whether a node computes with quantized values."""
     decision = plan.by_node.get(node.name)
     return decision is not None and decision.mode is Mode.STATIC
 
 
 def _with_factors(graph: Graph, migration: Equalization) -> Iterator[Variable]:
-    """Yield the tensors with factors that nodes make, in graph order."""
     if migration.factors:
         yield from (
             tensor for _, node in all_nodes(graph) for tensor in node.outputs if tensor.name in migration.factors
@@ -216,12 +215,12 @@ def _with_factors(graph: Graph, migration: Equalization) -> Iterator[Variable]:
 
 @dataclass(frozen=True, eq=False)
 class GroupChannels:
-    """The channels of one tensor of a site.
+    """The channels of one tensor of an equalization group.
 
     Attributes:
-        axis: of the channels, counted from the front.
-        rank: how many axes the tensor has.
-        places: the factor of the site that each channel has, int64 of shape (channels,).
+        axis: channel axis, counted from the front.
+        rank: rank of the tensor.
+        places: index of each channel's factor in the group, int64 of shape (channels,).
     """
 
     axis: int
@@ -231,12 +230,12 @@ class GroupChannels:
 
 @dataclass(frozen=True)
 class GroupConsumer:
-    """A product of codes that multiplies a tensor of a site by a weight.
+    """A static compute node that multiplies a tensor of a group by a weight.
 
     Attributes:
-        node: its name.
-        tensor: its data.
-        dense: whether it adds up channels, so that what is finer in the data is coarser in the weight.
+        node: name of the node.
+        tensor: its activations.
+        dense: whether it sums over channels. Then finer activations mean a coarser weight.
     """
 
     node: str
@@ -246,13 +245,13 @@ class GroupConsumer:
 
 @dataclass(frozen=True, eq=False)
 class EqualizationGroup:
-    """Tensors whose channels share factors, as nodes between codes pass them on.
+    """Tensors whose channels share factors, because static nodes pass quantized values from one to the other.
 
     Attributes:
         tensors: the channels of each tensor by name, in graph order.
-        inside: the tensors among them that bodies of control flow make.
-        free: of each factor whether it may be other than 1, bool of shape (factors,).
-        readers: the products that take the factors in.
+        inside: the tensors from bodies of control flow.
+        free: whether each factor may differ from 1, bool of shape (factors,).
+        readers: the compute nodes that absorb the factors.
     """
 
     tensors: Mapping[str, GroupChannels]
@@ -267,17 +266,17 @@ class EqualizationGroup:
 
     @property
     def dense(self) -> bool:
-        """Whether any reader adds up channels."""
+        """Whether any reader sums over channels."""
         return any(reader.dense for reader in self.readers)
 
 
 @dataclass(frozen=True, eq=False)
 class EqualizationGroups:
-    """Every site of a plan.
+    """All equalization groups of a plan.
 
     Attributes:
-        found: the sites, in graph order.
-        blocked: for tensors all or some of whose channels keep the factor 1, why, by name.
+        found: the groups in graph order.
+        blocked: the reason why a tensor keeps the factor 1 in some or all channels, by name.
     """
 
     found: tuple[EqualizationGroup, ...]
@@ -285,10 +284,10 @@ class EqualizationGroups:
 
 
 def find_groups(graph: Graph, plan: Plan) -> EqualizationGroups:
-    """Return the sites of a plan, which should be the one in which every node is static that can be.
+    """Return the equalization groups of a plan in which every node that can be static is static.
 
-    Channels start at products and pass through the static nodes behind them. Tensors of products that share a weight
-    with others have no factors, as each would need codes of its own.
+    Channels start at compute nodes and pass through the static nodes behind them. If compute nodes share a weight,
+    their tensors have no factors, because each node would need its own quantized weight.
 
     Args:
         graph: the prepared graph.
@@ -302,7 +301,7 @@ def find_groups(graph: Graph, plan: Plan) -> EqualizationGroups:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Where the channels of a tensor lie, and the first of the numbers that tell all channels apart."""
+    """The channel axis of a tensor, and the first of the consecutive numbers that identify its channels."""
 
     axis: int
     rank: int
@@ -315,7 +314,7 @@ class _Place:
 
 
 class _Survey:
-    """What is known while the nodes are visited in graph order."""
+    """State of the walk over the nodes in graph order."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self._graph, self._plan = graph, plan
@@ -327,9 +326,8 @@ class _Survey:
         self._readers: list[GroupConsumer] = []
 
     def visit(self, node: Node) -> None:
-        """Follow channels through a node."""
         operator = operator_of(node)
-        # Quantizers stand for the clamps that are static.
+        # The quantizer replaces a static clamp.
         if operator is None or not is_static(self._plan, node) or operator.role is Role.CLAMP:
             return
         if operator.role is Role.COMPUTE:
@@ -348,14 +346,14 @@ class _Survey:
         self._readers.append(GroupConsumer(node.name, data.name, dense=summed > 1))
         made = self._made(node)
         for tensor in made:
-            # A product keeps the number of axes, and so does a clamp.
+            # Compute nodes and clamps keep the rank.
             self._place(tensor, operator.channels % rank, weight.shape[operator.weights[1].channels(node)], rank)
         if len(set(weight.outputs)) > 1:
             for tensor in (data, *made):
                 self._block(tensor, f"{node.name} shares its weight with others")
 
     def _made(self, node: Node) -> list[Variable]:
-        """Return the tensors whose factors a product takes in, behind a clamp that vanishes too."""
+        """Return the tensors whose factors a compute node absorbs, also behind a clamp that the quantizer replaces."""
         near = [*node.outputs, *(behind for one in node.outputs for reader in one.outputs for behind in reader.outputs)]
         return [tensor for tensor in near if absorbing_producer(tensor, self._plan) is node]
 
@@ -392,10 +390,10 @@ class _Survey:
                 self._block(output, f"{node.name} makes it, which takes no factors in")
 
     def _constant(self, node: Node, operator: Operator, index: int) -> bool:
-        """Place the channels of a constant beside data, and tell whether it shares factors with that."""
+        """Place the channels of a constant operand; return whether it shares factors with the activations."""
         values, other = node.inputs[index], node.inputs[1 - index]
         place = self._places.get(other.name)
-        # Data passes with its factors whatever it is multiplied by; what is added needs the same ones.
+        # A multiplication by a constant passes the factors on. An added constant needs the same factors.
         if place is None or operator.channel_map is None or operator.multiplies:
             return False
         axis = place.axis - place.rank + len(values.shape)
@@ -406,14 +404,13 @@ class _Survey:
         return True
 
     def _behind_clamp(self, tensor: Variable) -> Variable:
-        """Return what carries the codes of an output: itself, or what comes out of a clamp that vanishes."""
+        """Return the quantized tensor of an output: itself, or the output of a clamp that the quantizer replaces."""
         if tensor.name in self._plan.by_tensor or len(tensor.outputs) != 1:
             return tensor
         behind: Variable = tensor.outputs[0].outputs[0]
         return behind
 
     def _place(self, tensor: Tensor, axis: int, channels: int, rank: int) -> NDArray[np.int64]:
-        """Say where the channels of a tensor lie, and return their numbers."""
         place = self._places.get(tensor.name)
         if place is None:
             place = self._places[tensor.name] = _Place(axis, rank, channels, self._total)
@@ -422,7 +419,7 @@ class _Survey:
                 self._block(tensor, "it is no codes")
         elif (place.axis, place.channels) != (axis, channels):
             self._block(tensor, "its readers do not agree on which axis its channels lie along")
-            # Numbers of nobody.
+            # Numbers that belong to no tensor.
             self._total += channels
             return np.arange(self._total - channels, self._total)
         return place.numbers
@@ -431,7 +428,7 @@ class _Survey:
         self._blocked.setdefault(tensor.name, reason)
 
     def result(self) -> EqualizationGroups:
-        """Return the sites that were found, without those in which nothing is free."""
+        """Return the groups with at least one free factor."""
         classes = _classes(self._total, self._links)
         pinned = np.zeros(self._total, bool)
         for name in self._blocked.keys() & self._places.keys():
@@ -458,13 +455,13 @@ class _Survey:
 
 
 def _rank(node: Node, operator: Operator) -> int:
-    """Return how many axes the data of a product has, or 0 when that is unknown."""
-    # Weights of convolutions and of Gemm have as many axes as their data.
+    """Return the rank of a compute node's activations; 0 if unknown."""
+    # Weights of convolutions and Gemm have the rank of their activations.
     return len((node.inputs[0].shape if operator.bias is None else node.inputs[1].shape) or ())
 
 
 def _classes(total: int, links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> NDArray[np.int64]:
-    """Return the least number that each number is linked to, directly or through others.
+    """Return the smallest number that each number is linked to, directly or through others.
 
     >>> _classes(4, [(np.array([1, 2]), np.array([2, 3]))])
     array([0, 1, 1, 1])
@@ -481,30 +478,29 @@ def _classes(total: int, links: Sequence[tuple[NDArray[np.int64], NDArray[np.int
             labels = labels[labels]
 
 
-# --- channel scales from the shares of the range that channels use --------------------------------------------------
+# --- channel scales from the share of the range that each channel uses ----------------------------------------------
 
 Array = NDArray[np.float64]
 
 SMALLEST = 0.25
-"""The least factor before it is raised to a power: 2 bits of the codes of 8."""
-# Channels that use less keep so far from the range's end that what they do beyond is no matter.
+"""Smallest factor before it is raised to a power: a gain of 2 bits of 8."""
+# Channels that use a smaller share stay far from the end of the range, so their margin does not matter.
 _QUIET = 0.02
-# A channel that was seen in one part of the samples alone may become so many times as large in others.
+# Largest margin: by how much a channel seen in one part of the samples only may grow in new samples.
 _LARGEST_MARGIN = 4.0
-# Channels that use less have no codes but zero's: nothing was seen of what they do in other samples.
+# Channels that use a smaller share are quantized to zero only. Their range in other samples is unknown.
 _UNSEEN = 1 / 512
 _TINY = 1e-9
 
 
 @dataclass(frozen=True)
 class EqualizationStrength:
-    """How factors follow from the shares of channels.
+    """How factors follow from the range shares of channels.
 
     Attributes:
-        dense: power of a share where a reader adds up channels, so that fineness is taken from its weight; 0 leaves
-            such sites as they are.
-        lossless: power where no reader does.
-        cover: the part of the channels for which the margin would have been enough on samples left out; 0 takes none.
+        dense: exponent of the share if a reader sums over channels, at the cost of its weight. 0 skips such groups.
+        lossless: exponent if no reader sums over channels.
+        cover: share of the channels for which the margin would have covered the samples left out; 0 uses no margin.
     """
 
     dense: float
@@ -515,17 +511,16 @@ class EqualizationStrength:
 def range_shares(
     site: EqualizationGroup, plan: Plan, parameters: Mapping[str, QuantParams], ends: Mapping[str, Array]
 ) -> Array:
-    """Return which part of the range of its tensor each channel of a site uses, float64 of shape (factors,).
+    """Return the share of its tensor's range that each channel of a group uses, float64 of shape (factors,).
 
-    Where several tensors share a factor it is the largest part of all; a channel that has to keep the factor 1 uses
-    all, and one that had no values nothing.
+    If several tensors share a factor, the largest share counts. A channel that must keep the factor 1 has the share 1,
+    a channel without values the share 0.
 
     Args:
-        site: the site.
-        plan: says which format its tensors have.
-        parameters: scale and zero point of each tensor by name.
-        ends: by tensor name the least and greatest value of each channel, of shape (channels, 2), or (0, 2) without
-            values.
+        site: the group.
+        plan: gives the formats of its tensors.
+        parameters: scale and zero point by tensor name.
+        ends: minimum and maximum of each channel by tensor name, of shape (channels, 2), or (0, 2) without values.
     """
     found = np.zeros(len(site.free))
     for name, channels in site.tensors.items():
@@ -544,12 +539,12 @@ def range_shares(
 
 
 def expected_shares(parts: Sequence[Array], cover: float) -> Array:
-    """Return which part of its range each channel may use in samples that were not seen.
+    """Return the share of its range that each channel may use in new samples.
 
-    What a channel used in one part of the samples and in no other tells how far new samples may exceed what was seen:
-    in most channels of a squeeze-and-excitation by little, in sparse ones by several times. The margin is one for all
-    channels of a site, enough for a part of them, or the channel's own where that is more. A channel of which nothing
-    was seen may use all.
+    The largest share is multiplied by a margin: by how much one part of the samples exceeds all others. In most
+    channels of a squeeze-and-excitation the margin is small, in sparse channels it is several times. All channels of a
+    group share the margin at the quantile `cover`; a channel with a larger margin keeps its own. A channel that was
+    always zero may use the whole range.
 
     Args:
         parts: the shares in each part of the samples, each of shape (factors,).
@@ -571,15 +566,15 @@ def expected_shares(parts: Sequence[Array], cover: float) -> Array:
 
 
 def channel_scales_of(site: EqualizationGroup, parts: Sequence[Array], setting: EqualizationStrength) -> Array:
-    """Return the factors of a site, float64 of shape (factors,), all 1 where nothing is to be gained."""
+    """Return the factors of a group, float64 of shape (factors,); all are 1 if nothing improves."""
     power = setting.dense if site.dense else setting.lossless
-    # Shares that are no numbers come from samples that are none.
+    # Shares are NaN if the samples are.
     used = np.nan_to_num(expected_shares(parts, setting.cover), nan=1.0)
     return np.where(site.free, np.clip(used, SMALLEST, 1.0) ** power, 1.0)
 
 
 def equalization_of(found: Mapping[EqualizationGroup, Array]) -> Equalization:
-    """Return the migration of sites by the factors of each."""
+    """Return the equalization for the factors of each group."""
     return Equalization(
         {
             name: ChannelScales(channels.axis, factors[channels.places])
@@ -590,14 +585,14 @@ def equalization_of(found: Mapping[EqualizationGroup, Array]) -> Equalization:
     )
 
 
-# --- which channel scales cost nothing ------------------------------------------------------------------------------
+# --- channel scales that cost nothing at run time -------------------------------------------------------------------
 
 
 def select_free_scales(graph: Graph, plan: Plan, migration: Equalization) -> Equalization:
-    """Return the factors that need no node, and no scale for each channel of data, in a plan's model.
+    """Return the factors that cost nothing: no extra node, and no scale for each activation channel.
 
-    Others multiply or divide where floats become codes or codes floats. Tensors that pass factors on to each other keep
-    them together or not at all.
+    Other factors need a Mul where values are quantized or dequantized. The tensors of a group keep their factors
+    together or not at all.
 
     Args:
         graph: the prepared graph.
@@ -610,7 +605,7 @@ def select_free_scales(graph: Graph, plan: Plan, migration: Equalization) -> Equ
 
 
 def costly_scales(graph: Graph, plan: Plan, migration: Equalization) -> list[frozenset[str]]:
-    """Return the tensors whose factors need a node or scales of their own, by what has them together or not at all.
+    """Return the tensors whose factors need a node or scales of their own, by equalization group.
 
     Args:
         graph: the prepared graph.
@@ -623,7 +618,7 @@ def costly_scales(graph: Graph, plan: Plan, migration: Equalization) -> list[fro
 
 
 def _paid(graph: Graph, plan: Plan, migration: Equalization) -> set[str]:
-    """Return the tensors with factors that not all of what reads them takes in."""
+    """Return the tensors with factors that not every reader absorbs."""
     divided = divided_tensors(graph, plan, migration)
     tensors = {tensor.name: tensor for _, node in all_nodes(graph) for tensor in node.outputs}
     free = {name for name in divided if _read_as_codes(tensors[name], plan)}
@@ -631,5 +626,4 @@ def _paid(graph: Graph, plan: Plan, migration: Equalization) -> set[str]:
 
 
 def _read_as_codes(tensor: Variable, plan: Plan) -> bool:
-    """Whether all that reads a tensor computes with its codes."""
     return not tensor.graph_output_of and all(is_static(plan, reader) for reader in tensor.outputs)

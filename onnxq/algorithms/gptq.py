@@ -1,9 +1,9 @@
 """GPTQ: rounding whose errors cancel in the sums that a matrix multiplication or convolution computes.
 
-A node that multiplies activations x makes of the rounding errors e of one output channel the error e . x, whose mean
-square is e H e^T with the Gram matrix H = E[x x^T]. Rounding one value at a time, and letting the values that follow
-make up for what is lost, keeps that sum small, although single values move away from their nearest quantized values
-(Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022).
+A node multiplies activations x by the rounding errors e of one output channel. The mean square of e . x is e H e^T with
+the Gram matrix H = E[x x^T]. GPTQ rounds one value at a time, and the values that follow compensate its error. The sum
+stays small, although single values move away from their nearest quantized value (Frantar et al., "GPTQ: Accurate
+Post-Training Quantization for Generative Pre-trained Transformers", 2022).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from onnxq.numerics.spec import Method, QuantSpec
 
 @dataclass(frozen=True)
 class WeightMatrices:
-    """A weight seen as one matrix for each group of channels: a row for each output, a column for each term of a sum.
+    """A weight as one matrix for each group of channels: a row for each output, a column for each term of the sum.
 
     Attributes:
-        split: shape of the weight with the groups apart from what they hold.
-        order: axes of ``split`` in the order groups, rows, columns.
+        split: shape of the weight with the groups on an axis of their own.
+        order: axes of `split` in the order groups, rows, columns.
         shape: (groups, rows, columns).
 
     >>> WeightMatrices.of_product((3, 4)).view(np.arange(12).reshape(3, 4))[0, 1]
@@ -45,34 +45,34 @@ class WeightMatrices:
 
     @classmethod
     def of_product(cls, shape: tuple[int, int], *, transposed: bool = False) -> WeightMatrices:
-        """Return those of a weight of shape (columns, rows), or (rows, columns) when it is transposed."""
+        """Return the matrices of a weight of shape (columns, rows), or (rows, columns) if transposed."""
         if transposed:
             return cls((1, *shape), (0, 1, 2), (1, *shape))
         return cls((1, *shape), (0, 2, 1), (1, shape[1], shape[0]))
 
     @classmethod
     def of_convolution(cls, shape: tuple[int, ...], groups: int) -> WeightMatrices:
-        """Return those of a Conv's weight of shape (rows of all groups, channels of one, *kernel)."""
+        """Return the matrices of a Conv weight of shape (rows of all groups, channels of one group, *kernel)."""
         whole = groups, shape[0] // groups, math.prod(shape[1:])
         return cls(whole, (0, 1, 2), whole)
 
     @classmethod
     def of_cell(cls, shape: tuple[int, ...]) -> WeightMatrices:
-        """Return those of a recurrent cell's weight of shape (directions, rows, columns)."""
+        """Return the matrices of a recurrent weight of shape (directions, rows, columns)."""
         directions, rows, columns = shape
         return cls((directions, rows, columns), (0, 1, 2), (directions, rows, columns))
 
     def view(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values of the weight's shape as an array of shape (groups, rows, columns)."""
+        """Reshape values of the weight's shape to (groups, rows, columns)."""
         return values.reshape(self.split).transpose(self.order).reshape(self.shape)
 
     def back(self, values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Return the array of the weight's shape that ``view`` makes these values of."""
+        """Reshape matrices to the weight's shape; the inverse of `view`."""
         turned = values.reshape([self.split[axis] for axis in self.order])
         return np.ascontiguousarray(turned.transpose(np.argsort(self.order))).reshape(shape)
 
 
-# --- arithmetic: Gram matrices and rounding -------------------------------------------------------------------------
+# --- Gram matrices and rounding -------------------------------------------------------------------------------------
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -80,31 +80,31 @@ Order = npt.NDArray[np.intp]
 Rows = Callable[[Order, Order], npt.NDArray[np.floating]]
 
 DAMPING = 0.01
-"""Share of the mean of a Gram matrix's diagonal that is added to it: what new data may differ by."""
+"""Share of the mean diagonal of a Gram matrix that is added to its diagonal, as new activations differ."""
 
-# Columns that are rounded before what they lost reaches the others by one matrix product.
+# Columns to round before one matrix multiplication passes their errors to the other columns.
 _BLOCK = 128
-# Values that are worked on together, so that their copies take little beside a large Gram matrix.
+# Values to process together, so that their copies are small beside a large Gram matrix.
 _TOGETHER = 2**20
-# Damping that a matrix without a Cholesky factor is tried again with.
+# Dampings to retry if a matrix has no Cholesky factor.
 _MORE = (0.1, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class GramMatrices:
-    """Gram matrices of the terms that the columns of a weight are multiplied with, up to a factor.
+    """Gram matrices of the terms that multiply the columns of a weight, up to a factor.
 
     Attributes:
-        products: float array of shape (groups, columns, columns), symmetric: sums of the products of each two terms.
-        offsets: float array of shape (groups, columns), whose products with each other are taken from these; with the
-            sums of the terms over the square root of the rows, what is left is about the means.
+        products: sums of the pairwise products of the terms, symmetric, float of shape (groups, columns, columns).
+        offsets: float array of shape (groups, columns) whose outer product is subtracted. For the sums of the terms
+            over the square root of the rows, the result is centered at the means.
     """
 
     products: npt.NDArray[np.floating]
     offsets: npt.NDArray[np.floating] | None = None
 
     def of(self, groups: slice) -> GramMatrices:
-        """Return those of some groups."""
+        """Return the matrices of some groups."""
         return GramMatrices(self.products[groups], None if self.offsets is None else self.offsets[groups])
 
     @property
@@ -114,13 +114,13 @@ class GramMatrices:
         return found if self.offsets is None else found - np.square(self.offsets)
 
     def rows(self, group: int, rows: Order, order: Order) -> npt.NDArray[np.floating]:
-        """Return some rows of a matrix with their columns in that order."""
+        """Return some rows of one matrix, with the columns in `order`."""
         found = self.products[group, rows][:, order]
         offset = None if self.offsets is None else self.offsets[group]
         return np.asarray(found if offset is None else found - offset[rows, None] * offset[order])
 
     def times(self, values: Floats) -> npt.NDArray[np.floating]:
-        """Return the matrices' products with values of shape (groups, columns, rows)."""
+        """Multiply the matrices with values of shape (groups, columns, rows)."""
         found = self.products @ values
         if self.offsets is None:
             return found
@@ -135,21 +135,18 @@ def round_by_gptq(
     matrices: WeightMatrices,
     damping: float = DAMPING,
 ) -> QTensor:
-    """Choose codes that make ``e H e^T`` small for each output channel, at scales and zero points that are given.
+    """Choose quantized values that minimize `e H e^T` for each output channel, at given scales and zero points.
 
-    Columns go by falling diagonal. A channel keeps its nearest codes where others are no better, and so do all of a
-    group whose Gram matrix is not finite, is zero, or is not positive semidefinite even when damped.
+    Columns are rounded in the order of falling diagonal. A channel keeps the nearest values if GPTQ does not improve
+    it. So does a group whose Gram matrix is zero, not finite, or not positive definite even when damped.
 
     Args:
         values: finite weight of any rank.
-        parameters: scales and zero points, with blocks of any kind.
+        parameters: scales and zero points, with blocks of any shape.
         format: of at most 8 bits.
-        moments: of the terms that columns are multiplied with.
-        matrices: how the weight is a matrix for each group.
+        moments: Gram matrices of the terms that multiply the columns.
+        matrices: view of the weight as matrices.
         damping: share of the mean diagonal that is added to the diagonal.
-
-    Returns:
-        Codes of the weight's shape with the parameters given.
     """
     weight = matrices.view(values)
     codes_of_zero = np.zeros((), np.uint8) if parameters.zero_point is None else parameters.zero_point
@@ -169,13 +166,13 @@ def round_by_gptq(
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:
-    """Cut so many things of a size into runs of few values."""
+    """Yield slices of `count` items of `size` values each, with few values in a slice."""
     step = max(_TOGETHER // max(size, 1), 1)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def _spread(entries: npt.NDArray[Any], parameters: QuantParams, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Repeat an entry for each block until there is one for each value."""
+    """Repeat the entry of each block for each value."""
     if np.ndim(entries) == 0:
         return np.broadcast_to(entries, shape)
     for axis, (extent, length) in enumerate(zip(shape, parameters.block_in(shape), strict=True)):
@@ -185,22 +182,22 @@ def _spread(entries: npt.NDArray[Any], parameters: QuantParams, shape: tuple[int
 
 
 def _turned(part: npt.NDArray[Any], order: Order) -> npt.NDArray[Any]:
-    """Return values of (groups, rows, columns) as (groups, columns in that order, rows)."""
+    """Transpose (groups, rows, columns) to (groups, columns, rows), with the columns in `order`."""
     return np.take_along_axis(part.transpose(0, 2, 1), order[:, :, None], 1)
 
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """What each value of a part may become; scale and zero point are of the part's shape, columns in front of rows."""
+    """The quantized values of a part; scale and zero point have its shape, columns in front of rows."""
 
     format: QuantDType
     scale: Floats
     zero_point: Floats
 
     def nearest(self, wanted: Floats, place: Any) -> tuple[Bytes, Floats]:
-        """Return the codes, as bytes, nearest to values at a place of the part, and what they stand for.
+        """Return the nearest quantized values as bytes, and their floats, at a place of the part.
 
-        The arithmetic is that of ``numerics.quantize`` and ``dequantize``.
+        The arithmetic is that of `numerics.affine.quantize` and `dequantize`.
         """
         scale = self.scale[place]
         scaled = wanted / scale
@@ -209,11 +206,11 @@ class _Grid:
             self.format.round_into(scaled, codes)
             bits = codes.view(np.uint8)
             return bits, self.format.values[bits & (2**self.format.bits - 1)] * scale
-        # Integers stay floats on the way: this runs for each column.
+        # Integers stay in float arrays for speed: this runs for each column.
         np.rint(scaled, out=scaled)
         if self._is_shifted:
             scaled += self.zero_point[place]
-        # NaN becomes the minimum, as it does elsewhere.
+        # NaN becomes the minimum, as in `QuantDType.round`.
         np.fmin(np.fmax(scaled, self.format.minimum, out=scaled), self.format.maximum, out=scaled)
         bits = scaled.astype(self.format.dtype).view(np.uint8)
         if self._is_shifted:
@@ -226,13 +223,13 @@ class _Grid:
 
 
 def _chosen(weight: Floats, grid: _Grid, moments: GramMatrices, order: Order, factor: Floats) -> Bytes:
-    """Return the codes of a part, of shape (groups, rows, columns), nearest ones where others are no better."""
+    """Return the quantized values (groups, rows, columns) of a part; the nearest if GPTQ is no better."""
     plain, decoded = grid.nearest(weight, ...)
     bits, lost = _rounded(weight, grid, factor)
     back = np.argsort(order, axis=1)[:, :, None]
     now, plainly = (np.take_along_axis(one, back, 1) for one in (lost, weight - decoded))
     with np.errstate(over="ignore", invalid="ignore"):
-        # What is lost plainly, less what is lost now.
+        # Error of rounding to nearest, less the error of GPTQ.
         gain = ((plainly - now) * moments.times(plainly + now)).sum(1)
     chosen = np.where(gain[:, None] > 0, bits, plain)
     return np.take_along_axis(chosen, back, 1).transpose(0, 2, 1)
@@ -241,12 +238,9 @@ def _chosen(weight: Floats, grid: _Grid, moments: GramMatrices, order: Order, fa
 def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats]:
     """Round from the last column to the first.
 
-    With H = L L^T the error of a channel is the sum over columns j of ``(sum over k >= j of e_k L_kj) ** 2``, so once
-    those behind it are rounded, column j makes its term smallest at the code nearest to its value plus
-    ``sum over k > j of e_k L_kj / L_jj``.
-
-    Returns:
-        Codes as bytes, and what each value lost, both of the weight's shape.
+    With H = L L^T the error of a channel is the sum over columns j of `(sum over k >= j of e_k L_kj) ** 2`. Once the
+    columns behind j are rounded, term j is smallest at the quantized value nearest to the value plus
+    `sum over k > j of e_k L_kj / L_jj`. Returns the values as bytes, and the error of each value.
     """
     bits, lost = np.empty(weight.shape, np.uint8), np.zeros_like(weight)
     diagonal = np.diagonal(factor, axis1=1, axis2=2)
@@ -267,7 +261,7 @@ def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats
 def _factors(moments: GramMatrices, damping: float) -> tuple[Order, Floats]:
     """Return columns by rising diagonal, (groups, columns), and the lower Cholesky factors of the damped matrices.
 
-    Those that have none get the identity, by which every value goes to its nearest code.
+    A matrix without a factor gets the identity, which rounds to nearest.
     """
     diagonal = moments.diagonal
     order = np.argsort(diagonal, axis=1, kind="stable")
@@ -286,7 +280,7 @@ def _factors(moments: GramMatrices, damping: float) -> tuple[Order, Floats]:
 def _left(
     moments: GramMatrices, order: Order, size: npt.NDArray[np.float64], damping: float, factors: Floats
 ) -> Sequence[int]:
-    """Put the Cholesky factors of many small matrices in place at once, and return the groups that are left."""
+    """Compute the Cholesky factors of many small matrices at once, in place; return the groups that are left."""
     groups, count = order.shape
     if count > _BLOCK or groups == 1:
         return range(groups)
@@ -307,7 +301,7 @@ def _left(
 
 
 def _factorized(rows: Rows, order: Order, size: float, damping: float, factor: Floats) -> bool:
-    """Put the Cholesky factor of a matrix, in that order and in units of that size, in place; whether it has one."""
+    """Compute the Cholesky factor of a matrix in place, blockwise; return whether it exists."""
     count = len(order)
     for start in range(0, count, _BLOCK):
         factor[start : start + _BLOCK] = rows(order[start : start + _BLOCK], order) / size
@@ -329,13 +323,13 @@ def _factorized(rows: Rows, order: Order, size: float, damping: float, factor: F
     return True
 
 
-# --- which weights get it, and what calibration has to observe for it -----------------------------------------------
+# --- weights that GPTQ covers, and the statistics they need ---------------------------------------------------------
 
 ROWS: Final = 8192
-"""Rows of data that Gram matrices are made of, from all samples together."""
+"""Rows of activations for each Gram matrix, from all samples together."""
 GRAM_BYTES: Final = 1 << 30
-"""Bytes that the Gram matrices of a group of samples take at most, unless less is wanted."""
-# Of convolutions in groups, whose many matrices have few columns, one row in so many.
+"""Default limit in bytes of the Gram matrices of a group of samples."""
+# Grouped convolutions use one in this many rows, because their many matrices have few columns.
 _GROUPED = 8
 
 _CELLS = frozenset({"GRU", "LSTM", "RNN"})
@@ -346,32 +340,27 @@ _FLOAT64_BYTES = 8
 
 @dataclass(frozen=True)
 class GemmView:
-    """How a weight is multiplied.
-
-    Attributes:
-        request: what is to be seen of its data.
-        matrices: how the weight is matrices that multiply it.
-    """
+    """A weight as matrices, with the statistic of the activations that it multiplies."""
 
     request: Request
     matrices: WeightMatrices
 
     @property
     def gram_bytes(self) -> int:
-        """Bytes that the Gram matrices of its data take at most."""
+        """Largest size of the Gram matrices in bytes."""
         groups, _, columns = self.matrices.shape
         return groups * columns * columns * _FLOAT64_BYTES
 
 
 @dataclass(frozen=True)
 class Gptq:
-    """Error-compensating rounding, and the weights that get it.
+    """Settings of GPTQ, and the weights it covers.
 
     Attributes:
-        rows: most rows of data that each sample shows.
-        damping: share of the mean of a Gram matrix's diagonal that is added to it.
-        bits: weights of more bits are rounded.
-        memory: bytes that all Gram matrices may take; weights whose matrices have no room are rounded.
+        rows: largest number of rows of activations from each sample.
+        damping: share of the mean diagonal of a Gram matrix that is added to its diagonal.
+        bits: weights of more bits are rounded to nearest.
+        memory: limit of all Gram matrices in bytes. Weights whose matrices do not fit are rounded to nearest.
     """
 
     rows: int
@@ -383,7 +372,7 @@ class Gptq:
     def of_samples(
         cls, samples: int, damping: float = DAMPING, bits: int = _MOST_BITS, memory: int = GRAM_BYTES
     ) -> Gptq:
-        """Return one whose Gram matrices have about ``ROWS`` rows when each of so many samples shows as many.
+        """Return settings with which all samples together give about `ROWS` rows.
 
         >>> Gptq.of_samples(100).rows
         82
@@ -391,20 +380,14 @@ class Gptq:
         return cls(-(-ROWS // max(samples, 1)), damping, bits, memory)
 
     def covers(self, spec: QuantSpec) -> bool:
-        """Whether weights of a Spec get it; what a package's encoder chooses stays."""
+        """Whether GPTQ applies to weights of a spec. Encoders of packages keep their own values."""
         free = isinstance(spec.method, Method) and not spec.is_followed
         return free and format_named(spec.format).bits <= min(self.bits, _MOST_BITS)
 
 
 @dataclass(frozen=True, eq=False)
 class HessianInfo:
-    """What is known of the data that a weight multiplies.
-
-    Attributes:
-        moments: of the terms that the columns of its matrices are multiplied with.
-        matrices: how the weight is matrices that multiply it.
-        damping: share of the mean of a Gram matrix's diagonal that is added to it.
-    """
+    """The Gram matrices of a weight, the view of the weight as matrices, and the damping."""
 
     moments: GramMatrices
     matrices: WeightMatrices
@@ -412,13 +395,13 @@ class HessianInfo:
 
 
 def gemm_view_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> GemmView | None:
-    """Return how a node multiplies its input of that index and shape, where that is known.
+    """Return how a node multiplies its input `index`; None if that is unknown.
 
     Args:
-        node: of a prepared graph.
-        index: of the weight among its inputs.
-        shape: of the weight.
-        rows: most rows of data that each sample shows.
+        node: a node of a prepared graph.
+        index: index of the weight among its inputs.
+        shape: shape of the weight.
+        rows: largest number of rows of activations from each sample.
     """
     if node.op in _CELLS:
         return _recurrent_sums(node, index, shape, rows)
@@ -449,9 +432,9 @@ def _patches(node: Node, data: Variable, shape: tuple[int, ...], rows: int) -> G
 
 
 def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -> GemmView | None:
-    """Return how a cell of one direction multiplies its weights.
+    """Return the view of a weight of a one-directional cell.
 
-    What it gives at one step is what it multiplies at the next; of that, only the first state is not seen.
+    The recurrent weight multiplies the output of the previous step; only the initial state is not observed.
     """
     data: Any = node.inputs[0] if index == _WEIGHT else node.outputs[0] if index == _RECURRENCE else None
     if not isinstance(data, Variable) or data.is_empty() or shape[0] != 1 or node.attrs.get("layout", 0):
@@ -460,7 +443,7 @@ def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -
 
 
 def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
-    """Yield the requests of the smallest sizes that have room in the memory together."""
+    """Yield the smallest requests that fit the memory together."""
     for request, size in sorted(sizes.items(), key=lambda one: one[1]):
         memory -= size
         if memory < 0:
@@ -471,20 +454,20 @@ def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
 def hessian_info(
     gram: HessianAccumulator, sums: GemmView, factors: NDArray[np.float64] | None, damping: float, *, corrected: bool
 ) -> HessianInfo:
-    """Return what is known of the data that a weight multiplies.
+    """Compute the Gram matrices of a weight.
 
     Args:
-        gram: what was seen of it.
-        sums: how the weight multiplies it.
-        factors: what each of its terms is divided by, in the weight's shape; None where none is.
-        damping: share of the mean of a Gram matrix's diagonal that is added to it.
-        corrected: whether a bias makes up for what is lost in the mean.
+        gram: the statistic of its activations.
+        sums: view of the weight as matrices.
+        factors: divisor of each term, in the weight's shape; None without equalization.
+        damping: share of the mean diagonal of a Gram matrix that is added to its diagonal.
+        corrected: whether the bias corrects the mean error, so that only the variance counts.
     """
     products, means = gram.moments(np.float32), gram.means()
     if factors is not None:
-        # Every output is multiplied with the same terms.
+        # All output channels multiply the same terms.
         each = sums.matrices.view(factors)[:, 0]
-        # A matrix that is not finite, as that of very large values is not, is not used.
+        # Very large values overflow; a matrix that is not finite is not used.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products /= (each[:, :, None] * each[:, None]).astype(np.float32)
         means = means / each

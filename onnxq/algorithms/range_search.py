@@ -1,7 +1,6 @@
-"""Range search: the method for each tensor by the error of the whole model, and limits where functions saturate.
+"""Range search: the calibration method of each tensor by the model's quantization error, and saturation limits.
 
-What a GELU, a HardSwish or a Sigmoid reads may reach far to where the function is flat. A range that ends there leaves
-finer steps for the rest.
+A GELU, HardSwish or Sigmoid is flat far from zero. A range that ends where its reader becomes flat has a smaller scale.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from onnxq.rewrite.constant_folding import Step, evaluate_all
 Method = TypeVar("Method")
 Ends = tuple[float, float]
 Noise = NDArray[np.float64]
-"""Each sample's part of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
+"""Each sample's share of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
 
-# Ranges whose ends are nearer than this share of the width make the same noise, or as good as.
+# Ranges whose ends differ by less than this share of the width have practically the same error.
 _ALIKE = 0.02
-# A method must take off this share of the noise; less is not worth a difference between tensors.
+# A method must reduce the error by this share; less is not worth a different method.
 _WORTH = 0.02
-# So many standard errors over the samples must the noise taken off be away from none. Of many tensors some gain more by
-# luck.
+# The reduction must exceed this many standard errors over the samples. Single tensors need more, because of many
+# tensors some improve by chance.
 _CERTAIN, _CERTAIN_OF_MANY = 1.0, 2.0
 
 
@@ -42,8 +41,8 @@ class RangeChoice(Generic[Method]):
     """The calibration method of each tensor.
 
     Attributes:
-        default: of every tensor that has none of its own.
-        own: by tensor.
+        default: method of every tensor without its own.
+        own: methods by tensor.
     """
 
     default: Method
@@ -66,20 +65,20 @@ def choose_ranges(
     methods: Sequence[Method],
     patience: int = 2,
 ) -> RangeChoice[Method]:
-    """Return the calibration methods with which a model has the least noise, as far as that can be told from chance.
+    """Return the calibration methods with which the model has the least quantization error.
 
-    First the one method that is best for all tensors: where some in a row are no better than one before them, those
-    that clip yet more are not tried. Then one tensor after the other, the noisiest first, is given each other method
-    that would give it another range, until as many in a row are no better as well. Kept is what takes off noise at the
-    worst output: 2 % at least, and more than one standard error of the difference over the samples, for single tensors
-    more than two. A method that is lucky on one sample does not pass.
+    First, one method for all tensors is chosen. `methods` are tried in order, until `patience` in a row do not improve
+    the error. Then each tensor, that of the highest error first, tries the other methods with a different range, with
+    the same patience. A method is kept if it reduces the error of the worst output by at least 2 %. The reduction must
+    also exceed one standard error over the samples, and two for a single tensor. A method that is lucky on one sample
+    does not pass.
 
     Args:
-        ranges: of each method by tensor, tensors with the largest part in the noise first.
-        measure: a choice to the noise of its model.
-        most: measurements to make at most, those of single methods included.
-        methods: to choose from, those that clip more behind others; the first is taken where nothing is better.
-        patience: so many in a row that are no better leave none to be tried.
+        ranges: range of each method by tensor, tensors of the highest error first.
+        measure: returns the error of the model for a choice.
+        most: limit of measurements, including those of the first step.
+        methods: candidates, ordered by how much they clip. The first is the default.
+        patience: number of failures in a row that ends a series.
 
     >>> ranges = {"a": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}, "b": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}}
     >>> def measure(choice):
@@ -112,12 +111,12 @@ def choose_ranges(
 
 
 def is_significant_reduction(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
-    """Return whether noise has become less at the worst output by more than chance, on the same samples.
+    """Return whether the error of the worst output fell by more than chance, on the same samples.
 
     Args:
-        noise: before.
-        found: after.
-        certain: by how many standard errors at least.
+        noise: error before.
+        found: error after.
+        certain: required reduction in standard errors.
     """
     output = int(np.argmax(noise.sum(0)))
     if not pooled(found) < (1 - _WORTH) * pooled(noise):
@@ -129,12 +128,12 @@ def is_significant_reduction(noise: Noise, found: Noise, certain: float = _CERTA
 
 
 def pooled(noise: Noise) -> float:
-    """Return the noise-to-signal ratio of the worst output over all samples; infinite where one is not finite."""
+    """Return the noise-to-signal ratio of the worst output over all samples; infinite if one is not finite."""
     return worst_ratio(noise.sum(0))
 
 
 def _unlike(known: Mapping[Method, Ends], now: Method) -> Iterator[Method]:
-    """Yield the methods whose ranges are unlike the one of now and those of methods before them."""
+    """Yield the methods whose ranges differ from the current one and from those of earlier methods."""
     seen = [known[now]]
     width = max(known[now][1] - known[now][0], np.finfo(np.float64).tiny)
     for method, (low, high) in known.items():
@@ -147,30 +146,30 @@ def _unlike(known: Mapping[Method, Ends], now: Method) -> Iterator[Method]:
 
 Array = NDArray[Any]
 
-# What computes each element from that element and constants, or from several that stem from one, and moves none away.
+# Operators that compute each element from the same element of their inputs and constants, and move none.
 _ELEMENTWISE: Final = frozenset(
     {"Add", "Clip", "Div", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Pow", "Relu"}
     | {"Sigmoid", "Softplus", "Sqrt", "Squeeze", "Sub", "Tanh", "Unsqueeze"}
 )
-# The largest constant that functions take, such as the bias of each channel.
+# Largest constant in a function, such as a bias with a value for each channel.
 _LARGEST = 1 << 12
-# Nodes that a function is written in, at most.
+# Largest number of nodes of a function.
 _NODES = 16
 _POINTS = 257
-# What changes by less than this part of all that a function gives is lost in codes of 8 bits behind it, even where it
-# adds up over a thousand elements, as their rounding does not.
+# A change below this share of the function's range is lost in 8-bit values behind it. It stays lost if it adds up over
+# a thousand elements, while rounding errors do not add up.
 _FLAT = 2**-16
 
 
 @dataclass(frozen=True)
 class SaturatingRange:
-    """The range of another method, no further than where values make a difference.
+    """The range of another calibration method, limited to the values that make a difference.
 
     Attributes:
-        method: the other one.
-        low: below which all values stand for each other; -inf where none do.
-        high: above which they do.
-        room: how many times as far the range may reach, for channels whose factors make their ends lie there.
+        method: the other method.
+        low: values below give the same result; -inf without a limit.
+        high: values above give the same result; inf without a limit.
+        room: factor by which the range may exceed the limits, for channels whose factors move their ends there.
     """
 
     method: CalibrationMethod
@@ -184,29 +183,30 @@ class SaturatingRange:
         return required_kinds([self.method])
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within those of the other method."""
+        """Return (low, high) of the other method within the limits."""
         low, high = find_range(self.method, seen, spec)
         return min(max(low, self.room * self.low), high), max(min(high, self.room * self.high), low)
 
     def clip(self, ends: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return ends of channels, no further than where values make a difference."""
+        """Clip the ends of channels to the limits."""
         return ends.clip(self.low, self.high)
 
 
 def without_limits(method: CalibrationMethod) -> CalibrationMethod:
-    """Return the method that another one may limit to where values make a difference."""
+    """Return the method without its saturation limits."""
     return method.method if isinstance(method, SaturatingRange) else method
 
 
 def saturation_limits(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, tuple[float, float]]:
-    """Return from where on values of tensors make no difference, of those that reach beyond, by name.
+    """Return the limits beyond which values make no difference, for tensors that exceed them, by name.
 
-    Told by computing what follows a tensor element by element over its range, up to where anything else reads it.
+    The limits come from evaluating the elementwise nodes behind a tensor over its range. All its readers must be such
+    nodes.
 
     Args:
         graph: the prepared graph.
-        plan: which tensors become codes.
-        evidence: of these.
+        plan: names the quantized tensors.
+        evidence: their statistics.
     """
     coded, found = plan.calibrated, dict[str, tuple[float, float]]()
     for tensor in (tensor for node in graph.nodes for tensor in node.outputs if tensor.name in coded):
@@ -220,7 +220,7 @@ def saturation_limits(graph: Graph, plan: Plan, evidence: CalibrationStatistics)
 
 
 def _function_of(tensor: Variable) -> list[Node]:
-    """Return the nodes that compute something of each element of a tensor, in order; none where others read it too."""
+    """Return the elementwise nodes behind a tensor, in order; none if another node reads the tensor too."""
     function: list[Node] = []
     made, waiting = {tensor}, [tensor]
     while waiting and len(function) < _NODES:
@@ -240,9 +240,9 @@ def _is_small(tensor: Tensor) -> bool:
 def _flat_ends(
     tensor: Variable, function: Sequence[Node], reached: tuple[float, float], opset: int
 ) -> tuple[float, float]:
-    """Return from where on what a function gives is flat, to the left and to the right of zero."""
+    """Return the values left and right of zero beyond which the function is flat."""
     low, high = min(reached[0], 0.0), max(reached[1], 0.0)
-    # np.unique would load the masked arrays of numpy, which takes longer than all of this.
+    # np.unique would import numpy.ma, which takes longer than the whole function.
     points = np.sort(np.append(np.linspace(low, high, _POINTS), 0.0))
     points = points[np.diff(points, prepend=-math.inf) > 0].astype(np.float32)
     grid = points.reshape(-1, *(1,) * (len(tensor.shape or (0,)) - 1))
@@ -263,17 +263,17 @@ def _flat_ends(
 
 
 def _in_parts(curve: Array) -> Array:
-    """Return a curve in parts of the width of what it gives."""
+    """Divide a curve by the width of its range."""
     width = float(curve.max() - curve.min())
     return np.asarray(curve.astype(np.float64) / (width or 1.0))
 
 
 def _flat_from(curve: Array) -> int | None:
-    """Return the first row from which on nothing changes; None where that is the last one."""
+    """Return the first row from which on the curve is flat; None if that is the last row."""
     backwards = curve[::-1]
     above = np.maximum.accumulate(backwards)[::-1] - curve
     below = curve - np.minimum.accumulate(backwards)[::-1]
     flat = (np.maximum(above, below) <= _FLAT).all(1)
-    # No number is flat.
+    # A NaN is never flat.
     first = int(np.argmax(flat)) if flat.any() else len(flat) - 1
     return first if first < len(flat) - 1 else None
