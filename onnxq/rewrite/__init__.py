@@ -1,4 +1,4 @@
-"""Rewriting graphs: patterns, rules, the protocol of passes and their runner, constant folding, symbolic shapes."""
+"""Graph rewriting: patterns, rules, passes and pipelines, constant folding, symbolic shapes."""
 
 from __future__ import annotations
 

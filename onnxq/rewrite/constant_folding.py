@@ -1,4 +1,4 @@
-"""What constants alone decide, computed: operators one by one or many together, and values made when asked for."""
+"""Constant folding: single operators in numpy or onnxruntime, many steps together, and values computed on load."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def dequantize_linear(
     """Return what ONNX's DequantizeLinear gives, computed in float32 and rounded last, as onnxruntime does.
 
     Args:
-        codes: of any integer or small float type.
-        scale: a number, a vector along ``axis``, blocks along it, or a shape that broadcasts against the codes.
+        codes: quantized values of any integer or small float type.
+        scale: a number, a vector along ``axis``, blocks along it, or a shape that broadcasts against ``codes``.
         zero_point: of the scale's shape or one number; None for zero.
-        axis: axis that a vector or blocks of scales lie along.
-        block_size: codes along ``axis`` that share a scale; 0 when each index has its own.
-        dtype: of the result; by default that of the scale.
+        axis: axis of a vector or of blocks of scales.
+        block_size: entries along ``axis`` that share a scale; 0 if each index has its own.
+        dtype: type of the result; None for the scale's.
 
     >>> dequantize_linear(np.array([[1, 3], [5, 7]], np.uint8), np.float32([0.5, 2]), np.uint8([1, 3]))
     array([[0., 0.],
@@ -47,9 +47,9 @@ def dequantize_linear(
     wanted = np.dtype(scale.dtype if dtype is None else dtype)
     spread = partial(_spread, shape=codes.shape, axis=axis, block_size=block_size)
     if zero_point is not None and codes.dtype.kind in "iu" and codes.dtype.itemsize > 2:
-        # float32 does not hold every difference of codes so wide.
+        # float32 cannot represent every difference of 32-bit integers.
         codes, zero_point = np.subtract(codes, spread(zero_point), dtype=np.int64), None
-    # Differences of single numbers are no arrays.
+    # A copy as an array: numpy returns scalars for differences of 0-d arrays.
     values = np.array(codes, np.float32)
     if zero_point is not None:
         np.subtract(values, spread(zero_point.astype(np.float32)), out=values)
@@ -59,7 +59,6 @@ def dequantize_linear(
 
 
 def _spread(parameter: Array, *, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
-    """Return a scale or zero point in a shape that broadcasts against the codes."""
     if parameter.size == 1:
         return parameter.reshape(())
     along = axis % len(shape) if axis < len(shape) else 0
@@ -71,36 +70,34 @@ def _spread(parameter: Array, *, shape: tuple[int, ...], axis: int, block_size: 
 
 
 def without_repeats(values: Array) -> Array:
-    """Return an array with axes of one wherever all along an axis is the same, bit for bit.
+    """Return an array with extent 1 along each axis on which all entries are bitwise equal.
 
     >>> without_repeats(np.array([[1, 2], [1, 2], [1, 2]])).tolist(), without_repeats(np.zeros((2, 3))).shape
     ([[1, 2]], (1, 1))
     """
     if values.dtype.itemsize not in (1, 2, 4, 8):
         return values
-    # Zeros of both signs are equal as numbers, and a NaN is not equal to itself.
+    # As numbers, zeros of both signs are equal, and a NaN differs from itself.
     bits = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}").reshape(values.shape)
     for axis, extent in enumerate(values.shape):
         first = bits.take([0], axis) if extent > 1 else bits
-        # The first two tell most apart.
+        # The first two entries usually differ, so most arrays are not compared in full.
         if extent > 1 and np.array_equal(first, bits.take([1], axis)) and bool((bits == first).all()):
             bits, values = first, values.take([0], axis)
     return values
 
 
-# Values that are computed when they are asked for ---------------------------------------------------------------------
+# Values computed on load ----------------------------------------------------------------------------------------------
 
-# Results of fewer bytes are computed at once and kept.
+# Results below this many bytes are computed at once and kept.
 _COMPUTED_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComputedPayload(TensorData):
-    """Values that are computed whenever they are asked for, so that a model of them need not fit into memory.
+    """Values that each load computes anew, so that a model of them need not fit into memory.
 
     Attributes:
-        onnx_dtype: ``TensorProto.DataType`` of the elements.
-        shape: the dimensions.
         compute: returns the values.
     """
 
@@ -112,7 +109,7 @@ class ComputedPayload(TensorData):
         """Return the values, computed anew.
 
         Raises:
-            ModelError: they cannot be computed, or have another type or shape than the model says.
+            ModelError: The computation fails, or gives another type or shape than declared.
         """
         found = ArrayData(_sound(self.compute))
         if (found.onnx_dtype, found.shape) != (self.onnx_dtype, self.shape):
@@ -125,7 +122,10 @@ class ComputedPayload(TensorData):
 
 
 def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[object] | None = None) -> TensorData:
-    """Return a tensor_data of what ``compute`` gives; large values are not kept where type and shape are known."""
+    """Return tensor data that ``compute`` gives.
+
+    A result of 64 KiB or more is not kept. If ``onnx_type`` and ``shape`` are given, it is not even computed now.
+    """
     sizes = tuple(size for size in shape or () if isinstance(size, int))
     if onnx_type and shape is not None and len(sizes) == len(shape):
         tensor_data = ComputedPayload(onnx_type, sizes, compute)
@@ -135,7 +135,7 @@ def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[o
 
 
 def _sound(compute: Callable[[], Array]) -> Array:
-    """Compute; what numpy refuses is a fault of the model."""
+    """Report invalid shapes and types of the model, at which numpy raises."""
     try:
         return compute()
     except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -146,13 +146,11 @@ def _sound(compute: Callable[[], Array]) -> Array:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DerivedPayload(TensorData):
-    """Values of another tensor_data, laid out or typed otherwise whenever they are asked for.
+    """Values of another tensor in another layout or type, derived on each load.
 
     Attributes:
-        onnx_dtype: ``TensorProto.DataType`` of the elements.
-        shape: the dimensions.
-        source: what they come from.
-        derive: returns them, given those of the source.
+        source: the other tensor.
+        derive: returns the values, given those of ``source``.
     """
 
     onnx_dtype: int
@@ -161,8 +159,8 @@ class DerivedPayload(TensorData):
     derive: Callable[[Array], Array]
 
     def load(self) -> Array:
-        """Return the values, one row behind the other in memory."""
-        # A loop: chains of these are as long as those of the nodes that they stand for.
+        """Return the values as a contiguous array."""
+        # A loop, not recursion: a chain is as long as the chain of nodes behind it.
         derivations, source = [self.derive], self.source
         while isinstance(source, DerivedPayload):
             derivations.append(source.derive)
@@ -178,44 +176,44 @@ class DerivedPayload(TensorData):
 
 
 def derived(source: TensorData, derive: Callable[[Array], Array], dtype: np.dtype[Any] | None = None) -> TensorData:
-    """Return a tensor_data of what ``derive`` makes of the values of another, at once where these are few.
+    """Return tensor data that ``derive`` makes of ``source``; results of less than 64 KiB are computed at once.
 
     Args:
-        source: the tensor_data that is kept in the place of a large result.
+        source: kept instead of a large result.
         derive: makes a view of any array of that shape and type, or casts each element.
-        dtype: what is cast to; None for views.
+        dtype: the type of a cast; None for views.
 
     Raises:
-        ValueError: the values cannot be derived.
+        ValueError: ``derive`` fails for this shape.
     """
     if source.nbytes < _COMPUTED_AT_ONCE:
         return ArrayData(np.asarray(derive(source.load())))
     if dtype is not None:
         return DerivedPayload(data_type_of(dtype), source.shape, source, derive)
-    # One element that is seen as all of them tells the shape.
+    # A broadcast single element gives the shape without loading values.
     shape = derive(np.broadcast_to(np.zeros((), source.dtype), source.shape)).shape
     return DerivedPayload(source.onnx_dtype, shape, source, derive)
 
 
-# Operators that are views of what they read ---------------------------------------------------------------------------
+# Operators that are views ---------------------------------------------------------------------------------------------
 
 View = Callable[[Array], Array]
-"""From the array that is read to one that shows its elements otherwise."""
+"""Function from an array to a view of it."""
 
-# Shapes and axes are inputs since these versions; below them they are attributes, where they are read alike.
+# From this opset on, Reshape reads its shape from an input.
 _RESHAPE_READS_SHAPE: Final = 5
 
 OPEN_ENDS: Final = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
-"""Ends of a Slice that stand for none: onnxruntime takes them so for steps backwards too, ONNX only for others."""
+"""Ends of a Slice that mean "to the end": in ONNX for positive steps only, in onnxruntime for all."""
 
 
 def view_of(op: str, attributes: Mapping[str, Any], parameters: Sequence[Array | None], opset: int) -> View | None:
-    """Return what an operator of the default domain does to its first input, or None when it is no such operator.
+    """Return the view that an operator of the default domain makes of its first input, or None for other operators.
 
     Args:
         op: its op type.
         attributes: its attributes.
-        parameters: its other inputs, None where one is left out.
+        parameters: its other inputs; None for an absent one.
         opset: version of the default domain.
 
     >>> view = view_of("Transpose", {"perm": [1, 0]}, [], 17)
@@ -280,14 +278,13 @@ def _slice(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Arr
 
 
 def _cut(extent: int, start: int, end: int, step: int) -> slice:
-    """Return a slice of Python for bounds of ONNX, which may lie far outside."""
     if step < 0 and end in OPEN_ENDS:
         raise ValueError("runtimes do not agree where a Slice that steps backwards to no end stops")
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     if step > 0:
         return slice(max(start, 0), max(end, 0), step)
     start = min(max(start, 0), extent - 1)
-    # Below the first element Python would begin to count from the end.
+    # Python would count an end below 0 from the end of the axis.
     return slice(start, end if end >= 0 else None, step) if extent else slice(0, 0, step)
 
 
@@ -311,32 +308,29 @@ _VIEWS: Final[Mapping[str, Callable[[Array, Mapping[str, Any], Sequence[Array | 
     "Unsqueeze": _unsqueeze,
 }
 VIEWS: Final = frozenset(_VIEWS)
-"""The operators that are views of what they read."""
+"""Operators whose result is a view of their first input."""
 
 
 # One step -------------------------------------------------------------------------------------------------------------
 
-# They move elements and do not look at them, so any type can pass as unsigned integers of its size.
+# They only move elements, so an unsigned integer type of the same size can replace any type.
 _MOVERS: Final = VIEWS | {"Concat", "DepthToSpace", "Expand", "Gather", "SpaceToDepth", "Split", "Tile"}
-# numpy's number for types that a package adds.
+# numpy's ``isbuiltin`` of types that a package adds.
 _ADDED = 2
 
 
 def is_small(dtype: np.dtype[Any]) -> bool:
-    """Whether numpy itself does not have the type, but ml_dtypes adds it: bfloat16, 8-bit floats and below."""
+    """Return whether ml_dtypes adds the type to numpy: bfloat16, 8-bit floats and below."""
     return dtype.isbuiltin == _ADDED
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operator of what is computed from constants, kept when its node is gone.
+    """One operator of a constant computation, independent of its node.
 
     Attributes:
         node: name of the node, for messages.
-        op: its op type.
-        attributes: its attributes.
-        inputs: payloads of constants, the outputs of earlier steps, None where an optional input is left out.
-        outputs: what it makes.
+        inputs: data of constants, or outputs of earlier steps; None for an absent input.
     """
 
     node: str
@@ -347,7 +341,7 @@ class Step:
 
     @classmethod
     def of(cls, node: Node) -> Step:
-        """Return the step that a node makes."""
+        """Return the step of a node."""
         return cls(node.name, node.op, dict(node.attrs), tuple(map(_source, node.inputs)), tuple(node.outputs))
 
 
@@ -358,7 +352,7 @@ def _source(tensor: Tensor) -> TensorData | Variable | None:
 
 
 def is_numpys(step: Step, given: Sequence[TensorData | None]) -> bool:
-    """Whether numpy computes a step of these inputs as onnxruntime does."""
+    """Return whether numpy computes a step of these inputs as onnxruntime does."""
     types = [tensor_data.dtype for tensor_data in given if tensor_data is not None]
     if not types or given[0] is None:
         return False
@@ -370,18 +364,18 @@ def is_numpys(step: Step, given: Sequence[TensorData | None]) -> bool:
 
 
 def compute(step: Step, given: Sequence[TensorData | None], opset: int) -> list[TensorData]:
-    """Compute one step; what only moves or casts the elements of a large input is computed when it is asked for.
+    """Compute one step. Views and casts of large inputs are computed when they are loaded.
 
     Args:
-        step: what is computed.
-        given: its inputs, None where one is left out.
-        opset: version of the default domain that it is written in.
+        step: the operator.
+        given: its inputs; None for an absent one.
+        opset: version of the default domain of the step.
 
     Returns:
-        Its outputs, in order; empty where the step leaves one out.
+        Its outputs, in order; an empty array for an absent one.
 
     Raises:
-        ModelError: it cannot be computed.
+        ModelError: The step cannot be computed.
     """
     if is_numpys(step, given):
         try:
@@ -430,14 +424,14 @@ def _by_onnxruntime(step: Step, arrays: Sequence[Array | None], opset: int) -> l
 
 
 def _payload(found: Any) -> TensorData:
-    """Return a tensor_data of a result, which numpy can only hold when it is a tensor."""
+    # onnxruntime returns lists for sequences.
     if not isinstance(found, np.ndarray):
         raise ModelError("it makes no tensor")
     return ArrayData(found)
 
 
 def _is_numpys_cast(dtype: np.dtype[Any], wanted: object) -> bool:
-    """Whether numpy rounds as onnxruntime does; what becomes of floats that an integer does not hold is open."""
+    # numpy and onnxruntime may differ where an integer type cannot hold a float.
     if not isinstance(wanted, int) or wanted not in _CAST_TO or dtype.kind in "OSU":
         return False
     target = helper.tensor_dtype_to_np_dtype(wanted)
@@ -445,7 +439,7 @@ def _is_numpys_cast(dtype: np.dtype[Any], wanted: object) -> bool:
     return not twice_rounded and (dtype.kind != "f" or target.kind == "f" or is_small(target))
 
 
-# Rounding to a smaller float than these is left to onnxruntime.
+# onnxruntime rounds to smaller floats than these.
 _CAST_TO: Final = frozenset(
     {
         TensorProto.BFLOAT16,
@@ -457,7 +451,7 @@ _CAST_TO: Final = frozenset(
         TensorProto.UINT64,
         *(row.onnx_type for row in FORMATS.values() if not row.is_float),
     }
-    # The oldest supported onnx knows no integers of two bits.
+    # The oldest supported onnx has no 2-bit integers.
 ) & set(TensorProto.DataType.values())
 
 
@@ -484,7 +478,7 @@ _NUMPY: Final[Mapping[str, Callable[..., Array]]] = {
 
 # Many steps -----------------------------------------------------------------------------------------------------------
 
-# Steps that read no more than this run in one session.
+# Largest input, in bytes, of a step that runs with others in one session.
 _TOGETHER = 1 << 16
 _TYPES = ("to", "dtype", "output_dtype")
 
@@ -493,11 +487,11 @@ Source = TensorData | Variable
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What came of steps.
+    """Results of steps.
 
     Attributes:
-        values: of the wanted tensors, and of those that a step reads which could not be computed.
-        failed: the steps that could not be computed, and why; those that depend on one are among them.
+        values: of the wanted tensors, and of inputs of steps that failed.
+        failed: reason for each step that failed; steps that depend on one are included.
     """
 
     values: Mapping[Variable, TensorData]
@@ -507,16 +501,16 @@ class Evaluated:
 def evaluate(
     steps: Sequence[Step], wanted: Variable, opset: int, given: Mapping[Variable, Array] | None = None
 ) -> Array:
-    """Compute a decoder; onnxruntime runs what numpy does not compute the same way.
+    """Compute the subgraph that decodes a weight; onnxruntime runs the steps that numpy does not compute the same.
 
     Args:
-        steps: in an order of execution.
+        steps: in execution order.
         wanted: an output of one of them.
-        opset: version of the default domain that the steps are written in.
+        opset: version of the default domain of the steps.
         given: values of tensors that no step makes.
 
     Raises:
-        ModelError: a step cannot be computed; the message names its node.
+        ModelError: A step cannot be computed. The message names its node.
     """
     found = evaluate_all(steps, [wanted], opset, given)
     for step, reason in found.failed.items():
@@ -531,14 +525,14 @@ def evaluate_all(
     given: Mapping[Variable, Array] | None = None,
     largest: int | None = None,
 ) -> Evaluated:
-    """Compute steps; each value is held until the last step that reads it has.
+    """Compute steps; each value is kept until the last step has read it.
 
     Args:
-        steps: in an order of execution.
-        wanted: outputs of them.
-        opset: version of the default domain that they are written in.
+        steps: in execution order.
+        wanted: outputs of the steps.
+        opset: version of the default domain of the steps.
         given: values of tensors that no step makes.
-        largest: bytes that a value may have which is not computed anew whenever it is asked for; None for any.
+        largest: most bytes of a value that is kept in memory; None for any.
     """
     held: dict[Variable, TensorData] = {tensor: ArrayData(array) for tensor, array in (given or {}).items()}
     work = _Evaluation(opset, largest, set(wanted), held)
@@ -553,18 +547,13 @@ def evaluate_all(
 
 @dataclass(eq=False)
 class _Evaluation:
-    """Steps under way.
+    """Steps in progress.
 
     Attributes:
-        opset: version of the default domain.
-        largest: bytes that a value may have that is kept in memory.
-        wanted: tensors whose values are kept.
-        values: the values that are known and needed.
         readers: the steps that have yet to read each source.
-        failed: steps that cannot be computed, and why.
-        lost: what those would have made.
-        waiting: small steps that are computed together.
-        coming: what those are going to make.
+        lost: outputs of the failed steps.
+        waiting: small steps to run in one session.
+        coming: outputs of the waiting steps.
     """
 
     opset: int
@@ -578,7 +567,6 @@ class _Evaluation:
     coming: set[Variable] = field(default_factory=set)
 
     def take(self, step: Step) -> None:
-        """Compute a step, or let it wait for others."""
         waits = any(source in self.coming for source in step.inputs)
         known = [self._payload(source) for source in step.inputs if source is not None and source not in self.coming]
         if not self._fits(step, known):
@@ -592,7 +580,6 @@ class _Evaluation:
             self._alone(step)
 
     def flush(self) -> None:
-        """Compute the steps that wait."""
         waiting, self.waiting, self.coming = self.waiting, [], set()
         pending = [waiting] if waiting else []
         while pending:
@@ -600,7 +587,7 @@ class _Evaluation:
             if len(steps) == 1:
                 self._alone(steps[0])
             elif not self._together(steps):
-                # One step that cannot be computed must not keep the others.
+                # Bisect, so that one failing step does not stop the others.
                 half = len(steps) // 2
                 pending += [steps[half:], steps[:half]]
 
@@ -608,7 +595,7 @@ class _Evaluation:
         return source if isinstance(source, TensorData) else self.values.get(source) if source is not None else None
 
     def _fits(self, step: Step, known: Iterable[TensorData | None]) -> bool:
-        """Whether a session may hold a step beside others."""
+        """Whether a step may share a session with others."""
         types = (numpy_dtype(kind) for name in _TYPES if isinstance(kind := step.attributes.get(name), int))
         if step.op == "DequantizeLinear" or any(dtype is not None and is_small(dtype) for dtype in types):
             return False
@@ -629,7 +616,6 @@ class _Evaluation:
             self._read([step])
 
     def _together(self, steps: Sequence[Step]) -> bool:
-        """Run several steps in one session; return whether that went well."""
         able = [step for step in steps if not self._depends_on_lost(step)]
         inside = set(able)
         made = dict.fromkeys(tensor for step in able for tensor in step.outputs if tensor.name)
@@ -662,7 +648,6 @@ class _Evaluation:
         self.values.update(new)
 
     def _read(self, steps: Iterable[Step]) -> None:
-        """Forget the values that these steps were the last to read, or that none reads."""
         for step in steps:
             for source in set(step.inputs):
                 self.readers[source].discard(step)
@@ -675,7 +660,6 @@ class _Evaluation:
 def _run(
     steps: Sequence[Step], needed: Sequence[Variable], payload_of: Callable[[Source], TensorData | None], opset: int
 ) -> list[TensorData]:
-    """Return the values of tensors, computed in one session."""
     made = {tensor for step in steps for tensor in step.outputs}
     twins: dict[Source, Variable] = {}
     feeds: dict[str, Array] = {}

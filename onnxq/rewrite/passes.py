@@ -1,4 +1,4 @@
-"""What a pass is: a frozen dataclass whose fields are its options and whose ``apply`` edits a graph in place."""
+"""Passes: frozen dataclasses whose fields are their options, and the pipeline that applies them in order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Changes:
     """What a pass did.
 
     Attributes:
-        changed: names of the nodes or tensors it changed, made or removed; empty when it changed nothing.
-        skipped: names of what it looked at and left as it was, each with the reason.
-        failed: names of its parts that failed and were skipped, each with what happened.
+        changed: names of the nodes or tensors that it changed, made or removed; empty if it changed nothing.
+        skipped: name and reason of each candidate that it left.
+        failed: name and error of each part that raised, such as one rule of a set.
 
     Raises:
-        TypeError: a name is no text, or text stands where a tuple of names should.
+        TypeError: A name is not a string, or a field is not a tuple of names or of pairs.
     """
 
     changed: tuple[str, ...] = ()
@@ -46,30 +46,23 @@ class Changes:
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """A step of a pipeline; a subclass is one module with one public class named verb and object.
+    """A step of a pipeline. Its options are the fields of a frozen dataclass.
 
-    One that has options is a frozen dataclass, whose fields they are.
-    Applied a second time a pass changes nothing.
+    A pass is idempotent: a second application changes nothing.
     """
 
     @abstractmethod
     def apply(self, graph: Graph) -> Changes:
-        """Edit ``graph`` and its bodies in place and say what changed and what was left."""
+        """Edit ``graph`` and its subgraphs in place, and report the changes."""
 
     def options(self) -> dict[str, object]:
-        """Return the options of this pass by name."""
+        """Return the options by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """A pass that was applied, and what came of it.
-
-    Attributes:
-        step: the pass.
-        changes: what it changed and left.
-        seconds: the time it took.
-    """
+    """A pass and its result."""
 
     step: Pass
     changes: Changes
@@ -79,7 +72,7 @@ class PassResult:
         return bool(self.changes)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values for JSON: of long lists their length and beginning."""
+        """Return plain values for JSON; of long lists their length and the first 100 entries."""
         changed, skipped = self.changes.changed, self.changes.skipped
         return {
             "pass": type(self.step).__name__,
@@ -95,22 +88,22 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes that are applied in order.
+    """Apply passes in order.
 
     Attributes:
-        passes: the passes; a user's own subclass of Pass is as good as any.
+        passes: the passes; they may be instances of a user's subclasses of `Pass`.
     """
 
     passes: tuple[Pass, ...]
 
     def apply(self, graph: Graph) -> tuple[PassResult, ...]:
-        """Apply every pass to ``graph`` in place and return what each changed and left.
+        """Apply every pass to ``graph`` in place and return the result of each.
 
-        Plain GraphSurgeon objects that a pass puts into the graph take our classes before the next one sees them.
+        Plain GraphSurgeon objects that a user's pass adds are converted to onnxq's classes before the next pass.
 
         Raises:
-            PassError: a pass that is not onnxq's own fails, which is the cause of the error, or returns no Changes.
-            OnnxqError: a pass refuses the graph, or leaves what is no node or tensor in it; the message names the pass.
+            PassError: A user's pass raises, or returns no `Changes`.
+            OnnxqError: A pass refuses the graph, or leaves an invalid object in it. The message names the pass.
         """
         return tuple(_apply(step, graph) for step in self.passes)
 
@@ -133,7 +126,7 @@ def _apply(step: Pass, graph: Graph) -> PassResult:
         raise
     except Exception as error:
         if _is_ours(step):
-            # A fault of ours is no bad input of the user's.
+            # A bug in onnxq is not an input error, so it keeps its type.
             raise
         raise PassError(f"pass {name} raised {type(error).__name__}: {error}; correct it, or leave it out") from error
     if not isinstance(changes, Changes):

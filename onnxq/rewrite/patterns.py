@@ -1,4 +1,4 @@
-"""Patterns: small trees of operators that are looked for above a node."""
+"""Patterns: small trees of operators, matched against a node and its producers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from onnxq.rewrite.soundness import Uses
 COMMUTATIVE: Final = frozenset(
     {"Add", "And", "BitwiseAnd", "BitwiseOr", "Equal", "Max", "Min", "Mul", "Or", "Sum", "Xor"}
 )
-"""Operators of two operands whose order does not matter."""
+"""Operators whose two operands may be swapped."""
 
-# Exporters write the numbers of formulas with six digits or more; those that a float of 16 bits holds are exact.
+# Exporters write the constants of formulas with six digits or more. Values that float16 holds must match exactly.
 _CLOSE = 4e-6
 
 Operand: TypeAlias = "ValuePattern | NodePattern | Output | float | EllipsisType | None"
@@ -29,13 +29,13 @@ Operand: TypeAlias = "ValuePattern | NodePattern | Output | float | EllipsisType
 
 @dataclass(frozen=True)
 class ValuePattern:
-    """A tensor that a match keeps under a name; in two places it must be the same tensor.
+    """A tensor that a match captures under a name. If the name occurs twice, both must be the same tensor.
 
     Attributes:
-        name: under which a `Match` gives it.
+        name: key of the tensor in the `Match`.
         constant: whether it must be a constant that no caller can override.
-        scalar: whether it must be such a constant of one element.
-        optional: whether the input may be left out, which gives None.
+        scalar: whether the constant must have one element.
+        optional: whether the input may be absent; the captured value is then None.
     """
 
     name: str
@@ -46,16 +46,16 @@ class ValuePattern:
 
 @dataclass(frozen=True, eq=False)
 class NodePattern:
-    """A node of one operator; used in two places of a pattern it must be the same node.
+    """A node of one operator. If the pattern object occurs twice, both must be the same node.
 
     Attributes:
         op_type: the operator.
-        inputs: what it reads; a number stands for a constant of that value, None for an input left out, a final ``...``
-            for any further inputs.
-        attributes: values that its attributes must have, defaults counted.
+        inputs: patterns of the inputs. A number matches a constant of that value, None an absent input, and a final
+            ``...`` any further inputs.
+        attributes: required attribute values; defaults of the operator count.
         domain: the operator's domain.
-        name: under which a `Match` gives the node.
-        allow_other_consumers: whether others may read its result too; the node stays where they do.
+        name: key of the node in the `Match`; empty for none.
+        allow_other_consumers: whether nodes outside of the match may read its outputs. If they do, the node stays.
     """
 
     op_type: str
@@ -67,41 +67,40 @@ class NodePattern:
 
     @property
     def size(self) -> int:
-        """How many operators it names."""
+        """Number of operators in the pattern."""
         calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
         return 1 + sum(call.size for call in calls if isinstance(call, NodePattern))
 
     @cached_property
     def fed_by(self) -> frozenset[str]:
-        """The operators that must make some of its inputs, by which most nodes are told apart at once."""
+        """Operators that must produce inputs of this node; a cheap test that rejects most nodes."""
         calls = (operand.call if isinstance(operand, Output) else operand for operand in self.inputs)
         return frozenset(call.op_type for call in calls if isinstance(call, NodePattern))
 
     def __getitem__(self, index: int) -> Output:
-        """Return the output of that index, where it is not the first."""
+        """Return the pattern of one output, for nodes with several."""
         return Output(self, index)
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """One output of a node of several."""
+    """One output of a node with several."""
 
     call: NodePattern
     index: int
 
 
 class OpsetPatternBuilder:
-    """Makes patterns: ``op.Mul(x, op.Sigmoid(x))``.
+    """Build patterns: ``op.Mul(x, op.Sigmoid(x))``.
 
-    Every operator of ONNX is an attribute; those of other domains are made with `call`.
+    Every ONNX operator is a method. `call` makes patterns of other domains.
 
-    >>> op = Operators("Example")
+    >>> op = OpsetPatternBuilder("Example")
     >>> op.Mul(op.any("x"), op.Sigmoid(op.any("x"))).op_type
     'Mul'
     """
 
     def __init__(self, owner: str) -> None:
-        """Make patterns for the rule of this name, which errors name."""
         self._owner = owner
 
     def __getattr__(self, op_type: str) -> Callable[..., NodePattern]:
@@ -136,21 +135,21 @@ class OpsetPatternBuilder:
         return ValuePattern(name, constant=True, scalar=True)
 
     def optional(self, name: str) -> ValuePattern:
-        """Return a pattern of an input that may be left out."""
+        """Return a pattern of an input that may be absent."""
         return ValuePattern(name, optional=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A pattern that was found; captured tensors and named nodes are its attributes.
+    """A pattern and the nodes that match it. Captured tensors and named nodes are attributes.
 
     Attributes:
         root: the last node, whose outputs the replacement makes.
         nodes: all nodes, the root first.
-        opset: version of ONNX's own operators.
-        values: captured tensors and named nodes by name; None for an input that is left out.
-        kept: nodes that others may read too.
-        uses: what becomes of tensors in the graph; None outside of `RewriteRules`.
+        opset: version of the default domain.
+        values: captured tensors and named nodes by name; None for an absent input.
+        kept: nodes whose outputs other nodes may read.
+        uses: what discrete operators depend on; None outside of `RewriteRules`.
     """
 
     root: Node
@@ -168,7 +167,7 @@ class Match:
 
 
 class _Bound(NamedTuple):
-    """What a part of a pattern has been found to be."""
+    """The bindings of a partial match."""
 
     opset: int
     values: Mapping[str, Any]
@@ -181,9 +180,9 @@ class _Bound(NamedTuple):
 
 
 def find(pattern: NodePattern, root: Node, opset: int, uses: Uses | None = None) -> Match | None:
-    """Return where a pattern ends in a node, or None.
+    """Return the match of a pattern that ends in a node, or None.
 
-    Who else reads the inner values is not looked at.
+    Other consumers of the inner values are not checked here.
     """
     if not pattern.fed_by <= {producer.op for tensor in root.inputs for producer in tensor.inputs}:
         return None

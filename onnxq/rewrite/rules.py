@@ -1,4 +1,4 @@
-"""Rules: a pattern and what takes its place, applied until nothing changes, in linear passes over all scopes."""
+"""Rewrite rules: a pattern and its replacement, applied together until nothing changes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from onnxq.rewrite.soundness import Uses, has_kernel
 
 
 class RewriteContext:
-    """Makes the nodes of a replacement: ``new.Add(x, 1.0)`` is a node's output, whose type is known where it can be.
+    """Make the nodes of a replacement: ``new.Add(x, 1.0)`` adds a node and returns its output.
 
-    Numbers and arrays become constants of the type of the first tensor beside them, or where that is not known of the
-    first constant of floats that was matched; None leaves an input out.
+    Types are inferred where possible. Numbers and arrays become constants of the type of the first tensor among the
+    inputs. If that type is unknown, the first floating-point constant of the match sets it. None leaves an input out.
     """
 
     def __init__(self, graph: Graph, names: Names, match: Match) -> None:
-        """Make nodes for a graph, named after the last of the nodes that they take the place of."""
         self._graph, self._names, self._found, self._root = graph, names, match, match.root
         self.nodes: list[Node] = []
         self.named_after: dict[Node, Node] = {}
@@ -42,14 +41,14 @@ class RewriteContext:
         return lambda *inputs, **attributes: self.call("", op_type, *inputs, **attributes)
 
     def call(self, domain: str, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """Return the output of a node, or a tuple of several; attributes that are None are left out."""
+        """Add a node; return its output, or a tuple of several. Attributes that are None are left out."""
         name = self._names.unique(f"{self._root.name or self._root.op}.{op_type}")
         node = Node(op_type, name, {}, domain=domain)
         node.attrs.update({key: value for key, value in attributes.items() if value is not None})
         return self._added(node, inputs, outputs)
 
     def like(self, node: Node, *inputs: Any, **attributes: Any) -> Any:
-        """Return the output or outputs of a node with the operator, name and attributes of another that it replaces."""
+        """Add a node with the operator, name and attributes of ``node``, which it replaces; return its outputs."""
         twin = node.copy()
         twin.attrs.update(attributes)
         for name in [name for name, value in twin.attrs.items() if value is None]:
@@ -58,12 +57,12 @@ class RewriteContext:
         return self._added(twin, inputs, len(node.outputs))
 
     def named(self, node: Node, output: Any) -> Any:
-        """Return the output of a new node that does the work of another, whose name it gets when that one goes."""
+        """Give the producer of ``output`` the name of ``node`` once that node is removed; return ``output``."""
         self.named_after[output.inputs[0]] = node
         return output
 
     def constant(self, values: npt.ArrayLike, name: str = "constant") -> Constant:
-        """Return a constant of these values; an empty list is one of axes or sizes."""
+        """Return a constant of these values. An empty list becomes int64, for axes or sizes."""
         array = np.asarray(values, np.int64) if isinstance(values, list) and not values else np.asarray(values)
         return Constant(self._names.unique(f"{self._root.name or self._root.op}.{name}"), array)
 
@@ -79,7 +78,7 @@ class RewriteContext:
 
     @property
     def _dtype(self) -> Any:
-        """The type of the first constant of floats that was matched, which stood beside data of that type."""
+        """The first floating-point constant of the match stood beside data of the same type."""
         read = (tensor for node in self._found.nodes for tensor in node.inputs if isinstance(tensor, Constant))
         return next((tensor.dtype for tensor in read if tensor.dtype.kind == "f"), None)
 
@@ -96,16 +95,16 @@ class RewriteContext:
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 _LOG = logging.getLogger(__name__)
-# Rules that undo each other never end; sets that do end rewrite a node a few times.
+# Rules that undo each other never end. Sets that do end rewrite each node a few times.
 _MOST_PER_NODE: Final = 16
 _ALWAYS_FINE: Final = 1024
 
 
 @dataclass(frozen=True)
 class RewriteRule(Pass):
-    """A pattern of operators and what takes its place; a pass of its own, and a part of `RewriteRules`.
+    """A pattern of operators and its replacement. A rule is a pass, and a part of `RewriteRules`.
 
-    Inner values that others read, or that a graph returns, do not match, and neither do nodes of several graphs.
+    A match must lie in one graph. No other node and no graph output may read its inner values.
 
     >>> class Silu(RewriteRule):
     ...     def pattern(self, op):
@@ -116,19 +115,19 @@ class RewriteRule(Pass):
 
     @abstractmethod
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern | tuple[NodePattern, ...]:
-        """Return what is looked for: the last node of it, or several forms of the same."""
+        """Return the last node of the pattern, or several variants of it."""
 
     def check(self, match: Match) -> str:
-        """Return why the rule leaves what it has found, or an empty string."""
+        """Return why the rule skips the match, or an empty string."""
         return ""
 
     def rounds(self, match: Match) -> bool:
-        """Return whether the replacement rounds otherwise; it is then left where the last bit may decide something."""
+        """Return whether the replacement rounds differently. If so, matches before a discrete operator are skipped."""
         return False
 
     @abstractmethod
     def rewrite(self, new: RewriteContext, match: Match) -> Tensor | Sequence[Tensor]:
-        """Make the new nodes and return what takes the place of the root's output, or of each of its outputs."""
+        """Make the new nodes and return the tensor that replaces the root's output, or one for each output."""
 
     def apply(self, graph: Graph) -> Changes:
         """Apply this rule alone until nothing changes."""
@@ -140,7 +139,7 @@ class RewriteChanges(Changes):
     """What rules did.
 
     Attributes:
-        counts: how often each rule was applied, by its name.
+        counts: number of applications of each rule, by class name.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -148,24 +147,21 @@ class RewriteChanges(Changes):
 
 @dataclass(frozen=True)
 class RewriteRules(Pass):
-    """Rules that are applied together until nothing changes.
+    """Apply rules together until nothing changes.
 
-    Each round looks at every node once, in the order of the graph, and tries the rules that end in its operator:
-    larger patterns first, since they say more, and otherwise in their order.
+    Each round visits every node once, in graph order, and tries the rules that end in its operator. Larger patterns
+    come first, because they are more specific. Patterns of equal size keep the order of ``rules``.
 
-    A match is left if its replacement has another type or shape, or a node that onnxruntime has no kernel for. A rule
-    that raises is skipped at that match. A rule that keeps firing is stopped. Both are reported.
-
-    Attributes:
-        rules: the rules.
+    A match is skipped if the replacement has another shape, or a node without an onnxruntime kernel. It is also
+    skipped if the rule raises, or makes another type. A rule that keeps firing is stopped.
     """
 
     rules: tuple[RewriteRule, ...]
 
     def apply(self, graph: Graph) -> RewriteChanges:
-        """Apply; ``changed`` holds the names of the nodes that were replaced, ``skipped`` what a rule left.
+        """Apply the rules. ``changed`` names the replaced nodes, ``skipped`` the matches that a rule left.
 
-        ``failed`` holds the rules that raised or were stopped, each with what happened first.
+        ``failed`` names the rules that raised or were stopped, with the first error of each.
         """
         rewriting = _Rewriting(restore_classes(graph), self.rules)
         while rewriting.round():
@@ -187,7 +183,7 @@ def _patterns(rule: RewriteRule) -> tuple[NodePattern, ...]:
 
 
 class _Rewriting:
-    """One application of rules to a graph; nodes that are replaced stay attached until their round ends."""
+    """One application of rules to a graph. Replaced nodes stay attached until their round ends."""
 
     def __init__(self, graph: Graph, rules: Sequence[RewriteRule]) -> None:
         self.graph = graph
@@ -216,13 +212,11 @@ class _Rewriting:
         return {root: sorted(ending, key=lambda pair: -pair[1].size) for root, ending in found.items()}
 
     def _report(self, rule: RewriteRule, what: str) -> str:
-        """Keep what a rule did wrong first; its traceback is logged."""
         _LOG.debug("%s", what, exc_info=True)
         self.failed.setdefault(type(rule).__name__, what)
         return what
 
     def round(self) -> bool:
-        """Try every node once; return whether anything changed."""
         before, known = len(self.changed), set(self.gone)
         self.left.clear()
         self.uses = Uses(self.graph)
@@ -232,10 +226,10 @@ class _Rewriting:
                 if node not in self.gone and (node.domain or "", node.op) in self.rules:
                     self._try(scope, node, instead)
             if instead:
-                # What a rule has made may have been replaced in the same round again.
+                # A later rule of the same round may have replaced a new node.
                 spliced = (new for node in scope.nodes for new in instead.get(node, (node,)))
                 scope.nodes[:] = [node for node in spliced if node not in self.gone]
-        # Detached at once, in linear time; the lists of nodes are right already.
+        # Detaching all at once is linear. The node lists are correct already.
         remove_nodes(Graph(), self.gone - known)
         return len(self.changed) > before
 
@@ -259,7 +253,6 @@ class _Rewriting:
             return
 
     def _is_alone(self, match: Match, scope: Graph) -> bool:
-        """Whether all nodes stand in one graph and nobody else reads their inner values."""
         inside = set(match.nodes)
         return all(
             self.owner.get(node) is scope
@@ -269,14 +262,12 @@ class _Rewriting:
         )
 
     def _is_read(self, node: Node, inside: set[Node]) -> bool:
-        """Whether somebody outside a match reads what a node makes."""
         return any(
             tensor.graph_output_of or any(reader not in inside and reader not in self.gone for reader in tensor.outputs)
             for tensor in node.outputs
         )
 
     def _replace(self, rule: RewriteRule, match: Match, scope: Graph, instead: dict[Node, list[Node]]) -> str:
-        """Put the replacement in the place of a match, or return why it is left."""
         outputs = [tensor for tensor in match.root.outputs if tensor.name]
         if rule.rounds(match) and self.uses.decides(outputs):
             return "its last bit may decide what reads it"
@@ -288,7 +279,7 @@ class _Rewriting:
             reason = self._obstacle(new, match, results, outputs, scope)
         finally:
             if reason:
-                # Until the round ends they stay attached, but count no longer.
+                # They stay attached until the round ends, but no longer count as consumers.
                 self.gone.update(new.nodes)
         if reason:
             return reason
@@ -304,12 +295,7 @@ class _Rewriting:
     def _obstacle(
         self, new: RewriteContext, match: Match, results: Sequence[Any], outputs: Sequence[Variable], scope: Graph
     ) -> str:
-        """Return why a replacement cannot take its place; nothing has been changed yet.
-
-        Raises:
-            TypeError: it is no tensor, or one of another type.
-            ValueError: it has another number of tensors, or reads what it replaces.
-        """
+        """Return why a replacement is refused. Nothing has been changed yet."""
         if len(results) != len(outputs):
             raise ValueError(f"it gives {len(results)} tensors for the {len(outputs)} outputs of the node")
         if any(tensor in outputs for node in new.nodes for tensor in node.inputs):
@@ -330,7 +316,7 @@ class _Rewriting:
         return ""
 
     def _going(self, match: Match, results: Sequence[Tensor]) -> set[Node]:
-        """Return the nodes of a match that go: those that nobody reads any more, the replacement included."""
+        """Return the matched nodes whose outputs nobody reads any more, not even the replacement."""
         kept = set(results)
         going = set(match.nodes)
         while staying := {
@@ -342,10 +328,7 @@ class _Rewriting:
         return going
 
     def _name(self, new: RewriteContext, match: Match, last: Node | None) -> None:
-        """Give new nodes the names of those whose work they do, and tell them all that they stand for.
-
-        Users know the names that go: each is given once, that of the root to the last node where nothing else gets it.
-        """
+        """Users know the names of removed nodes: each goes to one new node, the root's by default to the last one."""
         gone = [node for node in match.nodes if node in self.gone]
         free = {node.name for node in gone if node.name}
         named_after = dict(new.named_after)
@@ -362,12 +345,11 @@ class _Rewriting:
             made.origins = join_origins((first if first in gone else match.root, *gone))
 
     def _can_be_returned(self, tensor: Tensor, scope: Graph) -> bool:
-        """Whether a tensor that is there already may become an output of its graph under another name."""
         producer = tensor.inputs[0] if tensor.inputs else None
         return self.owner.get(producer) is scope and not tensor.graph_output_of and isinstance(tensor, Variable)
 
     def _check_end(self) -> None:
-        """Stop the rule that fires most when rules keep firing; what it made is as right as all that rules make."""
+        """Stop the rule that fires most if rules keep firing. Its replacements so far are valid."""
         if len(self.changed) <= self.most:
             return
         name = max((name for name in self.counts if name not in self.stopped), key=lambda one: self.counts[one])
@@ -391,7 +373,6 @@ def _check_type(result: Tensor, output: Variable) -> None:
 
 
 def _may_be_equal(one: Any, other: Any) -> bool:
-    """Whether no number in two shapes contradicts."""
     return (
         one is None
         or other is None
@@ -403,7 +384,6 @@ def _may_be_equal(one: Any, other: Any) -> bool:
 
 
 def _take_place(result: Any, output: Variable, makers: set[Node]) -> None:
-    """Let everybody who reads an output read a result instead; a new node makes the output itself."""
     producer = result.inputs[0] if result.inputs else None
     if producer not in makers:
         if output.graph_output_of:

@@ -1,4 +1,4 @@
-"""Symbolic shapes: dimensions that are numbers or names, targets of Reshape, and shape arithmetic on their values."""
+"""Symbolic shapes: dimensions that are numbers or names, Reshape targets, and evaluation of shape arithmetic."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def reshaped(data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool
     """Return the shape that Reshape gives.
 
     Args:
-        data: the shape of its data, None while the rank is unknown.
-        target: what it is to become; 0 copies a dimension, -1 takes what is left.
-        literal: whether 0 is a number like others (``allowzero``).
+        data: the shape of its data; None if the rank is unknown.
+        target: the requested shape; 0 copies a dimension, -1 takes the rest.
+        literal: whether 0 means a dimension of size 0 (``allowzero``).
 
     >>> reshaped(["batch", 7, 6], [0, 7, -1, 2])
     ['batch', 7, 3, 2]
@@ -50,7 +50,7 @@ def reshaped(data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool
     for place, entry in enumerate(target):
         if entry == 0 and not literal:
             made[place] = data[place] if data is not None and place < len(data) else None
-    # What is -1 and what is unknown here follow from the other dimensions alike, where there is one of them.
+    # If just one dimension is -1 or unknown, it follows from the others.
     free = [place for place, extent in enumerate(made) if extent is None or extent == -1]
     if len(free) == 1:
         rest = [extent for place, extent in enumerate(made) if place != free[0]]
@@ -61,13 +61,13 @@ def reshaped(data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool
 def reshape_target(
     data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool = False, empty: bool = True
 ) -> list[int] | None:
-    """Return a target of Reshape made of numbers alone that gives the same, or None.
+    """Return a Reshape target of numbers alone that gives the same shape, or None.
 
     Args:
-        data: the shape of its data, None while the rank is unknown.
-        target: what it is to become.
-        literal: whether 0 is a number like others (``allowzero``).
-        empty: whether a name may stand for 0; no runtime infers a dimension (-1) beside a copied one (0) that is 0.
+        data: the shape of its data; None if the rank is unknown.
+        target: the requested shape.
+        literal: whether 0 means a dimension of size 0 (``allowzero``).
+        empty: whether a named dimension may be 0. No runtime infers a dimension (-1) beside a copied one (0) that is 0.
 
     >>> reshape_target(["batch", "seq", 192], ["batch", "seq", 3, 64])
     [0, 0, 3, 64]
@@ -97,7 +97,7 @@ def expanded(data: Shape, target: Sequence[SymbolicDim]) -> list[Any]:
 
 
 def expand_target(data: Shape, target: Sequence[SymbolicDim]) -> list[int] | None:
-    """Return a target of Expand made of numbers alone that gives the same, or None.
+    """Return an Expand target of numbers alone that gives the same shape, or None.
 
     >>> expand_target(["batch", 1, "seq"], ["batch", 6, "seq"])
     [1, 6, 1]
@@ -110,7 +110,7 @@ def expand_target(data: Shape, target: Sequence[SymbolicDim]) -> list[int] | Non
 
 
 def sliced(extent: SymbolicDim, start: SymbolicDim, end: SymbolicDim, step: SymbolicDim) -> SymbolicDim:
-    """Return how many entries a Slice takes of an axis.
+    """Return the number of entries that a Slice takes from an axis; None if it is unknown.
 
     >>> sliced(7, 1, -1, 2), sliced(64, 0, "seq", 1), sliced("seq", 0, 2**63 - 1, 1)
     (3, 'min(64,seq)', 'seq')
@@ -123,16 +123,16 @@ def sliced(extent: SymbolicDim, start: SymbolicDim, end: SymbolicDim, step: Symb
 
 
 def named_shape(tensor: Tensor) -> list[Any] | None:
-    """Return the shape of a tensor, in which what is unknown has a name of its own; None if its rank is unknown."""
+    """Return the shape of a tensor with a unique name for each unknown dimension; None if its rank is unknown."""
     if tensor.shape is None:
         return None
     return [f"{tensor.name}#{place}" if extent is None else extent for place, extent in enumerate(tensor.shape)]
 
 
 def broadcast(shapes: Sequence[Shape]) -> list[Any]:
-    """Return the shape that shapes broadcast to, as far as it can be told.
+    """Return the shape that shapes broadcast to; None for each dimension that is unknown.
 
-    Where a name and its minimum with a number meet, the minimum is the name, for nothing else fits.
+    A name and its minimum with a number broadcast to the name, because no other value fits.
 
     >>> broadcast([["batch", "seq", 8], ["min(64,seq)", 1]]), broadcast([["a"], ["b"]])
     (['batch', 'seq', 8], [None])
@@ -164,7 +164,6 @@ def _is_same(extent: SymbolicDim, entry: SymbolicDim) -> bool:
 
 
 def _quotient(data: Shape, rest: Sequence[SymbolicDim]) -> SymbolicDim:
-    """Return what is left of the elements of data when the other dimensions are taken out."""
     if None in data or None in rest:
         return None
     names = Counter(extent for extent in data if isinstance(extent, str))
@@ -179,12 +178,12 @@ def _quotient(data: Shape, rest: Sequence[SymbolicDim]) -> SymbolicDim:
 # Shape arithmetic -----------------------------------------------------------------------------------------------------
 
 MOST_ENTRIES: Final = 256
-"""Longer tensors are no shape arithmetic."""
+"""Longer tensors do not count as shape arithmetic."""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What is known of a small tensor of integers or truth values.
+    """The known content of a small tensor of integers or booleans.
 
     Attributes:
         entries: an array of `SymbolicDim`.
@@ -206,24 +205,28 @@ class Value:
 
     @property
     def content(self) -> Hashable:
-        """What is equal for values of equal entries, shape and type."""
+        """A key that is equal for values of equal entries, shape and type."""
         return self.dtype, self.entries.shape, tuple(self.entries.flat)
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The entries as numbers of the type; they must be known."""
+        """The entries as an array of ``dtype``; all must be numbers."""
         return self.entries.astype(self.dtype)
 
     @property
     def numbers(self) -> list[int]:
-        """The entries as a flat list; they must be known."""
+        """The entries as a flat list.
+
+        Raises:
+            ValueError: An entry is not a number.
+        """
         if not self.known:
             raise ValueError("an entry is not known")
         return [int(entry) for entry in self.entries.flat]
 
 
 def value_of(tensor: Constant) -> Value | None:
-    """Return a constant as a value: None when it is long, not of integers, or a caller can override it."""
+    """Return a constant as a value; None if it is long, not of integers or booleans, or a caller can override it."""
     plain = tensor.dtype.kind == "b" or (tensor.dtype.kind in "iu" and tensor.dtype.isbuiltin == 1)
     if tensor.overridable_input is not None or not plain or prod(tensor.shape) > MOST_ENTRIES:
         return None
@@ -231,17 +234,17 @@ def value_of(tensor: Constant) -> Value | None:
 
 
 def shape_value(shape: Shape, start: int = 0, end: int | None = None) -> Value:
-    """Return what a Shape operator gives for a tensor of this shape."""
+    """Return the output of a Shape operator for a tensor of this shape."""
     sound = [None if isinstance(extent, int) and extent < 0 else extent for extent in shape]
     return Value(_array(sound[start:end]), np.dtype(np.int64))
 
 
 def evaluate(node: Node, inputs: Sequence[Value | None], shapes: Sequence[Shape | None]) -> Value | None:
-    """Return the value of a node's first output, or None when it is not known.
+    """Return the value of a node's first output, or None if it is unknown.
 
     Args:
-        node: a node of an ONNX operator; it may be ill-formed.
-        inputs: what is known of the values of its inputs, None for one left out.
+        node: may be ill-formed; its value is then unknown.
+        inputs: the known values of its inputs; None for an unknown or absent one.
         shapes: the shapes of its inputs.
     """
     compute = _OPERATORS.get(node.op)
@@ -249,7 +252,7 @@ def evaluate(node: Node, inputs: Sequence[Value | None], shapes: Sequence[Shape 
         return None
     try:
         made = compute(_Call(node, list(inputs), list(shapes)))
-    # Whatever an operator cannot be applied to has no value; the model as a whole is judged elsewhere.
+    # Ill-formed nodes have no value; model checks report them elsewhere.
     except (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     return made if made is not None and made.entries.size <= MOST_ENTRIES else None
@@ -270,7 +273,6 @@ class _Call:
         return found
 
     def numbers(self, index: int, attribute: str) -> list[int] | None:
-        """Integers that are an input or, in older operators, an attribute; None when they are left out."""
         if attribute in self.node.attrs:
             return [int(number) for number in self.node.attrs[attribute]]
         if index < len(self.node.inputs) and self.node.inputs[index].name:
@@ -290,7 +292,7 @@ def _array(entries: Sequence[SymbolicDim]) -> npt.NDArray[Any]:
 def _elementwise(
     compute: Callable[..., SymbolicDim], operands: int = 2, truth: bool = False
 ) -> Callable[[_Call], Value]:
-    """Apply to each entry; operators of any number of operands, such as Max, apply to two at a time."""
+    """Operators with any number of operands, such as Max, apply to two at a time."""
     ufunc = np.frompyfunc(compute, operands, 1)
 
     def apply(call: _Call) -> Value:
@@ -303,7 +305,7 @@ def _elementwise(
 
 
 def _bounded(entries: Any, dtype: np.dtype[Any]) -> Value:
-    """Forget numbers that the type cannot hold."""
+    """Numbers that the type cannot hold become unknown."""
     made = np.asarray(entries, object)
     if dtype.kind in "iu":
         bounds = np.iinfo(dtype)
@@ -350,7 +352,7 @@ def _slice(call: _Call) -> Value:
         if step < 0 and end in OPEN_ENDS:
             raise ValueError("runtimes do not agree where it stops")
         extent = entries.shape[axis]
-        # Python takes an end of -1 from the end; ONNX does so once, and then clamps.
+        # Python counts an end of -1 from the end again; ONNX counts once, then clamps.
         first, last = (place + extent if place < 0 else place for place in (start, end))
         low, high = (0, extent) if step > 0 else (-1, extent - 1)
         stop = min(max(last, low), high)

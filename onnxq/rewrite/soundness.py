@@ -1,4 +1,4 @@
-"""Conditions under which a rewrite changes nothing but rounding, which rules and passes ask for."""
+"""Conditions under which a rewrite changes nothing but rounding; rules and passes call them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from onnxq.ir.queries import all_nodes, is_constant, optional_input
 
 Doubles = npt.NDArray[np.float64]
 
-# A factor may take this share of the exponents of a type, so that data must lie far outside before it leaves the range.
+# A factor may use a quarter of the exponents of a type. Only data far outside of the usual can then leave the range.
 _SHARE_OF_EXPONENTS: Final = 4
-# A shift may round the data beside it by so much at most.
+# Largest error, relative to 1, that the rounding of a shift may add to the data beside it.
 _MOST_ROUNDING: Final = 2.0**-8
 
 
 def stored(values: npt.ArrayLike, dtype: npt.DTypeLike, *factors: npt.ArrayLike) -> npt.NDArray[Any] | None:
-    """Return folded values in the type that holds them, or None if that type cannot hold them.
+    """Return folded values in the type of the constant, or None if that type cannot hold them.
 
-    It cannot if a value is not finite there, or if a value is denormal or zero and all of its factors are normal.
+    It cannot hold a value that is not finite. It also cannot if a value is denormal or zero, and all its factors are
+    normal.
 
     Args:
         values: computed in float64.
@@ -66,7 +67,9 @@ def stays_in_range(factors: npt.ArrayLike, dtype: npt.DTypeLike) -> bool:
 
 
 def keeps_digits(shifts: npt.ArrayLike, dtype: npt.DTypeLike) -> bool:
-    """Return whether data keeps its digits if a shift is added to what is made of it, not to the data itself.
+    """Return whether data keeps its digits if a shift is added after the next product instead of to the data.
+
+    The rounding of the shift, ``abs(shift) * eps``, may be 2^-8 at most.
 
     >>> keeps_digits([-127.5], np.float32), keeps_digits([1e8], np.float32)
     (True, False)
@@ -75,7 +78,7 @@ def keeps_digits(shifts: npt.ArrayLike, dtype: npt.DTypeLike) -> bool:
 
 
 def affine_of(norm: Node) -> tuple[Doubles, Doubles] | str:
-    """Return factor and shift of each channel of a BatchNormalization, or why it has none.
+    """Return factor and shift of each channel of a BatchNormalization, or the reason why it has none.
 
     ``BatchNormalization(x) = x * factor + shift`` if its four parameters are constant vectors.
     """
@@ -102,7 +105,7 @@ def _limits(dtype: npt.DTypeLike) -> Any:
 
 # Kernels -------------------------------------------------------------------------------------------------------------
 _INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-# Types for which onnxruntime's processor kernels lack an operator that rules make.
+# Types for which onnxruntime's CPU provider lacks a kernel that rules need.
 _LACKING: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "AveragePool": ("float64",),
@@ -122,7 +125,7 @@ _CLIP_TAKES_ALL: Final = 12
 
 
 def has_kernel(op_type: str, dtype: Any, opset: int) -> bool:
-    """Return whether onnxruntime computes an operator that rules make in a type.
+    """Return whether onnxruntime has a CPU kernel for an operator that rules make, in this type.
 
     >>> has_kernel("LeakyRelu", np.float64, 17), has_kernel("Clip", np.float64, 11), has_kernel("Clip", np.float64, 12)
     (False, False, True)
@@ -134,7 +137,7 @@ def has_kernel(op_type: str, dtype: Any, opset: int) -> bool:
 
 
 # Uses ----------------------------------------------------------------------------------------------------------------
-# Operators whose result jumps; a last bit may decide.
+# Operators with a discontinuous result: the last bit of an input may change it.
 _DISCRETE: Final = frozenset(
     {
         *("ArgMax", "ArgMin", "Bernoulli", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater"),
@@ -143,9 +146,9 @@ _DISCRETE: Final = frozenset(
         *("TopK", "Unique"),
     }
 )
-# Routers of experts hold a TopK.
+# Routers of experts contain a TopK.
 _DISCRETE_CONTRIB: Final = frozenset({"DynamicQuantizeLinear", "MoE", "QMoE", "QuantizeLinear"})
-# Operators that move values, or whose result grows or falls with each of its operands.
+# Operators that move values, or are piecewise monotone in each operand.
 _PASSING: Final = frozenset(
     {
         *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "BatchNormalization"),
@@ -168,10 +171,9 @@ _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, Te
 
 
 class Uses:
-    """What becomes of tensors behind the nodes that read them, in a graph and its bodies.
+    """Which tensors reach discrete operators or lookup tables, in a graph and its subgraphs.
 
-    It is collected in time linear in the graph when it is first asked for. Tensors made later are followed to those
-    that it knows.
+    The first query scans the graph in linear time. Tensors made later are followed to the tensors of that scan.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -180,7 +182,7 @@ class Uses:
     def decides(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether one of the tensors reaches a discrete operator, so that its last bit may decide.
 
-        Chains of operators that move values or are monotone are followed, into bodies and out of them.
+        Chains of operators that move values or are piecewise monotone are followed, into subgraphs and out of them.
         """
         pending, seen = list(tensors), set()
         while pending:
@@ -198,7 +200,7 @@ class Uses:
         return False
 
     def is_like_a_table(self, weight: Constant) -> bool:
-        """Return whether a matrix has the extents of a table whose rows are looked up, to which it may be tied."""
+        """Return whether a matrix has the shape of a table that a Gather reads, or its transpose; they may be tied."""
         return len(weight.shape) == 2 and tuple(sorted(weight.shape)) in self._tables
 
     @cached_property
@@ -212,7 +214,6 @@ class Uses:
 
     @cached_property
     def _deciding(self) -> set[Tensor]:
-        """The tensors from which a discrete operator is reached, found from those operators backwards."""
         found: set[Tensor] = set()
         pending: list[Tensor] = []
         behind: dict[Tensor, list[list[Tensor]]] = defaultdict(list)
@@ -236,7 +237,6 @@ class Uses:
 
 
 def _decided_by(node: Node) -> Iterator[Tensor]:
-    """Yield the inputs by which a node decides."""
     if node.domain:
         yield from node.inputs if node.domain == _CONTRIB and node.op in _DISCRETE_CONTRIB else ()
     elif node.op in _DISCRETE or (node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:])):
@@ -250,7 +250,7 @@ def _decided_by(node: Node) -> Iterator[Tensor]:
     elif node.op == "GridSample":
         yield from node.inputs[1:2] if node.attrs.get("mode") == "nearest" else ()
     elif node.op in ("Resize", "Upsample"):
-        # By scales it also decides how large its result is; a region of interest moves where it looks.
+        # Scales also decide the size of the result; a region of interest moves the window.
         yield from node.inputs[1:]
 
 
@@ -259,12 +259,12 @@ def _passes(node: Node) -> bool:
 
 
 def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yield which tensors a node with bodies hands on, each time those that it makes and those that they come from."""
+    """Yield pairs: tensors that a node with subgraphs makes, and the tensors that they come from."""
     for body in node.subgraphs() if node.attrs else ():
         if node.op == "If":
             yield from (([made], [source]) for source, made in zip(body.outputs, node.outputs, strict=False))
         else:
-            # A Loop or Scan hands states around; all of them count as one.
+            # A Loop or Scan passes states on to the next iteration, so all of them count as one.
             yield [*node.outputs, *body.inputs], [*body.outputs, *node.inputs]
 
 
@@ -272,19 +272,19 @@ def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
 
 
 def rank(tensor: Tensor) -> int | None:
-    """Return how many dimensions a tensor has, or None while that is unknown."""
+    """Return the number of dimensions of a tensor, or None if it is unknown."""
     return None if tensor.shape is None else len(tensor.shape)
 
 
 def may_widen(nodes: Sequence[Node], data: Tensor) -> bool:
-    """Whether constants of a match, which broadcast, may give its result more dimensions than the data has."""
+    """Return whether constants of a match may give its result more dimensions than the data by broadcasting."""
     most = rank(data) or 0
     operands = (tensor for node in nodes for tensor in node.inputs)
     return any(isinstance(tensor, Constant) and len(tensor.shape) > most for tensor in operands)
 
 
 def reduces_last_axis(node: Node) -> bool:
-    """Whether a node reduces its data along the last axis alone, which an attribute or a constant input says."""
+    """Return whether a node reduces its data along the last axis alone, given by an attribute or a constant input."""
     axes = node.attrs.get("axes")
     if len(node.inputs) > 1 and isinstance(node.inputs[1], Constant) and node.inputs[1].overridable_input is None:
         axes = node.inputs[1].values.reshape(-1).tolist()
@@ -292,7 +292,7 @@ def reduces_last_axis(node: Node) -> bool:
 
 
 def same_extents(first: Sequence[int | str | None], second: Sequence[int | str | None]) -> bool:
-    """Whether two runs of dimensions are equal for certain; a name stands for one number everywhere in a model.
+    """Return whether two runs of dimensions are equal for certain. A name stands for one number everywhere in a model.
 
     >>> same_extents(["N", 3], ["N", 3]), same_extents([None], [None]), same_extents([2], ["N"])
     (True, False, False)
