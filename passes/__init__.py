@@ -1,8 +1,7 @@
-"""Graph-rewriting passes and rules, by topic; those that write a plan or read codes are in folders of their own.
+"""Graph-rewriting passes and rules, by topic.
 
-The modules beside this one rewrite floats to floats. `quantize` puts a plan into a graph, and `dequantize` leads back.
-`PASSES` finds every public class of them; each is an attribute here. A new rule of the canonical form also gets a place
-in `CANONICAL`.
+The modules of this folder rewrite floats to floats. `quantize` applies a plan to a graph, and `dequantize` reverts it.
+`PASSES` finds every public class. A new rule of the canonical form also needs a place in `CANONICAL`.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ CANONICAL: Final = (
     "UseHardSwish",
     "UseLeakyRelu",
 )
-"""The rules of the canonical form; of equally large ones that end in one operator, the first here is tried first."""
+"""Rules of the canonical form. Among equally large patterns of one root operator, earlier rules are tried first."""
 
 GROUPS: Final = ("canonical", "prepare", "quantize", "dequantize")
-"""What passes are for."""
+"""Groups of passes by purpose."""
 
 
 @cache
 def passes_of(group: str) -> Mapping[str, type[Pass]]:
-    """Return the passes of one of `GROUPS` by name; those of the canonical form in the order of `CANONICAL`."""
+    """Return the passes of one of `GROUPS` by name; the canonical ones in the order of `CANONICAL`."""
     if group in ("quantize", "dequantize"):
         return MappingProxyType(dict(_public(f"onnxq.passes.{group}", Path(__file__).parent / group)))
     floats = dict(_public("onnxq.passes", Path(__file__).parent))
@@ -74,7 +73,6 @@ def passes_of(group: str) -> Mapping[str, type[Pass]]:
 
 
 def _public(package: str, folder: Path) -> Iterator[tuple[str, type[Pass]]]:
-    """Yield the passes that the modules of a folder define, with their names."""
     for module in iter_modules([str(folder)]):
         loaded = import_module(f"{package}.{module.name}")
         for name, value in vars(loaded).items():
@@ -89,7 +87,7 @@ def _every() -> Mapping[str, type[Pass]]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return `PASSES`, every pass by name, or one of them."""
+    """Resolve `PASSES` (every pass by name) and each pass lazily."""
     if name == "PASSES":
         return _every()
     if not name.startswith("_") and name in _every():

@@ -1,4 +1,4 @@
-"""Activation functions: spellings of one become one node, or the nodes that a runtime computes fastest."""
+"""Activation functions: variants of one become one node, or the nodes that a runtime computes fastest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onnxq.rewrite.soundness import may_widen
 
 
 def is_gelu_before_halving(tensor: Tensor) -> bool:
-    """Whether a tensor is ``x * (1 + erf(...))``, or with tanh, of which one half is Gelu."""
+    """Return whether a tensor is ``x * (1 + erf(...))``, or with tanh; half of it is Gelu."""
     return any(
         _made_by(added, "Add") and any(_made_by(inner, "Erf", "Tanh") for inner in added.inputs[0].inputs)
         for added in (tensor.inputs[0].inputs if _made_by(tensor, "Mul") else ())
@@ -43,16 +43,16 @@ def _made_by(tensor: Tensor, *operators: str) -> bool:
 # Leaky rectifiers -----------------------------------------------------------------------------------------------------
 
 FIRST_OPSET: Final = 8
-"""The opset from which on Max and Min broadcast, and `rectified` can be written."""
+"""First opset in which Max and Min broadcast, which `rectified` needs."""
 
 
 def rectified(new: RewriteContext, data: Tensor, slope: NDArray[np.floating[Any]]) -> Any:
-    """Return data with a slope of its own in each channel below zero: PRelu, for which it takes onnxruntime longer.
+    """Return ``PRelu(data, slope)`` in nodes that onnxruntime computes faster than PRelu.
 
     Args:
         new: makes the nodes.
         data: floats.
-        slope: what data is multiplied by where it is negative.
+        slope: factor of negative data, one for each channel.
     """
     if is_extreme_of_two(slope):
         choose = new.Max if (slope <= 1).all() else new.Min
@@ -61,9 +61,9 @@ def rectified(new: RewriteContext, data: Tensor, slope: NDArray[np.floating[Any]
 
 
 def is_extreme_of_two(slope: NDArray[np.floating[Any]]) -> bool:
-    """Return whether a rectifier is the greater or the lesser of its data and that times the slope.
+    """Return whether ``PRelu(x, slope)`` is the maximum or the minimum of ``x`` and ``x * slope``.
 
-    A slope of zero would make NaN of infinite data.
+    Slopes must be all >= 1, or all <= 1 and not zero: infinity times zero is NaN.
 
     >>> is_extreme_of_two(np.array([0.1, 0.2])), is_extreme_of_two(np.array([0.1, 2.0])), is_extreme_of_two(np.zeros(2))
     (True, False, False)
@@ -71,18 +71,18 @@ def is_extreme_of_two(slope: NDArray[np.floating[Any]]) -> bool:
     return bool((slope >= 1).all() or ((slope <= 1) & (slope != 0)).all())
 
 
-# Limits of values -----------------------------------------------------------------------------------------------------
+# Clamps ---------------------------------------------------------------------------------------------------------------
 
 _Operand = Any
 
 
 class MergeClamps(RewriteRule):
-    """Max, Min, Clip and Relu by constants, and two of them in a row, are one Clip or Relu.
+    """Merge one or two of Max, Min, Clip and Relu with constant limits into one Clip or Relu.
 
     ``Min(Max(x, a), b) -> Clip(x, a, b)``
 
-    A Clip that limits nothing goes. A Clip without a limit has the largest number of its type as one; Max, Min and Relu
-    have none there, so that infinite values pass.
+    A Clip without limits goes. Max, Min and Relu pass infinity where they have no limit, a Clip does not: an absent
+    limit of Clip is the largest number of its type. Not for limits that cross or may raise the rank.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -135,7 +135,7 @@ def _clamps(op: OpsetPatternBuilder, x: _Operand, name: str) -> list[NodePattern
 
 
 def _limits(match: Match, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    """Return between what the values lie behind all nodes of a match, or None if that is not known."""
+    """Return lowest and highest value behind all nodes of a match, or None if unknown."""
     most = float(np.finfo(dtype).max)
     outer = _limits_of(match.outer, most)
     inner = _limits_of(match.inner, most) if "inner" in match.values else (-np.inf, np.inf)
@@ -166,16 +166,15 @@ def _limit(node: Node, index: int, name: str, default: float) -> float | None:
 
 
 def _operands(node: Node) -> list[Constant]:
-    """Return the constant operand of a Max or Min."""
     return [tensor for tensor in node.inputs if isinstance(tensor, Constant)] if node.op in ("Max", "Min") else []
 
 
 class UseLeakyRelu(RewriteRule):
-    """Rectifiers with a slope below zero are LeakyRelu, or where each channel has its own, two or three nodes.
+    """Replace rectifiers with a slope below zero by LeakyRelu, or by two or three nodes if slopes differ per channel.
 
     ``Sub(Relu(x), Mul(Relu(Neg(x)), a)) -> LeakyRelu(x, alpha=a)``
 
-    These are faster than the one that PRelu would be. The formula with ``x - abs(x)`` stays: it makes NaN of infinity.
+    These are faster than PRelu. Not for the formula with ``x - abs(x)``, which makes NaN of infinity.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -233,17 +232,16 @@ def _is_one(slope: npt.NDArray[Any]) -> bool:
 
 
 def _fits(slope: tuple[int, ...], data: Any) -> bool:
-    """Whether a slope is broadcast to the data, and not the data to the slope."""
     return all(one in (1, size) for one, size in zip(slope[::-1], list(data)[::-1], strict=False))
 
 
 class SplitPRelus(RewriteRule):
-    """PRelu with constant slopes is the greater of its data and that times the slopes, or the lesser of steep slopes.
+    """Replace PRelu with constant slopes by Max, by Min if the slopes are steep, or by Relu and Min.
 
     ``PRelu(x, a) -> Max(x, Mul(x, a))``
 
-    For slopes on both sides of 1 it is ``relu(x) + min(x, 0) * slope``. These nodes take onnxruntime a third
-    of the time, and are what other exporters write.
+    For slopes on both sides of 1 it is ``relu(x) + min(x, 0) * slope``. onnxruntime needs a third of the time for these
+    nodes, and other exporters write them.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -260,14 +258,16 @@ class SplitPRelus(RewriteRule):
 
 # HardSigmoid and HardSwish --------------------------------------------------------------------------------------------
 
-# onnxruntime has no kernel for float64.
+# Bytes of float32: onnxruntime has no kernels for float64.
 _WIDEST = 4
 
 
 class UseHardSwish(RewriteRule):
-    """A sixth of x + 3 between 0 and 6 is HardSigmoid, and x times that is HardSwish where the opset has it.
+    """Replace the formula of HardSigmoid or HardSwish by the operator.
 
     ``Mul(x, Div(Clip(Add(x, 3), 0, 6), 6)) -> HardSwish(x)``
+
+    Before opset 14, which adds HardSwish, the result is ``Mul(x, HardSigmoid(x))``.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -310,7 +310,7 @@ class UseHardSwish(RewriteRule):
 
 
 def has_slope_of_sixth(gate: Node) -> bool:
-    """Return whether a HardSigmoid is the one that HardSwish multiplies its data with."""
+    """Return whether a HardSigmoid has HardSwish's parameters, alpha 1/6 and beta 0.5."""
     slope, middle = gate.attrs.get("alpha", 0.2), gate.attrs.get("beta", 0.5)
     return bool(abs(slope - 1 / 6) < 1e-6 and middle == 0.5)
 
@@ -319,12 +319,12 @@ _OPSET = 14
 
 
 class JoinHardSwishes(Pass):
-    """Bring a model to the opset of HardSwish that has it in two nodes, and use it.
+    """Join HardSigmoid and Mul to HardSwish; raise the opset to 14 if the model has such a pair.
 
     ``Mul(x, HardSigmoid(x)) -> HardSwish(x)``
 
-    OpenVINO knows the one node, and the formula of older exporters, but not the two, of which it makes kernels of their
-    own and changes of layout around them.
+    OpenVINO fuses HardSwish and the formula of older exporters. For the pair it runs two kernels, and layout changes
+    around them. Not for models that cannot be converted.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -341,7 +341,6 @@ class JoinHardSwishes(Pass):
 
 
 def _is_gate(node: Node) -> bool:
-    """Return whether a node is the HardSigmoid of HardSwish, which a product multiplies with its own data."""
     if node.op != "HardSigmoid" or node.domain or not has_slope_of_sixth(node):
         return False
     products = (reader for reader in node.outputs[0].outputs if reader.op == "Mul" and not reader.domain)
@@ -356,7 +355,7 @@ class SplitHardSwishes(Pass):
 
     ``HardSwish(x) -> Mul(x, HardSigmoid(x))``
 
-    Nothing is gained or lost in float, and each of the two can be planned as integers.
+    The float result stays the same, and each of the two nodes can be quantized.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -381,11 +380,11 @@ class SplitHardSwishes(Pass):
 
 
 class SplitSwishes(RewriteRule):
-    """Swish is x times the Sigmoid of x, or of x times its slope.
+    """Replace Swish by Sigmoid and Mul.
 
     ``Swish(x, alpha) -> Mul(x, Sigmoid(Mul(x, alpha)))``
 
-    Runtimes know the two by heart: they fuse them in float, and have integer kernels for each.
+    Runtimes fuse the two in float, and have integer kernels for each.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -411,11 +410,11 @@ _SLOPE = math.sqrt(2 / math.pi)
 
 
 class UnifyGeluArgument(RewriteRule):
-    """What Erf and Tanh of GELU read is spelled ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
+    """Rewrite the argument of Erf and Tanh in GELU as ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
 
     ``Erf(Mul(x, sqrt(0.5))) -> Erf(Div(x, sqrt(2)))``
 
-    With Div and Pow, as `FuseGelu` and runtimes look for them.
+    `FuseGelu` and runtimes match this variant, with Div and Pow.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -437,7 +436,7 @@ class UnifyGeluArgument(RewriteRule):
 
 
 def _arguments(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
-    """Yield the spellings with the cube or the square multiplied out, and with x or the slope factored out."""
+    """Variants: the cube or the square multiplied out, and x or the slope factored out."""
     x = op.any("x")
     squares = (op.Mul(op.Mul(x, _CUBIC), x), op.Mul(op.Mul(x, x), _CUBIC), op.Mul(op.Pow(x, 2.0), _CUBIC))
     cubes = (
@@ -459,11 +458,12 @@ _FIRST_OPSET = 20
 
 
 class FuseGelu(RewriteRule):
-    """GELU in any of its spellings becomes Gelu, or before opset 20 the spelling that runtimes know.
+    """Replace every variant of GELU by Gelu, or before opset 20 by the variant that runtimes match.
 
-    Those are ``(x * 0.5) * (1 + erf(x / sqrt(2)))`` and
-    ``(x * 0.5) * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``
-    with Div and Pow, of which `UnifyGeluArgument` takes care; other rules leave them as they are.
+    ``(x * 0.5) * (1 + erf(x / sqrt(2))) -> Gelu(x)``
+    ``(x * 0.5) * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) -> Gelu(x, approximate="tanh")``
+
+    `UnifyGeluArgument` prepares the arguments. Other rules keep the variants on the left.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -483,14 +483,14 @@ class FuseGelu(RewriteRule):
         if match.opset >= _FIRST_OPSET:
             return new.Gelu(x, approximate=None if exact else "tanh")
         if exact:
-            # Halved first, for twice x may leave the range.
+            # x is halved first, because 2 * x may leave the range.
             return new.Mul(new.Mul(x, 0.5), new.Add(new.Erf(new.Div(x, math.sqrt(2))), 1.0))
         cubic = new.Add(x, new.Mul(new.Pow(x, 3.0), _CUBIC))
         return new.Mul(new.Mul(x, 0.5), new.Add(new.Tanh(new.Mul(cubic, _SLOPE)), 1.0))
 
 
 def _forms(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
-    """Yield every order of the factors; runtimes know two with Erf and one with Tanh."""
+    """Every order of the factors; runtimes match two with Erf and one with Tanh."""
     x = op.any("x")
     cubic = op.Add(x, op.Mul(op.Pow(x, 3.0), _CUBIC))
     for inner, last in (

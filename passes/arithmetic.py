@@ -16,11 +16,12 @@ _MOST_BYTES: Final = 1 << 20
 
 
 class UseAddAndMul(RewriteRule):
-    """Sub and Div by a floating-point constant are Add and Mul; a Sum of two is Add, and one of one is nothing.
+    """Replace Sub and Div by a floating-point constant by Add and Mul, and a Sum of two by Add.
 
     ``Sub(x, c) -> Add(x, -c); Div(x, c) -> Mul(x, 1 / c); Sum(x, y) -> Add(x, y)``
 
-    A quotient stays where its last bit may decide something, and in front of Erf, by which runtimes know a Gelu.
+    Max, Mean, Min and Sum of one tensor go. Not for a Div in front of Erf, by which runtimes match Gelu, or whose last
+    bit may decide something.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -67,14 +68,16 @@ def _reciprocal(constant: Constant) -> npt.NDArray[Any] | None:
         return stored(1.0 / constant.values.astype(np.float64), constant.dtype, 1.0)
 
 
-# A share of the smaller shift, far above the rounding of two shifts of one size.
+# Largest error of the merged shift, relative to the smaller one; far above the rounding of two shifts of one size.
 _MOST_LOST = 2.0**-8
 
 
 class MergeScalars(RewriteRule):
-    """Two factors or two shifts of one number are one; a factor of 1 and a shift of 0 go.
+    """Merge two scalar factors or shifts into one; drop a factor of 1 and a shift of 0.
 
     ``Mul(Mul(x, a), b) -> Mul(x, a * b)``
+
+    Not for shifts that cancel, or of very different size: data may cancel the larger one.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -107,10 +110,10 @@ class MergeScalars(RewriteRule):
             return "zero times what overflows is no number"
         if match.root.op == "Mul":
             return "" if stays_in_range([first, second], dtype) else "a factor is too far from 1"
-        # What is added and taken away again rounds on purpose.
+        # Adding a number and subtracting it again rounds on purpose.
         if abs(float(merged)) < max(abs(first), abs(second)):
             return "they cancel"
-        # Where data cancels the first shift, the second one alone is left, such as what keeps a logarithm from zero.
+        # If data cancels the first shift, only the second is left, such as the epsilon in front of a logarithm.
         lost = abs((float(merged) - max(first, second, key=abs)) - min(first, second, key=abs))
         return "the smaller one would lose digits" if lost > _MOST_LOST * min(abs(first), abs(second)) else ""
 
@@ -124,7 +127,7 @@ class MergeScalars(RewriteRule):
 
 
 def _scalars(match: Match) -> list[Constant]:
-    """Return the constant operands, the one in front first."""
+    """Return the constant operands in graph order."""
     return [tensor for node in match.nodes[::-1] for tensor in node.inputs if isinstance(tensor, Constant)]
 
 
@@ -134,7 +137,6 @@ def _values(match: Match) -> list[Any]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _merged(match: Match) -> Any:
-    """Return the one number for both, or None if their type does not hold it."""
     first, second = (np.float64(value) for value in _values(match))
     if match.root.op == "Mul":
         return stored(first * second, match.second.dtype, first, second)

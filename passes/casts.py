@@ -1,4 +1,4 @@
-"""Types of elements: Casts that do nothing, and 16-bit floats that become 32-bit ones."""
+"""Casts without effect, and 16-bit floats that become float32."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from onnxq.rewrite.soundness import Uses
 
 
 class MergeCasts(RewriteRule):
-    """A Cast to the type that the tensor has is nothing; of two Casts the first goes where it loses nothing.
+    """Drop a Cast to the type that its input has, and the first of two Casts if it loses nothing.
 
     ``Cast(Cast(x, float32), float16) -> Cast(x, float16)``
     """
@@ -73,7 +73,7 @@ def _loses_nothing(source: Any, between: Any, last: Any) -> bool:
 
 
 def _holds(wide: Any, narrow: Any) -> bool:
-    """Whether a type has every value of another; numpy takes float64 to hold all of int64."""
+    # numpy counts int64 to float64 as safe, which loses digits.
     if wide is None or narrow is None or any(dtype.kind not in "fiub" for dtype in (wide, narrow)):
         return False
     large = narrow.kind in "iu" and narrow.itemsize == 8 and wide.kind == "f"
@@ -81,7 +81,7 @@ def _holds(wide: Any, narrow: Any) -> bool:
 
 
 class ReplaceCastLike(RewriteRule):
-    """CastLike to a type that is known is a Cast.
+    """Replace CastLike by Cast. Not if the type to cast to is unknown.
 
     ``CastLike(x, y) -> Cast(x, to=type of y)``
     """
@@ -101,21 +101,20 @@ class ReplaceCastLike(RewriteRule):
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT = np.dtype(np.float32)
-# Attributes that name the type of a result.
+# Attributes that set the type of a result.
 _TYPES = ("to", "dtype", "output_dtype", "output_datatype")
-# Their kernels take float32 as well; what other domains do is not known.
+# Their kernels take float32 too; other domains are unknown.
 _WIDENED_DOMAINS = ("", "ai.onnx", "com.microsoft")
-# It takes the bits of numbers as they are.
+# It reads the bits of numbers.
 _BITS = "BitCast"
 
 
 class WidenFloats(Pass):
-    """Turn float16 and bfloat16 to float32 inside a model, in every graph; constants are converted when they are read.
+    """Replace float16 and bfloat16 by float32 inside a model, in every graph.
 
-    Inputs, overridable initializers and outputs of the model keep their types, with a Cast beside each. Casts that
-    exporters put between float types go away, unless they round what a discrete operator decides by. Leaves models
-    that hand sequences of 16-bit floats around, or such floats to operators that take their bits or of which nothing
-    is known.
+    Constants are converted when they are read. Inputs, overridable initializers and outputs of the model keep their
+    types, with a Cast beside each. Casts between float types go, unless a discrete operator depends on their rounding.
+    Not for models with sequences of 16-bit floats, or with operators that read their bits or are unknown.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -135,12 +134,11 @@ class WidenFloats(Pass):
 
 
 def half_type(graph: Graph) -> int:
-    """Return the ``TensorProto.DataType`` of 16-bit floats that constants of a graph have; 0 when none has one."""
+    """Return the ``TensorProto.DataType`` of the first 16-bit float constant of a graph; 0 if there is none."""
     return next((onnx_dtype(tensor) for tensor in constants(graph) if onnx_dtype(tensor) in _HALVES), 0)
 
 
 def _obstacle(graph: Graph) -> str:
-    """Return why a model cannot be widened, or an empty string."""
     for scope in all_graphs(graph):
         for tensor in (*scope.inputs, *scope.outputs):
             source = getattr(tensor, "source", None)
@@ -159,7 +157,6 @@ def _is_half(tensor: Tensor) -> bool:
 
 
 def _widen_constants(graph: Graph, border: set[Tensor]) -> Iterator[str]:
-    """Turn the constants to float32, those in attributes of nodes too."""
     for tensor in constants(graph):
         if _is_half(tensor) and tensor not in border:
             tensor_data = tensor.tensor_data
@@ -172,7 +169,6 @@ def _widened(tensor_data: TensorData) -> Any:
 
 
 def _widen_nodes(graph: Graph, border: set[Tensor], rounding: list[Node]) -> Iterator[str]:
-    """Let the nodes make float32, but for the Casts that round or make outputs of the model."""
     kept = set(rounding)
     for scope in all_graphs(graph):
         for tensor in scope.inputs if scope is not graph else ():
@@ -190,7 +186,7 @@ def _widen_nodes(graph: Graph, border: set[Tensor], rounding: list[Node]) -> Ite
 
 
 def _rounding_casts(graph: Graph) -> list[Node]:
-    """Return the Casts from a wider type to 16 bits whose rounding may decide something."""
+    """Return the Casts from a wider type to 16 bits on whose rounding a discrete operator depends."""
     uses = Uses(graph)
     return [
         node
@@ -205,7 +201,6 @@ def _rounding_casts(graph: Graph) -> list[Node]:
 
 
 def _read_rounded(graph: Graph, rounding: list[Node], names: Names) -> Iterator[str]:
-    """Put a Cast behind each Cast that rounds, for all nodes that read it in float32."""
     casts: dict[Node, list[Node]] = {}
     for node in rounding:
         tensor = node.outputs[0]
@@ -224,7 +219,6 @@ def _widen_type(tensor: Tensor) -> None:
 
 
 def _makes_output(node: Node, graph: Graph) -> bool:
-    """Whether a node is a Cast to 16 bits at the border of the model."""
     made = node.outputs[0] if node.outputs else None
     return (
         node.op == "Cast"
@@ -236,7 +230,6 @@ def _makes_output(node: Node, graph: Graph) -> bool:
 
 
 def _read_widened(graph: Graph, fed: list[Tensor], names: Names) -> Iterator[str]:
-    """Put a Cast behind what the model is fed or may be, for all nodes that read it."""
     casts = []
     for tensor in fed:
         if isinstance(tensor, Variable) and tensor.inputs:
@@ -252,7 +245,6 @@ def _read_widened(graph: Graph, fed: list[Tensor], names: Names) -> Iterator[str
 
 
 def _return_narrowed(graph: Graph, names: Names) -> Iterator[str]:
-    """Put a Cast in front of what the model returns in 16 bits, whose other readers read it in float32."""
     for tensor in list(dict.fromkeys(graph.outputs)):
         maker = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
         if maker is None or not _is_half(tensor) or _makes_output(maker, graph):
@@ -274,7 +266,6 @@ def _cast(source: Tensor, made: Variable, names: Names) -> Node:
 
 
 def _drop_casts(graph: Graph) -> Iterator[str]:
-    """Let the readers of a Cast from float32 to float32 read what it reads."""
     for scope in all_graphs(graph):
         useless = [
             node

@@ -1,4 +1,4 @@
-"""What computes nothing, or the same twice; names, metadata and the opset."""
+"""Remove nodes without effect, duplicates and unused tensors; names, metadata and the opset."""
 
 from __future__ import annotations
 
@@ -43,15 +43,17 @@ from onnxq.rewrite import (
 from onnxq.rewrite.patterns import COMMUTATIVE
 from onnxq.rewrite.shapes import broadcast, named_shape
 
-# Before, a Dropout was in training mode unless it said otherwise.
+# Before this opset, Dropout is in training mode by default.
 _INFERS = 7
 
 
 class DropNoOps(Pass):
-    """Let the consumers of an Identity or Dropout read its input, constants included.
+    """Remove Identity and Dropout.
 
-    What makes its input makes an output of a graph under the name of that. Leaves a node between an input, a constant
-    or another output and an output of its graph, a Dropout whose mask is used, and one in training mode.
+    ``Identity(x) -> x``
+
+    If its output is a graph output, the producer of its input takes that name. Not between an output and a graph input,
+    a constant or another output; not for a Dropout whose mask is used, or in training mode.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -82,7 +84,6 @@ class DropNoOps(Pass):
 
 
 def _can_be_returned(tensor: Tensor, own: set[Node]) -> bool:
-    """Whether a node of the same graph makes it, so that it may do so under the name of the output."""
     return (
         isinstance(tensor, Variable) and bool(tensor.inputs) and tensor.inputs[0] in own and not tensor.graph_output_of
     )
@@ -102,9 +103,11 @@ def _dropout_obstacle(node: Node, opset: int) -> str:
 
 
 class DropWheres(RewriteRule):
-    """A Where whose condition is constant, and the same everywhere, is the operand that it takes.
+    """Replace a Where with a uniform constant condition by the operand that it selects.
 
     ``Where(true, x, y) -> x``
+
+    Not if broadcasting gives the result another shape than the operand.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -129,9 +132,9 @@ def _taken(match: Match) -> Any:
 
 
 class RemoveUnused(Pass):
-    """Remove what no output of the model needs, such as the float weight behind its codes.
+    """Remove nodes and initializers that no output of the model needs, such as float weights after quantization.
 
-    Leaves graph inputs, initializers that a caller may override, and those that a quantization annotation names.
+    Keeps graph inputs, initializers that a caller may override, and those that a quantization annotation names.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -154,13 +157,12 @@ def _items(graph: Graph) -> Iterator[Node | Constant]:
 
 
 def _name(item: Node | Constant) -> str:
-    """Return the name, or for a node without one its operator and first output."""
     return item.name or f"{item.op}_{item.outputs[0].name if item.outputs else ''}"
 
 
 # The same twice -------------------------------------------------------------------------------------------------------
 
-# What two calls of may differ in, and what runtimes match by node: one for each reader.
+# Never merged: random operators, and Q/DQ nodes, which runtimes fuse for each consumer.
 _KEPT = frozenset(
     {
         "Bernoulli",
@@ -178,11 +180,12 @@ _KEPT = frozenset(
 
 
 class MergeEqual(Pass):
-    """Let all read the first of several nodes of equal operator, attributes and inputs, in bodies what is around them.
+    """Merge nodes of equal operator, attributes and inputs; a subgraph may read the node of an outer graph.
 
-    Constants count as equal when they are the same tensor, as they are once `ShareInitializers` has been applied.
-    Leaves random numbers, quantization, operators with bodies or of other domains, and nodes that make two outputs of
-    a graph, which have a name each.
+    ``Add(Relu(x), Relu(x)) -> Add(y, y) with y = Relu(x)``
+
+    Constants are equal if they are the same tensor, as after `ShareInitializers`. Not for random operators,
+    quantization, operators with subgraphs or of other domains, and nodes that make two graph outputs.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -191,7 +194,6 @@ class MergeEqual(Pass):
 
 
 def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[str]:
-    """Merge the nodes of one graph and its bodies, given what stands before it in the graphs around."""
     gone, names = [], []
     for node in scope.nodes:
         for body in node.subgraphs():
@@ -214,7 +216,6 @@ def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[
 
 
 def _can_merge(node: Node, kept: Node, *, same_graph: bool) -> bool:
-    """Whether no output of a graph loses its name, and none is made by a node of another graph."""
     return all(
         not old.graph_output_of or (same_graph and not new.graph_output_of)
         for old, new in zip(node.outputs, kept.outputs, strict=True)
@@ -222,7 +223,7 @@ def _can_merge(node: Node, kept: Node, *, same_graph: bool) -> bool:
 
 
 def _key(node: Node) -> Hashable:
-    """Return what is equal for nodes that compute the same; None where that cannot be said."""
+    """Return a key that is equal for nodes that compute the same; None if unknown."""
     if node.domain or node.op in _KEPT or node.subgraphs() or not node.outputs:
         return None
     attributes = [(name, _content(value)) for name, value in sorted(node.attrs.items())]
@@ -235,7 +236,7 @@ def _key(node: Node) -> Hashable:
 
 
 def _content(value: Any) -> Hashable:
-    """Return what makes two values of an attribute equal: types, signs of zeros and payloads of NaN count."""
+    """Return a key of an attribute value; types, signs of zeros and payloads of NaN count."""
     if isinstance(value, bool | int | float | str | bytes):
         return type(value).__name__, repr(value)
     if isinstance(value, list | tuple):
@@ -249,14 +250,14 @@ def _content(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class ShareInitializers(Pass):
-    """Let all nodes read the first of several initializers of equal type, shape and bytes.
+    """Merge initializers of equal type, shape and bytes.
 
-    One that is shared by several bodies of control flow moves to the innermost graph around them. Leaves initializers
-    that are inputs or outputs of a graph, those that training moves on, and text.
+    An initializer that several subgraphs share moves to the innermost graph around them. Not for inputs or outputs of a
+    graph, statistics that training updates, and strings.
 
     Attributes:
-        scalars_apart: whether each graph keeps scalars of its own. onnxruntime 1.30 does not load two bodies whose
-            integer kernels give codes with one zero point.
+        scalars_apart: whether each graph keeps its own scalars. onnxruntime 1.30 fails to load two subgraphs whose
+            integer kernels share a zero point.
     """
 
     scalars_apart: bool = False
@@ -264,7 +265,7 @@ class ShareInitializers(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Share; ``changed`` holds the names of the initializers that are no longer read."""
         shared = list(_shareable(graph))
-        # Most large weights are alone in their shape and ends, and their bytes need not be read.
+        # Most large weights differ in shape or end elements, so their bytes need not be read.
         kinds = {tensor: _kind(tensor) for tensor, _ in shared}
         alike = Counter(kinds.values())
         first: dict[tuple[Hashable, bytes, Graph | None], tuple[Constant, Graph]] = {}
@@ -279,7 +280,7 @@ class ShareInitializers(Pass):
             if kept is tensor:
                 continue
             if home is not scope and kept not in moved:
-                # It is going to be seen from several bodies, where other tensors may bear its name.
+                # Several subgraphs will see it, and other tensors there may have its name.
                 names = names or Names(graph)
                 kept.name = names.unique(kept.name)
                 moved.add(kept)
@@ -297,10 +298,7 @@ def _shareable(graph: Graph) -> Iterator[tuple[Constant, Graph]]:
 
 
 def _is_read_number(tensor: Constant) -> bool:
-    """Whether sharing can make a difference: text has no bytes, and what nothing reads was stored so on purpose.
-
-    The statistics of a BatchNormalization in training are written where they lie.
-    """
+    # Strings have no bytes, unread constants were kept on purpose, and training updates the statistics.
     moves = any(reader.op == "BatchNormalization" and reader.attrs.get("training_mode") for reader in tensor.outputs)
     return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING and not moves
 
@@ -315,8 +313,8 @@ def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str]:
 class NameNodes(Pass):
     """Name nodes without a name after their op type and first output; number repeated names.
 
-    Rules select nodes by name and onnxruntime refuses repeated names, so names must be unique over all graphs.
-    The first node that has a name keeps it.
+    Plan rules select nodes by name and onnxruntime refuses repeated names, so names must be unique over all graphs. The
+    first node with a name keeps it.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -343,11 +341,11 @@ def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
 
 
 class NameTensors(Pass):
-    """Number the names that tensors of several graphs share, as those of both branches of a merged decoder do.
+    """Number tensor names that several graphs share, such as those of both branches of a merged decoder.
 
-    Plans and statistics tell tensors apart by name, so names must be unique over all graphs. Tensors of the main graph
-    keep theirs, and so does the first body that has a name; inputs and outputs of bodies are known by their positions.
-    Leaves sparse initializers, which are carried as they were read.
+    Plans and statistics identify tensors by name, so names must be unique over all graphs. Tensors of the main graph
+    keep their names, and so does the first subgraph with a name. Subgraph inputs and outputs may be renamed: their
+    position identifies them. Not for sparse initializers, which stay as they were read.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -362,7 +360,7 @@ class NameTensors(Pass):
 
 
 def _sharing_names(graph: Graph) -> list[Tensor]:
-    """Return the tensors of bodies that are called like one of a graph before theirs."""
+    """Return the tensors of subgraphs whose name an earlier graph has."""
     placed = place_constants(graph)
     seen = {tensor.name for scope in placed for tensor, _ in scope.sparse_initializers}
     shared: list[Tensor] = []
@@ -376,10 +374,10 @@ def _sharing_names(graph: Graph) -> list[Tensor]:
 
 
 class StripMetadata(Pass):
-    """Remove metadata and documentation of nodes and inner tensors, and metadata of graphs, in bodies as well.
+    """Remove metadata and documentation of nodes and inner tensors, and metadata of graphs, in subgraphs too.
 
-    Exporters keep there where in the program a node came from, which can be a fifth of a quantized file. Leaves what
-    belongs to the model as a whole, and the documentation of graphs, inputs and outputs.
+    Exporters store the source location of each node there, which can be a fifth of a quantized file. Keeps metadata of
+    the model, and the documentation of graphs, inputs and outputs.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -389,10 +387,10 @@ class StripMetadata(Pass):
 
 @dataclass(frozen=True)
 class UpgradeOpset(Pass):
-    """Convert the default domain to ``version`` with onnx's own converter; later models stay as they are.
+    """Convert the default domain to ``version`` with onnx's converter. Not for models of a later opset.
 
     Attributes:
-        version: the lowest opset that is wanted.
+        version: the lowest opset of the result.
     """
 
     version: int = 13
