@@ -1,4 +1,4 @@
-"""Constants: what is computed from constants alone, where constants stand, and denormal weights."""
+"""Constants: folding of constant subgraphs, the place of initializers, and denormal weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import VIEWS, Step, evaluate_all, is_small
 
-# Quantization must survive, random numbers must stay random, and control flow holds graphs of its own.
+# Q/DQ nodes must survive, random operators must stay random, and control flow has subgraphs.
 _KEPT = frozenset(
     {
         "Bernoulli",
@@ -54,7 +54,7 @@ _KEPT = frozenset(
         "SequenceMap",
     }
 )
-# Their output can be far larger than what they read, so its size must be known beforehand.
+# Their output can be far larger than their inputs, so its size must be known before.
 _GENERATORS = frozenset(
     {
         "AffineGrid",
@@ -77,14 +77,14 @@ _GENERATORS = frozenset(
     }
 )
 _FLOATS = frozenset({TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16})
-# An element of a type that is not known may be as large.
+# Bytes of an element whose type is unknown.
 _LARGEST_ELEMENT = 8
-# Smaller integers are shape arithmetic, larger ones the codes of stored weights.
+# Smaller integer tensors (in bytes) are shape arithmetic, larger ones are quantized weights.
 _SMALLEST_CODES = 256
 _LARGEST_CODE = 2
-# So few bytes of a result are always worth the nodes that they save.
+# Results up to this many bytes are always folded.
 _SMALL_RESULT = 1 << 12
-# Layouts and types of large weights may make a model grow by so many times the bytes of all its constants.
+# Views and casts of large weights may make a model grow to this many times the bytes of its constants.
 _MOST_GROWTH = 2
 
 
@@ -92,16 +92,16 @@ _MOST_GROWTH = 2
 class FoldConstants(Pass):
     """Replace nodes whose inputs are all constant by initializers, in every graph of the model.
 
-    Leaves what reads initializers that a caller may feed, quantization, weights stored as codes behind a Cast or in
-    words, random numbers, control flow, custom operators, outputs of a graph, results larger than ``largest``, and
-    those that together make the model larger by more than ``growth``. Small results are folded all the same. Weights
-    that are only transposed, reshaped, cut or cast are folded whatever their size: they become values that are computed
-    when somebody asks for them.
+    Not for inputs that a caller may override, quantization, quantized weights behind a Cast or packed in words, random
+    operators, control flow, custom operators, and graph outputs. Results larger than ``largest`` stay, and results that
+    together make the model larger by more than ``growth``; results of up to 4096 bytes are always folded. Weights that
+    are only transposed, reshaped, sliced or cast are folded at any size, and computed on load.
 
     Attributes:
-        largest: bytes that one computed result may have.
-        growth: bytes by which all of them may exceed what they are computed from; None means ``largest``.
-        layouts_only: whether nothing is folded but what only lays elements out anew, those of stored weights included.
+        largest: most bytes of one computed result.
+        growth: most bytes by which all results may exceed their inputs; None means ``largest``.
+        layouts_only: whether to fold only views (transposes, reshapes, slices), which includes views of quantized
+            weights.
     """
 
     largest: int = 256 * 2**20
@@ -132,8 +132,7 @@ class FoldConstants(Pass):
         changed: list[str],
         left: list[tuple[str, str]],
     ) -> list[Node]:
-        """Make what others read constant, and return the nodes that are not needed any longer."""
-        # What makes an output of a graph stays whole: kernels may crash when one of several outputs is omitted.
+        # Producers of graph outputs stay whole: kernels may crash if one of several outputs is omitted.
         steps = {Step.of(node): node for node in cone}
         kept = large | {node for node in cone if any(tensor.graph_output_of for tensor in node.outputs)}
         wanted = _read_outside(cone, kept)
@@ -149,7 +148,7 @@ class FoldConstants(Pass):
 
 
 def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:
-    """Return what nodes that stay read of those that go."""
+    """Return the tensors of removed nodes that kept nodes read."""
     going = {node for node in cone if node not in kept}
     made = (tensor for node in cone if node in going for tensor in node.outputs)
     return [tensor for tensor in made if any(consumer not in going for consumer in tensor.outputs)]
@@ -157,17 +156,17 @@ def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:
 
 @dataclass(eq=False)
 class _Sizes:
-    """How large results are, and together may become.
+    """Bytes of results, and the limits on their sum.
 
     Attributes:
-        largest: bytes that one result may have that is computed at once.
-        growth: bytes by which those that are stored may exceed what they are computed from.
-        work: bytes by which all of them may, those that only others are computed from included.
-        room: bytes by which other layouts and types of what is there may make the model grow.
-        layouts_only: whether nothing but other layouts is folded.
-        known: bytes and elements of the results that are folded, of the graph that is looked at.
-        grown: bytes of results beyond those they are computed from.
-        stored: bytes of results that others read beyond the constants they are computed from.
+        largest: most bytes of one result that is computed at once.
+        growth: most bytes by which stored results may exceed their inputs.
+        work: most bytes by which all results may exceed their inputs, intermediate ones included.
+        room: most bytes by which views and casts may make the model grow.
+        layouts_only: whether only views are folded.
+        known: bytes and elements of the folded results of the current graph.
+        grown: bytes of results beyond their inputs.
+        stored: bytes of results that kept nodes read, beyond the constants behind them.
     """
 
     largest: int
@@ -182,7 +181,7 @@ class _Sizes:
     def cone(self, scope: Graph, left: list[tuple[str, str]]) -> list[Node]:
         """Return the nodes of a graph that depend on constants alone, in its order.
 
-        What a graph around it computes counts only where it has become a constant, which a body can read.
+        Results of an outer graph count only once they are constants, which a subgraph can read.
         """
         self.known.clear()
         cone = []
@@ -205,7 +204,7 @@ class _Sizes:
         return (tensor.nbytes, math.prod(tensor.shape)) if isinstance(tensor, Constant) else self.known[tensor]
 
     def _obstacle(self, node: Node, inputs: Sequence[Tensor]) -> str:
-        """Return why a result has no room, or take the room."""
+        """Return why a result exceeds a limit, or count its bytes."""
         read = [self._size(tensor) for tensor in inputs]
         elements = _most_elements(node, [count for _, count in read])
         if elements is None:
@@ -227,7 +226,6 @@ class _Sizes:
         return ""
 
     def too_large(self, cone: Sequence[Node], left: list[tuple[str, str]]) -> set[Node]:
-        """Return the nodes of a cone whose results would make the model too large where they were stored."""
         going, sources = set(cone), self._sources(cone)
         kept: set[Node] = set()
         for node in reversed(cone):
@@ -243,10 +241,10 @@ class _Sizes:
         return kept
 
     def _sources(self, cone: Sequence[Node]) -> dict[Node, int]:
-        """Return how many bytes of constants the results of each node are computed from, which go with the cone."""
+        """Return, for each node, the bytes of the constants behind its results that go with the cone."""
         going, found = set(cone), dict[Node, int]()
         for node in cone:
-            # Other layouts and types have room of their own.
+            # Views and casts have their own limit, ``room``.
             derived = _is_derived(node)
             read = 0
             for tensor in {tensor for tensor in node.inputs[: 1 if derived else None] if tensor.name}:
@@ -260,7 +258,6 @@ class _Sizes:
 
 
 def _is_derived(node: Node) -> bool:
-    """Whether the result is computed when it is asked for, so that it takes no memory."""
     return bool(node.inputs and node.inputs[0].name) and (node.op in VIEWS or _is_cast_to_float(node))
 
 
@@ -270,12 +267,7 @@ def _is_cast_to_float(node: Node) -> bool:
 
 
 def _most_elements(node: Node, read: Sequence[int]) -> int | None:
-    """Return how many elements the largest output has, or at most may have; None when its inputs do not tell.
-
-    Args:
-        node: its inferred shapes count, where there are any.
-        read: elements of its inputs; broadcasting and products make at most as many as they have multiplied.
-    """
+    """Upper bound; broadcasting and matrix multiplication make at most the product of the elements of the inputs."""
     if _is_derived(node):
         return read[0]
     shapes = [tensor.shape for tensor in node.outputs if tensor.name]
@@ -289,7 +281,6 @@ def _most_elements(node: Node, read: Sequence[int]) -> int | None:
 
 
 def _element_bytes(node: Node, read: Sequence[tuple[int, int]]) -> int:
-    """Return how many bytes an element of the largest output has, or at most may have."""
     if node.op in VIEWS and read and read[0][1]:
         return read[0][0] // read[0][1]
     types = [tensor.dtype for tensor in node.outputs if tensor.name]
@@ -299,12 +290,10 @@ def _element_bytes(node: Node, read: Sequence[tuple[int, int]]) -> int:
 
 
 def _is_plain(tensor: Constant) -> bool:
-    """Whether numpy itself has the type; strings and the codes of weights are not needed for folding."""
     return tensor.dtype.kind in "fiub" and not is_small(tensor.dtype)
 
 
 def _codes_obstacle(node: Node) -> str:
-    """Return why a node that reads the codes of a weight stays, or an empty string."""
     first = node.inputs[0] if node.inputs else None
     if node.op == "Cast" and _is_codes(first):
         return "decodes a stored weight"
@@ -316,7 +305,7 @@ def _codes_obstacle(node: Node) -> str:
 
 
 def _is_codes(tensor: Tensor | None) -> TypeGuard[Constant]:
-    """Whether the tensor is a weight's codes, which a Cast to float would store two or four times as large."""
+    """Quantized weights: a Cast to float would store them two or four times as large."""
     return (
         isinstance(tensor, Constant)
         and tensor.dtype.kind in "iu"
@@ -326,11 +315,11 @@ def _is_codes(tensor: Tensor | None) -> TypeGuard[Constant]:
 
 
 def _is_words(tensor: Constant) -> bool:
-    """Whether the tensor is words of codes; float models have no such integers."""
+    """Packed quantized weights; float models have no uint32 tensors of this size."""
     return tensor.dtype == np.uint32 and tensor.nbytes >= _SMALLEST_CODES
 
 
-# Where constants stand ------------------------------------------------------------------------------------------------
+# Initializers ---------------------------------------------------------------------------------------------------------
 
 _PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
     {
@@ -345,9 +334,9 @@ _PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
 
 
 class LiftConstants(Pass):
-    """Turn each Constant node into an initializer of the graph it stands in, bodies of control flow included.
+    """Replace Constant nodes by initializers of the same graph, in subgraphs too.
 
-    Leaves constants that are outputs of their graph, and sparse values.
+    Not for constants that are outputs of their graph, and sparse values.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -384,16 +373,16 @@ def _payload(node: Node) -> TensorData | None:
     return None
 
 
-# Since this version of the file format an initializer need not be an input, and one that is can be fed.
+# Since this IR version an initializer need not be an input; a caller may override one that is.
 _IR_OF_PLAIN_INITIALIZERS = 4
 
 
 class FixInitializers(Pass):
-    """Take initializers off the list of inputs where the graph lists every one of them.
+    """Remove initializers from the graph inputs if all of them are listed there.
 
-    Before version 4 of the file format that had to be so, and nobody could feed them; exporters went on with it for
-    years, and runtimes neither fold nor multiply as codes what a caller may feed. Leaves a graph that lists only some,
-    a single one, or no weights of layers: there a person chose what can be fed.
+    Before IR version 4 that was mandatory, and no caller could override them. Exporters kept the habit for years.
+    Runtimes neither fold nor quantize a tensor that a caller may override. Not for graphs (from version 4 on) that list
+    only some, a single one, or no layer weights: there the list is a choice.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -420,18 +409,17 @@ def _holds_weights(node: Node) -> bool:
 # Denormals ------------------------------------------------------------------------------------------------------------
 
 _PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
-# Beside a number so large, denormals are lost in the rounding of any sum.
+# Beside a number of this size, rounding hides denormals in any sum.
 _HIDES_DENORMALS: Final = 2.0**-100
-# Of a float32 the bits of the exponent, which are zero in denormals and in zero, and those but for the sign.
+# Bits of a float32: the exponent, which is zero in denormals and in zero; and all but the sign.
 _EXPONENT, _UNSIGNED = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 
 
 class FlushDenormals(Pass):
-    """Set the elements of float32 weights to zero that are denormal, below 1.2e-38.
+    """Set denormal elements (below 1.2e-38) of float32 weights to zero.
 
-    Training with weight decay leaves such weights behind. No sum shows them, but processors take many times as long to
-    multiply by one. Leaves constants that are no weights of products, such as what keeps a divisor from zero, and
-    weights that hold nothing much larger.
+    Training with weight decay makes such elements. They do not change any sum, but processors multiply them many times
+    slower. Not for other constants, such as the epsilon of a divisor, and weights without much larger elements.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -451,12 +439,10 @@ class FlushDenormals(Pass):
 
 
 def _has_denormals(tensor: Constant) -> bool:
-    """Whether any element is denormal, read in pieces."""
     return any(bool(_are_denormal(np.frombuffer(piece, np.uint32)).any()) for piece in tensor.tensor_data.chunks())
 
 
 def _largest(tensor: Constant) -> float:
-    """Return the largest finite magnitude, read in pieces."""
     pieces = (np.abs(np.frombuffer(piece, np.float32)) for piece in tensor.tensor_data.chunks())
     return max((float(piece.max(initial=0.0, where=np.isfinite(piece))) for piece in pieces), default=0.0)
 

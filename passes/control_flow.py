@@ -35,7 +35,7 @@ from onnxq.runtime.targets import LARGE_WEIGHT
 
 
 class InlineFunctions(Pass):
-    """Inline every model-local function, so that the nodes inside are planned like any other."""
+    """Inline every model-local function, so that its nodes can be quantized."""
 
     def apply(self, graph: Graph) -> Changes:
         """Inline; ``changed`` holds the names of the functions."""
@@ -49,9 +49,11 @@ class InlineFunctions(Pass):
 
 
 class InlineIfs(Pass):
-    """Replace an If whose condition is a constant by the nodes of the branch that it takes.
+    """Replace an If with a constant condition by the nodes of the branch that it takes.
 
-    What the branch holds gets new names where others have the same. Leaves conditions that a caller may override.
+    ``If(true, then, else) -> nodes of then``
+
+    Nodes and tensors of the branch get new names where names clash. Not for conditions that a caller may override.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -66,7 +68,7 @@ class InlineIfs(Pass):
             moved = {node: _moved(node, branch, scope, names, defined) for node, branch in found.items()}
             replace_nodes(scope, moved)
             changed.extend(node.name for node in found)
-            # What was inlined may hold more of them.
+            # The inlined nodes may contain more Ifs.
             pending.extend([scope] if found else [body for node in scope.nodes for body in node.subgraphs()])
         return Changes(tuple(changed))
 
@@ -76,7 +78,6 @@ def _made(scope: Graph) -> list[Tensor]:
 
 
 def _taken(node: Node) -> Graph | None:
-    """Return the branch that an If always takes, if there is one."""
     if node.op != "If" or node.domain or not node.inputs:
         return None
     condition = node.inputs[0]
@@ -89,7 +90,7 @@ def _taken(node: Node) -> Graph | None:
 
 
 def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Counter[str]) -> list[Node]:
-    """Return the nodes of a branch, which now make what the If made, and move its constants."""
+    """Return the nodes of a branch, rewired to make the outputs of the If, and move its constants."""
     made, results = list(branch.nodes), list(branch.outputs)
     for part in (*_made(branch), *made):
         if defined[part.name] > 1 and part.name:
@@ -104,7 +105,7 @@ def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Count
     for old, new in zip(node.outputs, results, strict=True):
         fresh = isinstance(new, Variable) and bool(new.inputs) and new.inputs[0] in inside and not new.graph_output_of
         if old.graph_output_of and not fresh:
-            # An output of the graph has a name of its own, which no input and no constant can take.
+            # A graph output has its own name, which no input or constant can take.
             twin = Variable(names.unique(old.name))
             made.append(Node("Identity", names.unique(f"{node.name}.Identity"), {}, [new], [twin]))
             new = twin
@@ -119,11 +120,13 @@ def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Count
 
 @dataclass(frozen=True)
 class LiftInvariants(Pass):
-    """Take states out of a Loop or Scan that each iteration hands on as it found them.
+    """Remove states of a Loop or Scan that no iteration changes.
 
-    The body reads what the state began with, and so does whatever read the last one: Loops of TensorFlow hand their
-    weights on so, which are computed at run time as long as they are states. Leaves states that a graph returns, and
-    as many as the operator needs at this opset; the model then reads what the last of these began with.
+    ``Loop(n, c, s; body(i, c, s) -> (c, s)) -> Loop(n, c; body(i, c) -> (c))``
+
+    The body and the readers of the final state read the initial value instead. TensorFlow passes weights through Loops
+    as states, and as states they cannot be quantized as weights. Not for states that are graph outputs. If the operator
+    needs the state at this opset, only the readers change.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -140,7 +143,6 @@ class LiftInvariants(Pass):
 
 
 def _states(node: Node) -> range:
-    """Return the places of a loop's states among what it and its body are given."""
     if node.domain or node.op not in ("Loop", "Scan"):
         return range(0)
     (body,) = node.subgraphs()
@@ -152,14 +154,14 @@ def _states(node: Node) -> range:
 
 
 def _handed_on(node: Node, place: int, states: range) -> int:
-    """Return where the body returns the state that is given at a place; a Loop's returns its condition first."""
+    """A Loop's body returns its condition first."""
     return place - states.start + (node.op == "Loop")
 
 
 def _is_invariant(node: Node, place: int, states: range) -> bool:
     (body,) = node.subgraphs()
     state, handed_on = body.inputs[place], body.outputs[_handed_on(node, place, states)]
-    # What a graph returns must be made in it, so a state that is another result as well stays.
+    # A graph must make its outputs, so a state that is also another output stays.
     if len(state.graph_output_of) > (handed_on is state) or not node.inputs[place].name:
         return False
     while handed_on is not state and (maker := _identity(handed_on)) is not None:
@@ -174,13 +176,12 @@ def _identity(tensor: Tensor) -> Node | None:
 
 
 def _last(node: Node, place: int, states: range) -> Tensor | None:
-    """Return what the node gives of a state in the end, where it is named."""
     index = place - states.start
     return node.outputs[index] if index < len(node.outputs) and node.outputs[index].name else None
 
 
 def _lift(node: Node, place: int, states: range, opset: int) -> bool:
-    """Take a state out, or where the operator needs it only the reads of its last value; return what changed."""
+    """Remove a state, or only the reads of its final value if the operator needs it; return whether it changed."""
     (body,) = node.subgraphs()
     first, last = node.inputs[place], _last(node, place, states)
     read = last is not None and bool(last.outputs)
@@ -202,15 +203,17 @@ def _lift(node: Node, place: int, states: range, opset: int) -> bool:
 # Recurrent cells ------------------------------------------------------------------------------------------------------
 
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-"""Which inputs are initial states."""
-# What moves or repeats zeros makes zeros.
+"""Indices of the inputs that are initial states."""
+# Their result is zero if their input is zero.
 _KEEPING_ZEROS = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 
 
 class DropInitialStates(Pass):
-    """Let LSTM, GRU and RNN begin with the zeros that they begin with by themselves.
+    """Remove initial states of LSTM, GRU and RNN that are zero, the default.
 
-    What has computed the zeros, from a batch size that nobody knows, is no longer needed then.
+    ``GRU(x, W, R, B, lengths, zeros) -> GRU(x, W, R, B, lengths)``
+
+    The nodes that computed the zeros from an unknown batch size are then unused.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -233,7 +236,6 @@ def _is_zero(node: Node, index: int) -> bool:
 
 
 def _holds_zeros(tensor: Any) -> bool:
-    """Whether all entries are zero, however many there are."""
     while not isinstance(tensor, Constant):
         producer = tensor.inputs[0] if tensor.inputs else None
         if producer is None or producer.domain or not producer.inputs:
@@ -247,7 +249,7 @@ def _holds_zeros(tensor: Any) -> bool:
     return tensor.overridable_input is None and tensor.dtype.kind == "f" and not tensor.values.any()
 
 
-# Split and Squeeze take sizes and axes as inputs since this opset.
+# From this opset on, Split and Squeeze take sizes and axes as inputs.
 _OPSET = 13
 _GATES = 3
 _USUAL = {"direction", "hidden_size", "linear_before_reset"}
@@ -255,12 +257,14 @@ _REVERSE = {"forward": 0, "reverse": 1}
 
 
 class ScanCells(Pass):
-    """GRU becomes one product of all steps with the weight of what it reads, and a Scan over what follows.
+    """Replace a large GRU by one MatMul of all steps with the input weight, and a Scan over the rest.
 
-    Each step reads the whole weight of the state. OpenVINO's cell reads floats, also where the model stores codes, and
-    a product in a body the codes themselves, a quarter of the bytes: nsnet2 takes half the time. Weights that stay in
-    the cache of a core gain nothing. Leaves cells of several directions, of other activations, of sequences of unequal
-    lengths, and those that reset the state before it is multiplied.
+    ``GRU(x, W, R, B) -> Scan(Add(MatMul(x, W), B); MatMul(h, R) and the gates)``
+
+    Each step reads all of R. OpenVINO's cell reads floats, even if the model stores quantized weights. A MatMul in a
+    subgraph reads the quantized weights, a quarter of the bytes: nsnet2 takes half the time. Weights that fit the cache
+    of a core gain nothing. Not for bidirectional cells, other activations, sequences of unequal lengths, and cells that
+    reset the state before its multiplication.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -288,7 +292,6 @@ def _large_cells(graph: Graph) -> dict[Node, Graph]:
 
 
 def _name(node: Node) -> str:
-    """Return the name, or for a node without one its operator and first output."""
     return node.name or f"{node.op}_{next((tensor.name for tensor in node.outputs if tensor.name), '')}"
 
 
@@ -298,7 +301,6 @@ def _is_large(node: Node) -> bool:
 
 
 def _obstacle(node: Node) -> str:
-    """Return why a cell stays, or an empty string."""
     if not node.attrs.get("linear_before_reset", 0):
         return "it resets the state before it multiplies it"
     if set(node.attrs) - _USUAL or node.attrs.get("direction", "forward") not in _REVERSE:
@@ -314,7 +316,6 @@ def _obstacle(node: Node) -> str:
 
 
 def _scan(node: Node, scope: Graph, names: Names) -> list[Node]:
-    """Return the nodes that make what a cell makes."""
     data, weight, recurrent = node.inputs[:3]
     size = recurrent.shape[-1]
     made = _Made(node, names)
@@ -342,7 +343,7 @@ def _scan(node: Node, scope: Graph, names: Names) -> list[Node]:
 
 
 def _step(node: Node, names: Names, recurrent: Constant, bias: npt.NDArray[Any]) -> Graph:
-    """Return the body: a state and what is given at a step become the next state, twice."""
+    """Return the body of the Scan, which returns the next state twice."""
     size = recurrent.shape[0]
     made = _Made(node, names)
     state, given = (made.variable(role, np.float32) for role in ("state", "step"))
@@ -351,26 +352,25 @@ def _step(node: Node, names: Names, recurrent: Constant, bias: npt.NDArray[Any])
     thirds = made.numbers(size, size, size)
     kept_given, reset_given, new_given = made.split(given, thirds)
     kept_wanted, reset_wanted, new_wanted = made.split(wanted, thirds)
-    # Gates apart: what follows the products is one kernel then.
+    # Gates are split first: a runtime then fuses the rest into one kernel.
     kept = made("Sigmoid", "kept", made("Add", "kept", kept_given, kept_wanted))
     reset = made("Sigmoid", "reset", made("Add", "reset", reset_given, reset_wanted))
     new = made("Tanh", "new", made("Add", "new", new_given, made("Mul", "new", reset, new_wanted)))
     following = made("Add", "following", made("Mul", "kept", kept, made("Sub", "change", state, new)), new)
     output = made("Identity", "output", following)
-    # onnxruntime runs no Scan whose body does not say how many axes its outputs have.
+    # onnxruntime needs the rank of the outputs of a Scan's body.
     following.shape, output.shape = [None, size], [None, size]
     return Graph(made.nodes, [state, given], [following, output], made.named("body"))
 
 
 def _zeros(made: _Made, data: Tensor, size: int) -> Tensor:
-    """Return a state of zeros for each row of a batch."""
     rows = made("Gather", "rows", made("Shape", "shape", data, dtype=np.int64), made.numbers(1), dtype=np.int64)
     shape = made("Concat", "state_shape", rows, made.numbers(size), dtype=np.int64, axis=0)
     return made("Expand", "first", made.store("first.values", np.zeros((1, size), np.float32)), shape)
 
 
 class _Made(NodeBuilder):
-    """Nodes that take the place of a cell, named after it; what they make is float32 where nothing else is said."""
+    """Nodes that replace a cell and are named after it; their outputs are float32 by default."""
 
     def __init__(self, cell: Node, names: Names) -> None:
         super().__init__(cell.name, names, join_origins((cell,)))

@@ -1,4 +1,4 @@
-"""Windows over images: padding, pooling, and convolutions in the form that a runtime computes fastest."""
+"""Windows over images: padding, pooling, and convolutions in the variant that a runtime computes fastest."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _MOST_FOLLOWED: Final = 16
 
 
 class FoldPads(RewriteRule):
-    """Padding in front of a convolution or pooling becomes its own; padding by nothing goes.
+    """Fold a Pad into the convolution or pooling behind it; drop a Pad of zero width.
 
     ``Conv(Pad(x, p), W, pads=q) -> Conv(x, W, pads=p + q)``
 
-    Only zeros around the image fold: a mean must count them, and for a maximum nothing may lie below them (or they are
-    minus infinity). What is padded in front of a ConvTranspose is cropped less behind it.
+    Only for zeros around the image, or minus infinity in front of MaxPool. AveragePool then counts its padding. For
+    zeros in front of MaxPool, data must not be negative. A ConvTranspose must crop at least what the Pad adds.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -92,7 +92,6 @@ class FoldPads(RewriteRule):
 
 
 def _rank(match: Match) -> int | None:
-    """Return the rank of what is padded, as far as it is known."""
     for tensor in (match.x, match.pad.outputs[0], match.values.get("w")):
         if tensor is not None and tensor.shape is not None:
             return len(tensor.shape)
@@ -101,7 +100,7 @@ def _rank(match: Match) -> int | None:
 
 
 def _pads_of(pad: Node, rank: int | None) -> Pads | str:
-    """Return what a Pad adds along each axis, or why that is not known or no constant is added."""
+    """Return the pads of each axis, or why they are unknown or not constant."""
     if _text(pad.attrs.get("mode", "constant")) != "constant":
         return f"it pads by mode {_text(pad.attrs['mode'])}"
     flat = _numbers(pad, 1, pad.attrs.get("pads", pad.attrs.get("paddings")))
@@ -124,7 +123,7 @@ def _value_of(pad: Node) -> float | None:
 
 
 def _numbers(node: Node, index: int, default: Any) -> list[Any] | None:
-    """Return what a constant input holds, the default where it is left out, or None where it is computed."""
+    """Return the values of a constant input, the default if it is absent, or None if it is computed."""
     tensor = optional_input(node, index)
     if tensor is None:
         return None if default is None else list(default)
@@ -196,9 +195,11 @@ def _text(value: Any) -> str:
 
 
 class ResolveAutomaticPadding(RewriteRule):
-    """The attribute auto_pad of a convolution or pooling becomes the pads that it means.
+    """Replace the attribute auto_pad of a convolution or pooling by explicit pads.
 
     ``Conv(x, W, auto_pad="SAME_UPPER") -> Conv(x, W, pads=[0, 0, 1, 1])``
+
+    Not with ``ceil_mode``. SAME_UPPER and SAME_LOWER need known sizes of image and kernel, and no dilations.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -211,7 +212,7 @@ class ResolveAutomaticPadding(RewriteRule):
     def check(self, match: Match) -> str:
         if match.window.attrs.get("ceil_mode", 0):
             return "it rounds up"
-        # Of pooling onnxruntime then pads as if there were none, and a convolution of these it refuses.
+        # With dilations, onnxruntime pads a pooling as if there were none, and refuses a convolution.
         has_gaps = any(step != 1 for step in match.window.attrs.get("dilations", ()))
         if has_gaps and match.window.attrs["auto_pad"] != "VALID":
             return "its window has gaps"
@@ -222,7 +223,7 @@ class ResolveAutomaticPadding(RewriteRule):
 
 
 def _pads(match: Match) -> list[int] | None:
-    """Return what comes before and after the data along each axis, the numbers before first."""
+    """Return the pads, all those before the data first."""
     window, data = match.window, match.x.shape
     way = window.attrs["auto_pad"]
     kernel = window.attrs.get("kernel_shape") or (
@@ -247,7 +248,7 @@ def _pads(match: Match) -> list[int] | None:
 
 # Pooling --------------------------------------------------------------------------------------------------------------
 
-# Kernels of ReduceMean add pairwise, those of GlobalAveragePool one by one, which is less exact for large images.
+# ReduceMean adds pairwise, GlobalAveragePool one by one, which is less exact for large images.
 _LARGEST: Final = 64 * 64
 
 
@@ -255,12 +256,12 @@ _NOT_KNOWN: Final = "it is not known to keep batch and channels"
 
 
 class UseGlobalAveragePool(RewriteRule):
-    """A mean over the whole image is a GlobalAveragePool, and a Flatten behind it drops what is left of the image.
+    """Replace a mean over the whole image by GlobalAveragePool, and a Squeeze or Reshape behind it by Flatten.
 
     ``Reshape(ReduceMean(x, [2, 3]), [0, -1]) -> Flatten(GlobalAveragePool(x))``
 
-    ReduceMean and AveragePool become it, whose layout convolutions share and which computes with integers; Squeeze and
-    Reshape behind it become the Flatten, which goes where the axes are restored at once.
+    It shares the layout of convolutions and has an integer kernel. A Flatten goes if the axes are restored at once. Not
+    for a ReduceMean over unknown sizes or more than 64 x 64 pixels, where GlobalAveragePool is less exact.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -304,7 +305,7 @@ class UseGlobalAveragePool(RewriteRule):
 
 
 def _axes(match: Match) -> list[int] | None:
-    """Return the axes of a ReduceMean or Squeeze, counted from the front; None where they are computed or not given."""
+    """Return the axes of a ReduceMean or Squeeze, counted from the front; None if they are computed or absent."""
     given = match.root.attrs.get("axes")
     if len(match.root.inputs) > 1 and match.root.inputs[1].name:
         tensor = match.root.inputs[1]
@@ -322,7 +323,7 @@ def _axes_obstacle(match: Match) -> str:
 def _size_obstacle(shape: Sequence[Any]) -> str:
     if not all(isinstance(size, int) for size in shape[2:]):
         return "the size of its image is not known"
-    # A mean over channels that are not there is empty, and onnxruntime pools none.
+    # Without channels the mean is empty, which onnxruntime refuses to pool.
     if not isinstance(shape[1], int):
         return "the number of its channels is not known"
     if not prod(shape[1:]):
@@ -375,13 +376,12 @@ def _target_obstacle(match: Match, behind: Sequence[int]) -> str:
 
 
 class ConvolvePooled(Pass):
-    """Gemm of what GlobalAveragePool leaves of an image becomes a convolution of one pixel, and a Flatten behind it.
+    """Replace a Gemm behind GlobalAveragePool by a convolution of one pixel and a Flatten.
 
     ``Gemm(Flatten(GlobalAveragePool(x)), W, B) -> Flatten(Conv(GlobalAveragePool(x), W, B))``
 
-    OpenVINO's kernel of a convolution of codes takes less time than its kernel of a product with one row: resnet is 1.1
-    times as fast with it. Where there are known to be several images, a product reads its weights once for all, and
-    stays.
+    OpenVINO's integer convolution is faster than its matrix multiplication of one row: resnet is 1.1 times as fast. Not
+    for several images at once: there a matrix multiplication reads its weights once for all.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -425,18 +425,17 @@ class _ConvolveOnePixel(RewriteRule):
 _BLOCK = 16
 _MODE_IS_KNOWN = 11
 _ACTIVATIONS = ("LeakyRelu", "Relu", "Sigmoid", "Tanh")
-# What a transposed convolution says besides its stride, and what that has to be.
+# Attributes of a transposed convolution besides its stride, and their allowed values.
 _PLAIN = {"auto_pad": ("NOTSET", "VALID"), "group": (1,), "output_padding": ([0, 0],), "dilations": ([1, 1],)}
 
 
 class ConvolveTransposed(Pass):
-    """ConvTranspose of few channels whose windows do not overlap becomes Conv and DepthToSpace, an activation between.
+    """Replace a ConvTranspose of few channels without overlapping windows by Conv and DepthToSpace.
 
     ``Relu(ConvTranspose(x, W, B)) -> DepthToSpace(Relu(Conv(x, W, B)))``
 
-    OpenVINO lays channels in blocks of 16, so that one channel takes the time and memory of 16, in the activation
-    behind it too: the last layer of ppocr-det took 5.8 ms of 45, and takes 1.4 of 41. Of many channels the transposed
-    convolution is as fast.
+    OpenVINO pads channels to blocks of 16, so one channel takes the time and memory of 16, also in the activation. The
+    last layer of ppocr-det took 5.8 ms of 45, and takes 1.4 of 41. With 16 channels or more, ConvTranspose is as fast.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -445,7 +444,7 @@ class ConvolveTransposed(Pass):
 
 
 class _ConvolveWindows(RewriteRule):
-    """Each place of a window is a channel of its own, until DepthToSpace lays them out."""
+    """Each position of a window becomes a channel until DepthToSpace."""
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         layer = op.ConvTranspose(op.any("x"), op.constant("weight"), op.optional("bias"), name="layer")
