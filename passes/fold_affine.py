@@ -1,4 +1,4 @@
-"""Factors and shifts of channels become a part of the weights and biases around them."""
+"""Fold factors and shifts of channels into the weights and biases around them."""
 
 from __future__ import annotations
 
@@ -42,36 +42,35 @@ from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, rank, stays_i
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 
-# Before, Add and Mul had an axis, and BatchNormalization was in training mode unless it said otherwise.
+# Before this opset, Add and Mul had an axis, and BatchNormalization was in training mode by default.
 _BROADCASTS = 7
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
 
 
-# What constants and weights are ---------------------------------------------------------------------------------------
+# Weights --------------------------------------------------------------------------------------------------------------
 
 
 def _times(tensor: Constant, factor: Doubles | float) -> Any:
-    """Return a constant times factors, or None if its type cannot hold a value of that."""
+    """Return a constant times factors, or None if its type cannot hold the result."""
     values = np.asarray(tensor.values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         return stored(values * factor, tensor.dtype, values, factor)
 
 
 def _scaled_and_shifted(before: Doubles, factor: Doubles, shift: Doubles, dtype: Any) -> Array | None:
-    """Return a bias behind factors and shifts, or None if its type cannot hold a value of that."""
     with np.errstate(over="ignore", invalid="ignore"):
         return stored(before * factor + shift, dtype, *(() if shift.any() else (before, factor)))
 
 
 def _varies_along(operand: Constant, rank: int, place: int) -> bool:
-    """Whether a constant has one value, or one for each entry of an axis, which is counted from the end of the rank."""
+    """Whether a constant has one value, or one for each entry of axis ``place``, which counts from the end."""
     wide = [axis - len(operand.shape) for axis, size in enumerate(operand.shape) if size != 1]
     return len(operand.shape) <= rank and all(axis == place for axis in wide)
 
 
 def _affine(op: str, operand: Constant) -> tuple[Doubles, Doubles]:
-    """Return the factors and shifts of ``op``, Mul or Div, Add or Sub, by a constant."""
+    """Return factors and shifts of an elementwise operator with a constant."""
     values = np.asarray(operand.values, np.float64).reshape(-1)
     if op in ("Mul", "Div"):
         return (values if op == "Mul" else 1.0 / values), np.zeros(values.shape)
@@ -79,7 +78,7 @@ def _affine(op: str, operand: Constant) -> tuple[Doubles, Doubles]:
 
 
 def _output_axis(product: Node) -> int:
-    """Return the axis of a weight, but for that of a ConvTranspose, that lies along the channels of the result."""
+    """Return the weight axis of the output channels; not for ConvTranspose."""
     return 0 if product.op == "Conv" or product.attrs.get("transB", 0) else 1
 
 
@@ -94,7 +93,7 @@ def _channels_read(product: Node) -> int:
 
 
 def _along_outputs(product: Node, values: Doubles) -> Doubles:
-    """Shape one value for each channel that is made so that it multiplies the weight."""
+    """Reshape one value for each output channel so that it multiplies the weight."""
     shape = product.inputs[1].shape
     if product.op == "ConvTranspose":
         # Rows of the weight are input channels; each group of them feeds its own output channels.
@@ -105,7 +104,7 @@ def _along_outputs(product: Node, values: Doubles) -> Doubles:
 
 
 def _along_inputs(product: Node, values: Doubles) -> Doubles:
-    """Shape one value for each channel that is read so that it multiplies the weight."""
+    """Reshape one value for each input channel so that it multiplies the weight."""
     shape = product.inputs[1].shape
     if product.op == "Conv":
         groups = int(product.attrs.get("group", 1))
@@ -114,19 +113,20 @@ def _along_inputs(product: Node, values: Doubles) -> Doubles:
     return values.reshape([-1 if axis == 1 - _output_axis(product) else 1 for axis in range(len(shape))])
 
 
-# Into the product in front --------------------------------------------------------------------------------------------
+# Into the compute node in front ---------------------------------------------------------------------------------------
 
 
 class FuseBatchNorm(Pass):
     """Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
 
-    ``BatchNormalization(Conv(x, W, B), s, b, m, v) -> Conv(x, W * k, (B - m) * k + b) with k = s / sqrt(v)``
+    ``BatchNormalization(Conv(x, W, B), s, b, m, v) -> Conv(x, W * k, (B - m) * k + b) with k = s / sqrt(v + eps)``
 
-    The same written as Mul, Div, Add or Sub by a constant per channel is folded too. A shift behind a MatMul, which
-    has no bias, becomes one Add. Leaves it when the producer has another consumer or stands in another graph, when a
-    weight is not constant, in training mode, when the constant varies along another axis, when factors or the new
-    weight may leave the range of its type, and when a last bit may decide something. Works in the main graph and in
-    control-flow bodies. Computed in float64 and stored in the weight's type.
+    Mul, Div, Add and Sub by a constant per channel fold too. MatMul has no bias, so a shift of BatchNormalization
+    behind it becomes one Add. The result is computed in float64. Not in training mode, or if
+
+    - the producer has another consumer, stands in another graph, or has a computed weight or bias,
+    - the constant varies along another axis, or the weight may be tied to a lookup table,
+    - factors or the new weight may leave the range of their type, or a discrete operator depends on the last bit.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -159,7 +159,7 @@ _AFFINE = frozenset({"BatchNormalization", "Mul", "Div", "Add", "Sub"})
 
 
 class _Folded(NamedTuple):
-    """A producer with its weight and bias after folding; the bias of a MatMul is what an Add behind it must add."""
+    """A producer with its weight and bias after folding. The bias of a MatMul needs an Add behind it."""
 
     producer: Node
     weight: Array
@@ -167,7 +167,7 @@ class _Folded(NamedTuple):
 
 
 def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
-    """Return what folding the node makes of its producer, or why that cannot be."""
+    """Return the folded producer, or why it cannot fold."""
     source = _data_input(node)
     if source is None:
         return "its factor or data is not as expected: exactly one of its inputs is constant"
@@ -250,7 +250,7 @@ def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
     if producer.op in ("Conv", "ConvTranspose"):
         place = 1 - rank
     elif producer.op == "MatMul":
-        # The result has the rank of the data; unless that is known, a constant of rank 2 may raise it.
+        # The result has the rank of the data. If that is unknown, a constant of rank 2 may raise it.
         shape = producer.outputs[0].shape
         rank = len(shape) if shape is not None else 1
     if not _varies_along(operand, rank, place):
@@ -259,7 +259,6 @@ def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
 
 
 def _folded_into_producer(producer: Node, factor: Doubles, shift: Doubles) -> _Folded | None:
-    """Return the new weight and bias, or None if their type cannot hold them."""
     weight, bias = producer.inputs[1], _bias(producer)
     before = np.asarray(bias.values, np.float64).reshape(-1) if bias is not None else np.zeros(1)
     scaled = _times(weight, _along_outputs(producer, factor))
@@ -268,7 +267,7 @@ def _folded_into_producer(producer: Node, factor: Doubles, shift: Doubles) -> _F
 
 
 def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
-    """Put the new weight and bias in place; return whether ``node`` remains, as the Add behind a MatMul."""
+    """Replace weight and bias; return whether ``node`` remains as the Add behind a MatMul."""
     producer = folded.producer
     weight, bias = producer.inputs[1], _bias(producer)
     producer.inputs[1] = constant(names.unique(f"{weight.name}.fused"), folded.weight)
@@ -293,9 +292,11 @@ def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
 
 
 class FoldIntoBatchNorm(RewriteRule):
-    """What scales and shifts channels behind a BatchNormalization becomes a part of its scale and bias.
+    """Fold Mul, Add and BatchNormalization behind a BatchNormalization into its scale and bias.
 
     ``Add(Mul(BatchNormalization(x, s, b, m, v), k), c) -> BatchNormalization(x, s * k, b * k + c, m, v)``
+
+    Not if the constant varies along another axis than the channels, or the result may leave the range of its type.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -325,7 +326,6 @@ class FoldIntoBatchNorm(RewriteRule):
 
 
 def _folded_into_norm(match: Match) -> tuple[Array, Array] | str:
-    """Return the new scale and bias, or why there are none."""
     if isinstance(own := affine_of(match.norm), str):
         return own
     if match.x.dtype is None or match.x.shape is None or len(match.x.shape) < 2:
@@ -338,14 +338,13 @@ def _folded_into_norm(match: Match) -> tuple[Array, Array] | str:
     bias = np.asarray(match.bias.values, np.float64)
     made = _times(match.scale, factor)
     added = _scaled_and_shifted(bias, np.broadcast_to(factor, bias.shape), shift, match.bias.dtype)
-    # Runtimes divide the scale by the deviation of its channel.
+    # Runtimes divide the scale by the standard deviation of its channel.
     if made is None or added is None or stored(own[0] * factor, match.scale.dtype) is None:
         return "its scale or bias would leave the range"
     return made, added
 
 
 def _affine_behind_norm(match: Match) -> tuple[Doubles, Doubles] | str:
-    """Return factor and shift of each channel, or why they are not known."""
     rank, channels = len(match.x.shape), match.scale.shape[0]
     if "second" in match.values:
         affine = affine_of(match.second)
@@ -358,17 +357,16 @@ def _affine_behind_norm(match: Match) -> tuple[Doubles, Doubles] | str:
     return affine if isinstance(affine, str) or affine[0].size in sizes else "it has another number of channels"
 
 
-# Into the product behind ----------------------------------------------------------------------------------------------
+# Into the compute node behind -----------------------------------------------------------------------------------------
 
 
 class FoldIntoNextProduct(RewriteRule):
-    """What scales and shifts channels in front of a convolution or Gemm becomes a part of its weight and bias.
+    """Fold Mul, Add and BatchNormalization in front of a convolution, Gemm or MatMul into its weight and bias.
 
     ``Conv(Add(Mul(x, k), c), W, B) -> Conv(x, W * k, B + W c)``
 
-    That is Mul, Add and BatchNormalization by constants, unless the product in front of them can take them, or they
-    are a part of Gelu, which runtimes compute as a whole. A shift stays in front of a convolution that pads, and in
-    front of a MatMul, which has no bias.
+    Not if the compute node in front can take them, and not inside Gelu, which runtimes fuse. A shift stays in front of
+    a MatMul, which has no bias, a ConvTranspose, and a convolution that pads.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -412,7 +410,7 @@ class FoldIntoNextProduct(RewriteRule):
 
 
 def _takes(producer: Node, made: Tensor) -> bool:
-    """Whether a product has a weight to fold into, and nobody else reads what it makes."""
+    """Whether a compute node has a weight to fold into, and no other consumer."""
     if producer.op not in _PRODUCTS or producer.domain or len(made.outputs) > 1 or made.graph_output_of:
         return False
     return isinstance(producer.inputs[1], Constant)
@@ -447,7 +445,6 @@ def _shift_obstacle(match: Match) -> str:
 
 
 def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
-    """Return factor and shift of each channel, or why they are not known."""
     channels = _channels_read(match.product)
     if match.affine.op == "BatchNormalization":
         if match.product.op == "Gemm" and (match.x.shape is None or len(match.x.shape) != 2):
@@ -475,7 +472,7 @@ def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
 
 
 def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
-    """Return the new weight, and the new bias where there is a shift, or why there are none."""
+    """Return the new weight, and the new bias if there is a shift, or why it cannot fold."""
     product, weight, old = match.product, match.w, match.values.get("b")
     if isinstance(affine := _affine_in_front(match), str):
         return affine
@@ -500,13 +497,12 @@ def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
 
 
 class LiftChannelFactors(RewriteRule):
-    """What scales and shifts channels behind a Concat or pooling is done in front of it, where convolutions take it.
+    """Move Mul, Add and BatchNormalization by constants from behind a Concat or pooling to its inputs.
 
     ``Mul(Concat(a, b), [k, l]) -> Concat(Mul(a, k), Mul(b, l))``
 
-    That is Mul, Add and BatchNormalization by constants. It stays if anything that is joined or pooled does not come
-    from a convolution of its own; behind a maximum, unless its factors are positive; and a shift behind a mean that
-    counts padding.
+    Convolutions in front can then fold them. Not if an input is not the output of a convolution that feeds it alone.
+    Behind a maximum, factors must be positive. A shift stays behind a mean that counts padding.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -562,7 +558,7 @@ class LiftChannelFactors(RewriteRule):
 
 
 def _lifted_channels(tensor: Tensor) -> int:
-    """Return how many channels a convolution makes that can take factors, else 0."""
+    """Return the number of output channels of a convolution that can take factors, else 0."""
     producer = tensor.inputs[0] if tensor.inputs else None
     if producer is None or producer.domain or producer.op not in ("Conv", "ConvTranspose") or len(producer.inputs) < 2:
         return 0
@@ -576,7 +572,7 @@ def _lifted_channels(tensor: Tensor) -> int:
 
 
 def _part(constant: Constant, first: int, last: int) -> Any:
-    """Return the constant of some channels; one number holds for all."""
+    """Return the constant of some channels; a single value holds for all."""
     values = constant.values
     wide = [axis for axis, size in enumerate(values.shape) if size != 1]
     return values.take(range(first, last), axis=wide[0]) if wide else values
@@ -596,22 +592,21 @@ def _pooling_obstacle(match: Match) -> str:
     return f"{pool.name} counts padding" if counts and root.op != "Mul" else ""
 
 
-# One number behind a product, at any distance -------------------------------------------------------------------------
+# Scalars behind a compute node, at a distance -------------------------------------------------------------------------
 
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _FARTHEST = 16
 
 
 class FoldScalesIntoProducts(Pass):
-    """Fold a Mul or Div by one number into the weight and bias of the product in front of it.
+    """Fold a Mul or Div by a scalar into the weight and bias of a compute node at some distance in front of it.
 
     ``Mul(Transpose(MatMul(x, W)), k) -> Transpose(MatMul(x, W * k))``
 
-    A number passes through whatever moves values, through the Add of a bias and through products of two tensors, as
-    the scale of an attention does on its way from the scores to the query. Each tensor on the way must have one reader,
-    and the weight, a floating-point constant, none but the product. Leaves a weight that may be a table which is looked
-    up, numbers by which values may leave the range of their type, and those whose last bit may decide something. Works
-    in the main graph and in bodies; linear, since ways end after 16 nodes.
+    A scalar passes through layout operators, the Add of a bias, and a MatMul of two computed tensors. The scale of an
+    attention reaches its query like this. Each tensor on the path must have one consumer, and so must the weight. Paths
+    end after 16 nodes, which keeps the pass linear. Not if the weight may be tied to a lookup table, a value may leave
+    the range of its type, or a discrete operator depends on the last bit.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -631,7 +626,7 @@ class FoldScalesIntoProducts(Pass):
                     continue
                 if not _fold_scale(terms, scaled[1], names):
                     continue
-                # At once, for the next node on the way looks at who reads.
+                # At once, because the next node on the path checks the consumers.
                 node.inputs.clear()
                 replace_uses(node.outputs[0], scaled[0])
                 folded.append(node)
@@ -641,7 +636,7 @@ class FoldScalesIntoProducts(Pass):
 
 
 def _scaled_data(node: Node) -> tuple[Variable, float] | None:
-    """Return what a node scales and by which number, where its result has the shape of that and is inner."""
+    """Return the data of a scaling node and its scalar, unless the shape or a graph output would change."""
     data, number = node.inputs
     if node.op == "Mul" and isinstance(data, Constant):
         data, number = number, data
@@ -656,7 +651,7 @@ def _scaled_data(node: Node) -> tuple[Variable, float] | None:
 
 
 def _terms(tensor: Any, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
-    """Return the node and index of each constant to scale for a tensor to be scaled, or None."""
+    """Return node and input index of each constant to scale, or None if the scalar cannot pass."""
     producer = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
     if producer not in inside or producer.domain or len(tensor.outputs) != 1 or tensor.graph_output_of or not farthest:
         return None
@@ -711,9 +706,11 @@ _BIAS_IS_OPTIONAL = 11
 
 
 class FoldGemmFactors(RewriteRule):
-    """Gemm's alpha goes into a constant weight, beta into a constant bias, and transA becomes a Transpose in front.
+    """Fold Gemm's alpha into a constant weight and beta into a constant bias; replace transA by a Transpose.
 
     ``Gemm(X, W, B, alpha, beta, transA=1) -> Gemm(Transpose(X), alpha * W, beta * B)``
+
+    Not if the weight may be tied to a lookup table, or a factor is too far from 1.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -760,9 +757,12 @@ def _factors(match: Match) -> tuple[float, float, bool]:
 
 
 class MergeScalesOfProduct(RewriteRule):
-    """Two factors of a MatMul that are each scaled by a number are scaled once: ``(a * s) (b * t) -> (a * st) b``.
+    """Merge the scalar factors of both inputs of a MatMul.
 
-    The product itself is not scaled instead: without its scales it may leave the range of its type.
+    ``MatMul(Mul(a, s), Mul(b, t)) -> MatMul(Mul(a, s * t), b)``
+
+    The scale stays on an input, because the unscaled result of the MatMul may leave the range of its type. Not if both
+    scales are above 1.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:

@@ -1,4 +1,4 @@
-"""Products of matrices: MatMul, Gemm and Einsum, and those inside of operators of onnxruntime."""
+"""Matrix multiplications: MatMul, Gemm and Einsum, and those inside onnxruntime's fused operators."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 
 
 class ReplaceEinsum(RewriteRule):
-    """An Einsum of two tensors that is a product of matrices becomes MatMul, with Transposes and Reshapes where needed.
+    """Replace an Einsum of two tensors by MatMul, with Transposes and Reshapes if needed.
 
     ``Einsum(A, B, "bik,bkj->bij") -> MatMul(A, B)``
 
-    Against a constant weight, any number of axes may be rows, summed over or columns; of two computed tensors one each.
+    With a constant weight, any number of axes may be rows, columns or summed over; with two computed tensors one each.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -79,7 +79,7 @@ class ReplaceEinsum(RewriteRule):
 
 @dataclass(frozen=True)
 class _Letters:
-    """The axes of an equation by what they are; the data comes first, a weight second."""
+    """The axes of an equation by role; ``a`` is the data, ``b`` a weight or the second tensor."""
 
     a: Any
     b: Any
@@ -133,7 +133,7 @@ def _is_float(tensor: Any) -> bool:
 
 
 def _is_weight(letters: _Letters) -> bool:
-    """Whether the second tensor is a constant that lies along no axis of a batch."""
+    """Whether the second tensor is a constant without batch axes."""
     return is_constant(letters.b) and not letters.batch
 
 
@@ -171,9 +171,11 @@ def _ordered(new: RewriteContext, tensor: Any, term: str, wanted: str) -> Any:
 
 
 class ReplaceMatMulOfMatrices(RewriteRule):
-    """MatMul of a matrix and Add of a bias become Gemm.
+    """Replace MatMul of a matrix and Add of a bias by Gemm.
 
     ``Add(MatMul(X, W), B) -> Gemm(X, W, B)``
+
+    Not if the rank of the data is unknown or not 2, or the bias is not one value for each channel.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -200,11 +202,11 @@ class ReplaceMatMulOfMatrices(RewriteRule):
 
 
 class ReplaceMatMulBetweenReshapes(RewriteRule):
-    """MatMul and Add between two Reshapes become Gemm between two Reshapes, which has its own bias.
+    """Replace MatMul and Add between two Reshapes by Gemm, which has its own bias.
 
     ``Reshape(Add(MatMul(Reshape(X), W), B)) -> Reshape(Gemm(Reshape(X), W, B))``
 
-    Reshapes that lead back to the shape of the data stay: there `ReplaceGemmBetweenReshapes` makes MatMul and Add.
+    Not if the last Reshape restores the shape of the data: there `ReplaceGemmBetweenReshapes` makes MatMul and Add.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -239,13 +241,12 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
 
 
 class ReplaceGemmBetweenReshapes(RewriteRule):
-    """Reshape, Gemm and a Reshape back become MatMul and Add.
+    """Replace Reshape, Gemm and a Reshape back by MatMul and Add.
 
     ``Reshape(Gemm(Reshape(X), W, B)) -> Add(MatMul(X, W), B)``
 
-    Where the data comes in more axes, which the first Reshape merges, and the last one computes its target, one Reshape
-    that copies the rows remains. Reshapes that do not lead back stay: there `ReplaceMatMulBetweenReshapes` makes a
-    Gemm, which has its own bias.
+    If the first Reshape merges the last axes of the data and the target of the last is computed, one Reshape remains.
+    Not if the last Reshape gives another shape: there `ReplaceMatMulBetweenReshapes` makes a Gemm.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -288,14 +289,16 @@ class ReplaceGemmBetweenReshapes(RewriteRule):
 
 
 def _has_rows(extents: Sequence[Any], length: int) -> bool:
-    """Whether these last axes of the data hold one row each."""
+    """Whether these last axes of the data hold one row."""
     return all(isinstance(extent, int) for extent in extents) and math.prod(extents) == length
 
 
 class FlattenBatchedWeight(RewriteRule):
-    """The weight of a MatMul loses leading dimensions of size 1 that its data has anyway.
+    """Drop leading dimensions of size 1 of a MatMul's weight.
 
     ``MatMul(X, W[1, K, N]) -> MatMul(X, W[K, N])``
+
+    Not if the data may have fewer dimensions than the weight, or operators other than MatMul read the weight.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -320,7 +323,7 @@ class FlattenBatchedWeight(RewriteRule):
         )
 
 
-# Operators of onnxruntime ---------------------------------------------------------------------------------------------
+# Fused operators of onnxruntime ---------------------------------------------------------------------------------------
 
 _BIAS_IS_OPTIONAL = 11
 DOMAIN: Final = "com.microsoft"
@@ -332,11 +335,13 @@ _OF_ATTENTION = frozenset({"mask_filter_value", "num_heads", "scale", "unidirect
 
 
 class UnfuseProducts(Pass):
-    """Write the products in Attention, FusedMatMul, FusedGemm and FusedConv as MatMul, Gemm and Conv.
+    """Replace Attention, FusedMatMul, FusedGemm and FusedConv by MatMul, Gemm and Conv and what follows them.
 
-    What is left of an Attention is a MultiHeadAttention, and an activation follows its product, with which onnxruntime
-    fuses it again in float. Leaves products of what is transposed at run time, activations with parameters, and
-    attention that remembers, turns its heads or has a mask of ends and beginnings.
+    ``FusedGemm(X, W, B, activation="Relu") -> Relu(Gemm(X, W, B))``
+
+    The rest of an Attention becomes MultiHeadAttention. onnxruntime fuses activations again in float. Not for computed
+    tensors that are transposed or scaled, activations with parameters, and attention with past state, rotary embeddings
+    or a mask of ends and beginnings.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -379,7 +384,7 @@ def _matmul(node: Node, names: Names, opset: int) -> list[Node] | str:
         return f"its weight is {weight.dtype.name}, not float32"
     values = np.ascontiguousarray(weight.values.T if turned else weight.values)
     if alpha != 1.0:
-        # A factor of zero would make numbers of what is infinite.
+        # A factor of zero would turn infinity into a number.
         values64 = values.astype(np.float64)
         scaled = (
             stored(values64 * alpha, weight.dtype, values64) if alpha and stays_in_range(alpha, np.float32) else None
@@ -404,7 +409,7 @@ def _conv(node: Node, names: Names, opset: int) -> list[Node] | str:
 def _activated(
     op: str, node: Node, inputs: Sequence[Tensor], kept: Sequence[str], names: Names, added: Tensor | None = None
 ) -> list[Node] | str:
-    """Return the product, what is added to it, and the activation behind it."""
+    """Return the compute node, the Add of ``added``, and the activation."""
     activation = str(node.attrs.get("activation", ""))
     if activation and activation not in _ACTIVATIONS:
         return f"its activation {activation} has parameters"
@@ -453,27 +458,25 @@ def _attention(node: Node, names: Names, opset: int) -> list[Node] | str:
 
 
 def _is_plain(mask: Tensor, data: Tensor) -> bool:
-    """Whether a mask has a value for each position, or for each two, or one length for each row."""
+    """Whether a mask has a value for each position or pair of positions, or one length for each row."""
     maker = producer(mask)
     if maker is not None and (maker.domain, maker.op) == (DOMAIN, "EmbedLayerNormalization"):
         return True
     if mask.shape is None or not _MATRIX <= len(mask.shape) <= _MATRIX + 1:
         return False
-    # A column of a single value masks nothing, however many positions there are.
+    # A single column masks nothing, whatever the number of positions.
     return mask.shape[-1] != 1 or (data.shape is not None and data.shape[1] == 1)
 
 
 def _then(
     made: list[Node], op: str, node: Node, role: str, names: Names, *others: Tensor, **attributes: object
 ) -> None:
-    """Append a node that reads what the last one makes."""
     value = _made(node, made[-1].op.lower(), made[0], names)
     made[-1].outputs = [value]
     made.append(Node(op, names.unique(f"{node.name}.{role}"), dict(attributes), [value, *others]))
 
 
 def _made(node: Node, role: str, product: Node, names: Names) -> Variable:
-    """Return a tensor of the type of the data, whose shape inference finds."""
     return Variable(names.unique(f"{node.outputs[0].name}.{role}"), product.inputs[0].dtype)
 
 

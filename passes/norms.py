@@ -1,4 +1,4 @@
-"""Normalizations that are written out become one node, with their scale and bias."""
+"""Normalizations: their formulas become one node, with scale and bias folded in."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnxq.rewrite.soundness import may_widen, rank, reduces_last_axis, stored
 
 
 def normalization_obstacle(match: Match, operator: str, first_opset: int, *means: Node) -> str:
-    """Say why a match that normalizes ``x`` keeps its form; an empty string where it need not.
+    """Return why a match that normalizes ``x`` is skipped, or an empty string.
 
     Args:
-        match: what was found. A node named ``is_noncanonical`` says that it is not in the form that runtimes know.
-        operator: what ONNX has for it.
-        first_opset: from which on it does.
-        means: nodes that have to reduce their data along the last axis.
+        match: the match. A node named ``is_noncanonical`` marks a variant that runtimes do not match.
+        operator: the ONNX operator for it.
+        first_opset: first opset with that operator.
+        means: nodes that must reduce their data along the last axis.
     """
     if not all(map(reduces_last_axis, means)):
         return "it normalizes along another axis than the last"
@@ -36,7 +36,7 @@ def normalization_obstacle(match: Match, operator: str, first_opset: int, *means
 
 
 class DivideBySquareRoot(RewriteRule):
-    """Mul by the reciprocal of a square root becomes Div by the root, as normalizations are looked for.
+    """Replace Mul by the reciprocal of a square root by Div, which the rules for normalizations match.
 
     ``Mul(Reciprocal(Sqrt(v)), x) -> Div(x, Sqrt(v))``
     """
@@ -60,10 +60,12 @@ _LAYER_NORMALIZATION_OPSET = 17
 
 
 class FuseLayerNormalization(RewriteRule):
-    """Means, squares and a root become LayerNormalization, or before opset 17 the spelling that runtimes know.
+    """Replace the formula by LayerNormalization, or before opset 17 by the variant that runtimes match.
 
-    That is ``(x - mean) / sqrt(mean((x - mean) ** 2) + epsilon)`` with Sub, Pow and Div. Only the last axis is looked
-    at. A scale and a shift behind it are `FoldAffineIntoNormalization`'s, and a reciprocal is `DivideBySquareRoot`'s.
+    ``Div(x - mean, Sqrt(ReduceMean((x - mean)**2) + epsilon)) -> LayerNormalization(x, 1)``
+
+    The variant has Sub, Pow and Div. Not for other axes than the last, and not for float64.
+    `FoldAffineIntoNormalization` folds scale and bias, and `DivideBySquareRoot` replaces a reciprocal.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -88,7 +90,7 @@ class FuseLayerNormalization(RewriteRule):
 
 
 def _layer_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
-    """Yield the forms; runtimes know those with Pow."""
+    """Variants; runtimes match those with Pow."""
     x = op.any("x")
     mean = op.ReduceMean(x, ..., name="mean", keepdims=1)
     centred, again = op.Sub(x, mean), op.Sub(x, mean)
@@ -102,10 +104,12 @@ _RMS_NORMALIZATION_OPSET = 23
 
 
 class FuseRmsNormalization(RewriteRule):
-    """A mean of squares and a root become RMSNormalization, or before opset 23 the spelling that runtimes know.
+    """Replace the formula by RMSNormalization, or before opset 23 by the variant that runtimes match.
 
-    That is ``x / sqrt(mean(x ** 2) + epsilon)`` with Pow and Div. Only the last axis is looked at. A scale behind it is
-    `FoldAffineIntoNormalization`'s, and a reciprocal is `DivideBySquareRoot`'s.
+    ``Div(x, Sqrt(ReduceMean(x**2) + epsilon)) -> RMSNormalization(x, 1)``
+
+    The variant has Pow and Div. Not for other axes than the last, and not for float64. `FoldAffineIntoNormalization`
+    folds a scale, and `DivideBySquareRoot` replaces a reciprocal.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -126,7 +130,7 @@ class FuseRmsNormalization(RewriteRule):
 
 
 def _rms_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
-    """Yield the forms; runtimes know the first."""
+    """Variants; runtimes match the first."""
     x = op.any("x")
     for square in (op.Pow(x, 2.0), op.Mul(x, x, name="is_noncanonical")):
         mean = op.ReduceMean(square, ..., name="mean", keepdims=1)
@@ -137,9 +141,11 @@ def _rms_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
 
 
 class FoldAffineIntoNormalization(RewriteRule):
-    """Mul and Add by constants behind LayerNormalization or RMSNormalization become its own scale and bias.
+    """Fold Mul and Add by constants into the scale and bias of LayerNormalization or RMSNormalization.
 
     ``Add(Mul(LayerNormalization(x, s, b), k), c) -> LayerNormalization(x, s * k, b * k + c)``
+
+    Not if the constant varies along another axis than the last, or a result may leave the range of its type.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -177,7 +183,7 @@ class FoldAffineIntoNormalization(RewriteRule):
 
 @np.errstate(over="ignore", invalid="ignore")
 def _folded(match: Match) -> list[npt.NDArray[Any]] | None:
-    """Return the scale, and the bias if there is one; None if they or any result would not be finite and normal."""
+    """Return the scale, and the bias if there is one; None if they or a result may not be finite and normal."""
     dtype, length = match.scale.dtype, match.scale.shape[0]
     operand = np.broadcast_to(match.operand.values.astype(np.float64).reshape(-1), length)
     scale, given = match.scale.values.astype(np.float64), match.values.get("bias")
@@ -189,7 +195,7 @@ def _folded(match: Match) -> list[npt.NDArray[Any]] | None:
     made = [part for part in parts if part is not None]
     if len(made) < len(parts):
         return None
-    # No normalized value is larger than the root of their number.
+    # A normalized vector of n values has no value above sqrt(n).
     most = np.abs(made[0].astype(np.float64)) * math.sqrt(length) + np.abs(made[1].astype(np.float64))
     if stored(most, dtype) is None:
         return None

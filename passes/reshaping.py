@@ -18,11 +18,12 @@ _HIGHEST_RANK = 64
 
 
 class MergeReshapes(RewriteRule):
-    """Two operators that change the shape alone become one; one that leaves it as it is goes.
+    """Merge two of Reshape, Flatten, Squeeze and Unsqueeze; drop one that keeps the shape.
 
     ``Reshape(Flatten(x), shape) -> Reshape(x, shape)``
 
-    Squeezes and Unsqueezes stay what they are where both are the same, anything else becomes a Reshape.
+    Two Squeezes or Unsqueezes merge into one, anything else into a Reshape. Not if the resulting shape is not known
+    well enough.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -53,7 +54,7 @@ def _is_nothing(match: Match) -> bool:
 
 
 def _data(match: Match) -> list[Any] | None:
-    """Return the shape of what is read; what is unknown of it has a name of its own."""
+    """Return the shape of the data, with a unique name for each unknown dimension."""
     shape = match.x.shape
     if shape is None:
         return None
@@ -67,7 +68,7 @@ def _made(match: Match, data: list[Any] | None) -> list[Any] | None:
 
 
 def _merged(match: Match) -> tuple[str, list[int]] | None:
-    """Return the operator that does what both do, and its axes or target."""
+    """Return the operator that replaces both, and its axes or target."""
     first, last = match.first, match.last
     data = _data(match)
     if first.op == last.op and first.op in ("Squeeze", "Unsqueeze"):
@@ -77,7 +78,7 @@ def _merged(match: Match) -> tuple[str, list[int]] | None:
     target = _target(last) if last.op == "Reshape" else None
     between, made = _shape(first, data), _made(match, data)
     if data is not None and made is not None and 0 not in (*data, *made):
-        # What infers one dimension and copies others already cannot be empty.
+        # A target that infers one dimension and copies others already excludes empty data.
         empty = target is None or not {0, -1} <= set(target)
         if (numbers := reshape_target(data, made, empty=empty)) is not None:
             return "Reshape", numbers
@@ -92,13 +93,13 @@ def _merged(match: Match) -> tuple[str, list[int]] | None:
 
 
 def _merged_axes(first: Node, last: Node, rank: int | None) -> list[int] | None:
-    """Return the axes of one Squeeze or Unsqueeze for two; those below 0 count from the end of a known rank."""
+    """Return the axes of the merged node; axes below 0 need a known rank."""
     one, other = _axes(first), _axes(last)
     if one is None or other is None or max(map(abs, (*one, *other)), default=0) > _HIGHEST_RANK:
         return None
     grows = 1 if first.op == "Unsqueeze" else -1
     if rank is not None:
-        # An Unsqueeze counts axes of what it makes, a Squeeze of what it reads.
+        # Axes of an Unsqueeze refer to its output, those of a Squeeze to its input.
         between = rank + grows * len(one)
         read, written = (between, between + len(other)) if grows > 0 else (rank, between)
         if min(read, written) < 1:
@@ -111,7 +112,7 @@ def _merged_axes(first: Node, last: Node, rank: int | None) -> list[int] | None:
 
 
 def _place(number: int, taken: set[int]) -> int:
-    """Return the place of that number among those which are not taken."""
+    """Return the ``number``-th index that is not taken."""
     place = -1
     for _ in range(number + 1):
         place += 1
@@ -121,7 +122,6 @@ def _place(number: int, taken: set[int]) -> int:
 
 
 def _shape(node: Node, data: list[Any] | None) -> list[Any] | None:
-    """Return the shape that a node makes of another."""
     if node.op == "Reshape":
         target = _target(node)
         return None if target is None else reshaped(data, target, literal=bool(node.attrs.get("allowzero", 0)))
@@ -151,7 +151,7 @@ def _target(node: Node) -> list[int] | None:
 
 
 def _axes(node: Node) -> list[int] | None:
-    """Return the axes, None where they are left out or not known."""
+    """Return the axes; None if they are absent or unknown."""
     if "axes" in node.attrs:
         return [int(axis) for axis in node.attrs["axes"]]
     return _numbers(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -171,9 +171,11 @@ _SLOPE = 1
 
 
 class DropExpands(RewriteRule):
-    """An Expand to the shape that its data has goes, and one in front of an operator that broadcasts anyway.
+    """Drop an Expand that keeps the shape, or that is in front of an operator that broadcasts.
 
     ``Add(Expand(x, s), y) -> Add(x, y)``
+
+    Not if the operator behind would make another shape.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -206,12 +208,11 @@ class DropExpands(RewriteRule):
 
 
 def _operands(match: Match) -> list[Any]:
-    """Return what the operator reads, with None in the place of what the Expand makes."""
+    """Return the inputs of the operator, with None for the output of the Expand."""
     return [None if tensor.inputs and tensor.inputs[0] in match.nodes[1:] else tensor for tensor in match.last.inputs]
 
 
 def _expanded_shape(match: Match) -> list[Any] | None:
-    """Return the shape that the Expand makes."""
     data = named_shape(match.x)
     fixed = isinstance(match.target, Constant) and match.target.overridable_input is None
     if data is None or not fixed or len(match.target.shape) != 1:
@@ -223,7 +224,7 @@ def _expanded_shape(match: Match) -> list[Any] | None:
 
 
 class MergeConcats(RewriteRule):
-    """A Concat reads what a Concat on the same axis, which it alone reads, has put together; one of one tensor goes.
+    """Merge a Concat into the Concat on the same axis that alone reads it; drop one of a single tensor.
 
     ``Concat(Concat(a, b), c) -> Concat(a, b, c)``
     """
@@ -266,9 +267,11 @@ _BOUNDS_ARE_INPUTS = 10
 
 
 class SimplifySplits(RewriteRule):
-    """A Split into one part is nothing, and one of whose parts only one is read is a Slice.
+    """Drop a Split into one part; replace one with a single used output by Slice.
 
     ``Split(x)[1] -> Slice(x)``
+
+    Not if several parts are read, or their sizes are unknown.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -301,7 +304,7 @@ class SimplifySplits(RewriteRule):
 
 
 def _sizes(match: Match) -> list[int] | None:
-    """Return how much of the axis each part takes."""
+    """Return the size of each part along the axis."""
     split, count = match.split, len(match.split.outputs)
     if "split" in split.attrs:
         sizes = [int(size) for size in split.attrs["split"]]
@@ -313,7 +316,7 @@ def _sizes(match: Match) -> list[int] | None:
     shape, axis = match.x.shape, split.attrs.get("axis", 0)
     if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
         return None
-    # The last part is what is left where they cannot all be equal.
+    # The last part is smaller if the axis does not divide evenly.
     size = -(-shape[axis] // count)
     return [max(0, min(size, shape[axis] - place * size)) for place in range(count)]
 
@@ -325,9 +328,11 @@ _Bounds = list[tuple[int, int, int, int]]
 
 
 class MergeSlices(RewriteRule):
-    """Two Slices of different axes become one, and what takes all entries goes.
+    """Merge two Slices of different axes; drop the bounds that take all entries.
 
     ``Slice(Slice(x, axis=0), axis=1) -> Slice(x, axes=[0, 1])``
+
+    Not if both cut the same axis, or bounds are computed.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -381,7 +386,7 @@ def _bounds(node: Node, rank: int | None) -> _Bounds | None:
 
 
 def _taken(match: Match, bounds: _Bounds) -> _Bounds:
-    """Return the bounds that leave something out."""
+    """Return the bounds that leave entries out."""
     shape = match.x.shape
     return [bound for bound in bounds if not _takes_all(bound, shape)]
 

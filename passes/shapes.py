@@ -1,4 +1,4 @@
-"""Fold shape arithmetic: what depends on known dimensions becomes constant, what depends on names goes where it can."""
+"""Folding of shape arithmetic into constants, and into dimensions that Reshape copies or infers."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ _READS_SHAPES = frozenset({"Shape", "Size"})
 
 
 class FoldShapes(Pass):
-    """Replace arithmetic on shapes by constants, in every graph of the model; dimensions may be numbers or names.
+    """Replace shape arithmetic by constants, in every graph; dimensions may be numbers or names.
 
-    Small integer tensors are followed through the operators that exporters compute shapes with. What is a number in
-    every entry becomes an initializer, and what has the same entries is computed once. A target of Reshape or Expand,
-    or the ends of a Slice, become one where their unknown entries are dimensions of the data itself: Reshape copies
-    them (0), and infers one other (-1). Shapes behind what is replaced are inferred on the way, so that a chain folds
-    at once. Any named dimension may be 0 when the model runs. Leaves outputs of a graph.
+    ``Reshape(x, Concat(Shape(x)[0], [-1])) -> Reshape(x, [0, -1])``
+
+    Small integer tensors are evaluated symbolically. A tensor of numbers becomes an initializer, and tensors of equal
+    entries are computed once. Targets of Reshape and Expand, and ends of a Slice, become constant if their unknown
+    entries are dimensions of the data: Reshape copies them (0), and infers one other (-1). Later shapes are inferred in
+    the same walk, so a whole chain folds. A named dimension may be 0 at run time. Not for graph outputs.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -66,7 +67,7 @@ class FoldShapes(Pass):
 
 
 class _Folding:
-    """One walk over a graph and its bodies, in an order in which values are known before they are read."""
+    """One walk over a graph and its subgraphs, in an order in which values are known before they are read."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.names = graph, Names(graph)
@@ -77,7 +78,6 @@ class _Folding:
         self.changed: list[str] = []
 
     def fold(self, scope: Graph) -> None:
-        """Visit the nodes of one graph."""
         gone = []
         first: dict[Hashable, Tensor] = {}
         for tensor in scope.inputs:
@@ -89,7 +89,7 @@ class _Folding:
                 gone.append(node)
                 continue
             if resolve := _RESOLVED.get(node.op):
-                # Where the node is ill-formed, it stays as it is.
+                # Ill-formed nodes stay as they are.
                 with suppress(ValueError, TypeError, IndexError):
                     resolve(self, node)
             self._infer(node)
@@ -98,13 +98,11 @@ class _Folding:
         remove_nodes(scope, gone)
 
     def value(self, tensor: Tensor) -> Value | None:
-        """What is known of a tensor's content."""
         if tensor not in self.values:
             self.values[tensor] = value_of(tensor) if isinstance(tensor, Constant) else None
         return self.values[tensor]
 
     def shape(self, tensor: Tensor) -> list[Any] | None:
-        """Return what is known of a tensor's shape."""
         known = self.values.get(tensor)
         return list(known.entries.shape) if known is not None else shape_of(tensor)
 
@@ -117,7 +115,7 @@ class _Folding:
         return value
 
     def _folds(self, scope: Graph, node: Node, first: dict[Hashable, Tensor]) -> bool:
-        """Let a constant, or what has the same entries, take the place of what a node makes."""
+        """Replace the output by a constant or a tensor of equal entries; return whether that was possible."""
         tensor, value = node.outputs[0], self._evaluated(node)
         if value is None or not value.named or tensor.graph_output_of:
             return False
@@ -132,14 +130,12 @@ class _Folding:
         return True
 
     def put(self, node: Node, index: int, entries: Sequence[int], name: str) -> None:
-        """Let a node read a new constant."""
         made = Constant(self.names.unique(f"{node.name or node.op}.{name}"), np.asarray(entries, np.int64))
         node.inputs[index] = made
         self.improved.add(made)
         self.changed.append(node.name)
 
     def improve(self, tensor: Variable, shape: Iterable[Any]) -> None:
-        """Complete the shape of a tensor with what is known of it now."""
         found = list(shape)
         before = tensor.shape
         if before is None or len(before) != len(found):
@@ -156,12 +152,12 @@ class _Folding:
             )
 
     def _infer(self, node: Node) -> None:
-        """Infer the types of what a node makes again, where more is known of what it reads."""
+        """Infer the output types again if more is known of the inputs."""
         incomplete = [tensor for tensor in node.outputs if _is_incomplete(tensor)]
         if not incomplete or not any(tensor in self.improved for tensor in node.inputs):
             return
         before = [(tensor, tensor.dtype, tensor.shape) for tensor in node.outputs]
-        # Where the model is ill-typed, it stays as it is.
+        # Ill-typed nodes stay as they are.
         with suppress(ValueError, TypeError):
             infer_types(node, self.graph.opset_imports)
         for tensor, dtype, shape in before:
@@ -172,16 +168,15 @@ class _Folding:
                 tensor.dtype = dtype
 
     def _name_dimensions(self, tensor: Tensor) -> None:
-        """Give unknown dimensions whose number somebody reads a name of their own for now."""
+        """Temporarily name unknown dimensions whose size a node reads."""
         if not isinstance(tensor, Variable) or tensor.shape is None or None not in tensor.shape:
             return
         if any(reader.op in _READS_SHAPES for reader in tensor.outputs):
-            # Tensors of two bodies may have one name.
+            # Tensors of two subgraphs may have one name.
             number = len(self.invented)
             self.improve(tensor, [f"{tensor.name}#{axis}#{number}" for axis in range(len(tensor.shape))])
 
     def forget_invented(self) -> None:
-        """Make dimensions unknown again whose names the model did not have."""
         for tensor, axis in self.invented:
             if tensor.shape is not None and not isinstance(tensor, Constant):
                 tensor.shape[axis] = None
@@ -228,7 +223,7 @@ def _resolve_expand(folding: _Folding, node: Node) -> None:
 
 
 def _resolve_slice(folding: _Folding, node: Node) -> None:
-    """Where the end is the extent of the sliced axis itself, all numbers behind it are the same."""
+    """An end that equals the extent of its axis becomes the largest integer."""
     values = [folding.value(tensor) if tensor.name else None for tensor in node.inputs]
     data = folding.shape(node.inputs[0]) if node.inputs else None
     if len(values) < 3 or values[2] is None or data is None or not isinstance(node.inputs[2], Variable):
@@ -251,7 +246,7 @@ def _resolve_slice(folding: _Folding, node: Node) -> None:
 
 
 def _operands(node: Node, values: Sequence[Value | None], count: int) -> Iterator[tuple[Value | None, list[int], bool]]:
-    """Yield what is known of starts, ends, axes and steps, what each is by default, and whether it is left out."""
+    """Yield the value of starts, ends, axes and steps, its default, and whether it is absent."""
     defaults = {1: [], 2: [], 3: list(range(count)), 4: [1] * count}
     for index, default in defaults.items():
         left_out = index >= len(values) or not node.inputs[index].name
@@ -281,7 +276,7 @@ def _resolve_range(folding: _Folding, node: Node) -> None:
 
 
 def _resolve_concat(folding: _Folding, node: Node) -> None:
-    """Give the sum of named dimensions a name, which inference does not."""
+    """Name the sum of named dimensions, which inference does not do."""
     shapes = [folding.shape(tensor) for tensor in node.inputs]
     axis, found = node.attrs.get("axis"), node.outputs[0].shape
     if found is None or axis is None or not -len(found) <= axis < len(found) or found[axis] is not None:

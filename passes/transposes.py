@@ -1,7 +1,7 @@
-"""Transposes: in a row, beside products, and around operators that work in any layout.
+"""Transposes: in a row, beside matrix multiplications, and around operators that work in any layout.
 
-A permutation says of a tensor that its axis ``i`` is axis ``permutation[i]`` of the tensor in the new layout, as in
-``Transpose<perm = permutation>(new)``.
+A permutation maps the old layout to a new one: axis ``i`` of a tensor is axis ``permutation[i]`` of the new tensor, as
+in ``Transpose<perm = permutation>(new)``.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _CHANNELS_FIRST: Final = frozenset(
     | {"GlobalMaxPool", "InstanceNormalization", "MaxPool", "SpaceToDepth"}
 )
 _ON_AXES: Final = {"Concat": 0, "Pad": 3, "Slice": 3, "Split": 0, **dict.fromkeys(_REDUCTIONS, 1)}
-"""Operators that name axes, and the input that names them where the opset has one."""
+"""Operators with axes, and the input that holds them if the opset has one."""
 
 
 def inverse(permutation: Sequence[int]) -> Permutation:
-    """Return the permutation that undoes another.
+    """Return the inverse permutation.
 
     >>> inverse((0, 2, 3, 1))
     (0, 3, 1, 2)
@@ -73,7 +73,7 @@ def inverse(permutation: Sequence[int]) -> Permutation:
 
 
 def composed(first: Sequence[int], second: Sequence[int]) -> Permutation:
-    """Return the permutation of two Transposes, the one behind the other.
+    """Return the permutation of two Transposes, ``second`` behind ``first``.
 
     >>> composed((0, 2, 3, 1), (0, 3, 1, 2))
     (0, 1, 2, 3)
@@ -82,7 +82,7 @@ def composed(first: Sequence[int], second: Sequence[int]) -> Permutation:
 
 
 def channels_last(rank: int) -> Permutation:
-    """Return the permutation by which an image with its channels first becomes one with its channels last.
+    """Return the ``perm`` that moves the channels of an image from axis 1 to the end.
 
     >>> channels_last(4)
     (0, 2, 3, 1)
@@ -91,13 +91,13 @@ def channels_last(rank: int) -> Permutation:
 
 
 def feeds_channels_first(tensor: Tensor) -> bool:
-    """Whether a node reads the tensor as an image whose channels come first."""
+    """Return whether a node reads the tensor as an image whose channels come first."""
     readers = [reader for reader in tensor.outputs if reader.op in _CHANNELS_FIRST and not reader.domain]
     return any(reader.inputs[0] is tensor for reader in readers)
 
 
 def permutation_of(node: Node) -> Permutation | None:
-    """Return what a Transpose does, or None for other nodes, and where it is not known."""
+    """Return the permutation of a Transpose; None for other nodes, or if it is unknown."""
     if node.op != "Transpose" or node.domain or len(node.inputs) != 1:
         return None
     rank = _rank(node.inputs[0])
@@ -106,7 +106,7 @@ def permutation_of(node: Node) -> Permutation | None:
 
 
 def rank_in_any_layout(node: Node) -> int:
-    """Return the rank of the tensors that a node reads and makes when it works in any layout, else 0."""
+    """Return the rank of the inputs and outputs of a node that works in any layout, else 0."""
     if node.domain or not (node.op in _ELEMENTWISE or node.op in _ON_AXES):
         return 0
     ranks = {_rank(tensor) for tensor in (*laid_out(node), *(tensor for tensor in node.outputs if tensor.name))}
@@ -124,7 +124,7 @@ def laid_out(node: Node) -> list[Tensor]:
 
 
 def turn(node: Node, permutation: Permutation, names: Names) -> None:
-    """Let a node that works in any layout work in the new one: its constants and axes, not its inputs."""
+    """Change constants and axes of a node to the new layout; its inputs stay."""
     if node.op in _ELEMENTWISE or node.op == "Concat":
         for index, tensor in enumerate(node.inputs):
             if is_constant(tensor) and any(size != 1 for size in tensor.shape):
@@ -136,7 +136,7 @@ def turn(node: Node, permutation: Permutation, names: Names) -> None:
 
 
 def loses_order(node: Node, permutation: Permutation) -> bool:
-    """Whether a node drops so many axes of its data that its result is the same in the new layout."""
+    """Return whether a node drops so many axes of its data that its result is the same in the new layout."""
     shape = node.inputs[0].shape if node.inputs else None
     if node.domain or shape is None or len(shape) != len(permutation):
         return False
@@ -156,7 +156,7 @@ def loses_order(node: Node, permutation: Permutation) -> bool:
 
 
 def lose(node: Node, permutation: Permutation, names: Names) -> None:
-    """Let a node that drops axes drop those of the new layout."""
+    """Rename the axes that a node drops to the new layout."""
     if node.op not in ("Flatten", "Reshape"):
         _rename_axes(node, permutation, names)
 
@@ -166,7 +166,7 @@ def _rank(tensor: Tensor) -> int | None:
 
 
 def _elementwise_in(node: Node, rank: int) -> bool:
-    # Before opset 7 an attribute says along which axis an operand lies.
+    # Before opset 7 an attribute sets the axis of an operand.
     constants = [tensor for tensor in node.inputs if is_constant(tensor)]
     fits = all(len(tensor.shape) <= rank for tensor in constants)
     return fits and not {"axis", "broadcast"} & set(node.attrs)
@@ -186,7 +186,7 @@ def _on_known_axes(node: Node, rank: int) -> bool:
 
 
 def _axes(node: Node, rank: int) -> list[int] | None:
-    """Return the axes that a node names, counted from the front; None where they are not known."""
+    """Return the axes of a node, counted from the front; None if they are unknown."""
     index = 1 if node.op == "Squeeze" else _ON_AXES[node.op]
     given = node.attrs.get("axes")
     if given is None and index < len(node.inputs) and node.inputs[index].name:
@@ -216,7 +216,7 @@ def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
         return
     axes = [permutation[axis] for axis in _axes(node, len(permutation)) or ()]
     if node.op == "Squeeze":
-        # onnx infers a wrong rank of axes in another order than theirs, up to opset 12.
+        # Up to opset 12, onnx infers a wrong rank from unsorted axes.
         axes.sort()
     if given or (node.op == "Slice" and "starts" not in node.attrs):
         base = node.inputs[index].name if given else f"{node.name or node.op}.axes"
@@ -252,7 +252,7 @@ _TARGET_IS_INPUT = 5
 
 
 class MergeTransposes(RewriteRule):
-    """Two Transposes become one, one that does nothing goes, one that moves dimensions of size 1 is a Reshape.
+    """Merge two Transposes; drop one that does nothing; replace one that moves only dimensions of size 1 by Reshape.
 
     ``Transpose(Transpose(x, p), q) -> Transpose(x, p[q])``
     """
@@ -281,7 +281,7 @@ class MergeTransposes(RewriteRule):
 
 
 def _order(match: Match) -> list[int] | None:
-    """Return which dimension of what is read each of the result is."""
+    """Return, for each axis of the result, the axis of the data."""
     rank = None if match.x.shape is None else len(match.x.shape)
     last = _permutation(match.last, rank)
     if "first" not in match.values or last is None:
@@ -299,7 +299,7 @@ def _permutation(node: Node, rank: int | None) -> list[int] | None:
 
 
 def _target(match: Match, order: list[int]) -> list[int] | None:
-    """Return the target of the Reshape that does the same."""
+    """Return the target of the equivalent Reshape, or None."""
     shape = match.x.shape
     if shape is None or match.opset < _TARGET_IS_INPUT or 0 in shape:
         return None
@@ -309,9 +309,11 @@ def _target(match: Match, order: list[int]) -> list[int] | None:
 
 
 class MergeTransposeBetweenReshapes(RewriteRule):
-    """Reshape to a batch of matrices, Transpose of each and Reshape back become one Transpose of the last two axes.
+    """Replace Reshape to a batch of matrices, Transpose and Reshape back by one Transpose of the last two axes.
 
     ``Reshape(Transpose(Reshape(x, [-1, m, n]), [0, 2, 1]), [..., n, m]) -> Transpose(x)``
+
+    Not if the Reshapes are not known to keep the last two axes.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -332,9 +334,11 @@ class MergeTransposeBetweenReshapes(RewriteRule):
 
 
 class FoldTransposeIntoWeight(RewriteRule):
-    """A Transpose in front of Flatten or Reshape and a product becomes another order of the rows of the weight.
+    """Fold a Transpose in front of Flatten (or Reshape) and MatMul (or Gemm) into the weight.
 
-    ``MatMul(Flatten(Transpose(x)), W) -> MatMul(Flatten(x), W in another order of rows)``
+    ``MatMul(Flatten(Transpose(x)), W) -> MatMul(Flatten(x), W[order])``
+
+    Not if the Transpose moves the batch, or others read the weight.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -393,11 +397,13 @@ _MOST_ROUNDS: Final = 16
 
 
 class SinkTransposes(Pass):
-    """Let regions of elementwise operators compute in the layout of what feeds them where that takes Transposes away.
+    """Change the layout of regions of elementwise operators if that removes Transposes.
+
+    ``Transpose(Relu(Transpose(x, p)), inverse(p)) -> Relu(x)``
 
     A region is a set of connected operators that work in any layout: elementwise ones, and Concat, Split, Pad, Slice
-    and reductions, whose axes are renamed. Networks whose image has its channels last lose the Transposes around every
-    convolution. Where the number of Transposes stays, those of images go down, and up from in front of convolutions.
+    and reductions, whose axes are renamed. Channels-last networks lose the Transposes around their convolutions. At an
+    equal number, Transposes of images move down, or up if a convolution reads them.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -421,7 +427,7 @@ def _round(scope: Graph, names: Names) -> list[str]:
     made: list[Node] = []
     gone: list[Node] = []
     for region in list(_regions(scope.nodes)):
-        # Its new results would be sources of what it reads.
+        # The new outputs would also be inputs of the region.
         if region.reads_itself:
             continue
         turns = [_turn(region, permutation, inside) for permutation in _suggested(region)]
@@ -448,13 +454,12 @@ class _Region:
 
     @property
     def read(self) -> list[Tensor]:
-        """What comes from outside, each tensor once."""
         made = set(self.made)
         return list(dict.fromkeys(tensor for node in self.nodes for tensor in laid_out(node) if tensor not in made))
 
     @property
     def reads_itself(self) -> bool:
-        """Whether Transposes alone lead from a tensor that the region makes to one that it reads."""
+        """Whether a chain of Transposes leads from an output of the region back to an input."""
         made = set(self.made)
         for tensor in self.read:
             while tensor.inputs and permutation_of(tensor.inputs[0]) is not None:
@@ -487,7 +492,7 @@ def _regions(nodes: Sequence[Node]) -> Iterator[_Region]:
 
 
 def _suggested(region: _Region) -> list[Permutation]:
-    """Return the layouts in which a Transpose in front or behind would be for nothing."""
+    """Return the layouts that cancel a Transpose before or behind the region."""
     makers = [maker for tensor in region.read for maker in tensor.inputs]
     readers = [reader for tensor in region.made for reader in tensor.outputs]
     before = [permutation for maker in makers if (permutation := permutation_of(maker))]
@@ -496,14 +501,14 @@ def _suggested(region: _Region) -> list[Permutation]:
 
 
 class _Turn(NamedTuple):
-    """A region in a new layout: each of its tensors is what the permutation makes of the one that is computed instead.
+    """A region in a new layout; each old tensor is ``Transpose<perm = permutation>`` of its new one.
 
     Attributes:
-        fed: what gives each tensor from outside in the new layout: another tensor, and what must be done to it.
-        vanishing: Transposes behind that go, for the new tensor is what they make.
-        losing: nodes behind that drop so many axes that their result is the same.
-        shown: tensors that others go on reading in the old layout.
-        gain: how many Transposes go, and where their number stays, whether those that are left stand better.
+        fed: for each input tensor its source in the new layout, and the order of a new Transpose behind it or None.
+        vanishing: Transposes behind the region that go.
+        losing: nodes behind the region that drop so many axes that their result stays the same.
+        shown: tensors that other nodes read in the old layout.
+        gain: number of removed Transposes, then a tie-break: better places of the remaining ones.
     """
 
     region: _Region
@@ -524,7 +529,7 @@ def _turn(region: _Region, permutation: Permutation, inside: Collection[Node]) -
     for tensor in region.made:
         readers = [reader for reader in dict.fromkeys(tensor.outputs) if reader not in nodes]
         going = [reader for reader in readers if reader in inside and permutation_of(reader) == inverse(permutation)]
-        # A tensor has one name, so it can be one output of the model.
+        # A tensor has one name, so it can be only one graph output.
         returned = [reader for reader in going if reader.outputs[0].graph_output_of]
         vanishing.extend(reader for reader in going if reader not in returned[1:])
         others = [reader for reader in readers if reader not in going or reader in returned[1:]]
@@ -556,13 +561,13 @@ def _source(tensor: Tensor, permutation: Permutation, inside: Collection[Node]) 
 
 
 def _is_only_for(tensor: Tensor, nodes: Collection[Node], inside: Collection[Node]) -> bool:
-    """Whether a tensor is made by a Transpose for these nodes alone."""
+    """Whether a Transpose makes the tensor for these nodes alone."""
     transposed = bool(tensor.inputs) and tensor.inputs[0] in inside and permutation_of(tensor.inputs[0]) is not None
     return transposed and not tensor.graph_output_of and all(reader in nodes for reader in tensor.outputs)
 
 
 def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> None:
-    """Compute a region in its new layout; list the Transposes that are new, and those that nobody needs any more."""
+    """Change the layout of a region; append new Transposes to ``made`` and obsolete ones to ``gone``."""
     nodes, permutation = set(turned.region.nodes), turned.permutation
     results = turned.region.made
     for node in turned.losing:
@@ -575,7 +580,7 @@ def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> N
         if order is not None:
             fed[tensor] = new = _changed(source, order, names.unique(f"{tensor.name}.turned"))
             made.append(_transpose(source, new, order, names))
-    # All at once: what one tensor is replaced by may be replaced itself.
+    # All at once: a replacement may itself be replaced.
     for node in turned.region.nodes:
         node.inputs = [fed.get(tensor, tensor) for tensor in node.inputs]
     for tensor in fed:
