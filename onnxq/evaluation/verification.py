@@ -1,4 +1,4 @@
-"""Which samples a model is least faithful on."""
+"""Verification of written models: outputs, kernels and latency beside the float model."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from onnxq.system.resources import NEVER, Deadline
 
 
 def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: int) -> list[int]:
-    """Return the places of the samples that add most noise to the output that has most for its signal.
+    """Return the indices of the samples that add most error to the output with the highest noise-to-signal ratio.
 
     Args:
         reference: file of the float model.
         candidate: file of a model with the same inputs and outputs.
         samples: the data, of which one at a time is held.
-        most: how many places to return at most; samples without noise are none of them.
+        most: number of indices at most; samples without error are left out.
 
     Returns:
-        Rising places.
+        Rising indices.
     """
     views = ComparisonSpec.of(reference, candidate)
     one, other = ReferenceModel(reference, views), views.open(candidate)
@@ -59,7 +59,7 @@ def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: i
 
 
 def _energies(expected: Any, found: Any, output: OutputAgreement) -> tuple[float, float]:
-    """Return the energies of the signal and of the noise; of labels how many there are, and how many differ."""
+    """Return the energies of signal and error; for labels, how many there are and how many differ."""
     if not (output.same_shapes and output.finite):
         return 1.0, math.inf
     if not isinstance(expected, np.ndarray) or not is_floating(expected.dtype):
@@ -70,7 +70,7 @@ def _energies(expected: Any, found: Any, output: OutputAgreement) -> tuple[float
     return float(np.vdot(signal, signal)), float(np.vdot(error, error))
 
 
-# Look at what a written model really does: which kernels run, and how long they take beside the float model's.
+# Kernels and latency.
 
 __all__ = ["Kernels", "Latency", "Verification", "count_kernels", "measure_latency", "verify"]
 
@@ -87,31 +87,31 @@ _INTEGER_KERNELS = frozenset(
         "QGemm",
     }
 )
-# Models of thousands of nodes take seconds to load, in each round anew.
+# Seconds. Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
-# Rounds of a look, and of one that goes on with what is known.
+# Rounds of the first timing, and at least of one that adds to known rounds.
 _ROUNDS, _FEWEST_ROUNDS = 6, 3
-# Runs of a model in each round of a second look.
+# Runs of a model in each round of the second timing.
 _MANY = 32
-# Runtimes round otherwise: where a few probabilities that turn over decide, 17 dB were seen between two.
+# Decibels. Runtimes round differently: two runtimes were 17 dB apart where a few probabilities turned over.
 _NONSENSE, _DISPUTED = 6.0, 15.0
-# So many decibels less on an engine than in this process may come of what it computes floats in.
+# Decibels. A larger loss on an engine than in this process may come from its float precision.
 _COARSER = 3.0
 COMPARED_SAMPLES = 64
-"""How many samples a model is judged by at most, evenly spaced."""
+"""Number of samples that a model is evaluated on at most, evenly spaced."""
 _TIMED_SAMPLES = 4
 _HEAVY = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, eq=False)
 class Timer:
-    """How the speed of a written model is looked at.
+    """Settings for timing a written model.
 
     Attributes:
-        seconds: time to spend; 0 leaves it out, and so does a model above 1 GiB.
-        engine: what runs both models; None takes what the model is for.
+        seconds: time to spend; 0 leaves timing out, as does a model above 1 GiB.
+        engine: runs both models; None takes the engine that the model is for.
         patience: seconds after which models are not loaded once more; 20 at most.
-        known: what rounds before have told of this very model, to which others are added until it is plain.
+        known: earlier rounds of this very model, to which rounds are added until the result is plain.
     """
 
     seconds: float
@@ -120,12 +120,12 @@ class Timer:
     known: Latency | None = None
 
     def latency(self, look: Callable[..., list[Latency]], *, computes_in_float: bool) -> Latency:
-        """Look at a model's speed, and again where it is not shown to keep up with the float model.
+        """Time a model, and time it again if it is not shown to keep up with the float model.
 
         Args:
             look: times it, see `measure_latencies`.
-            computes_in_float: whether no kernel of the model is of integers. Such a model is as fast as float at best,
-                so it is enough that it keeps up. With integers it has to be faster.
+            computes_in_float: whether the model has no integer kernel. It is then as fast as float at best, so it only
+                has to keep up. A model with integer kernels has to be faster.
         """
         if self.known is not None and self.known.is_plain:
             return self.known
@@ -137,8 +137,8 @@ class Timer:
             first = self.known.together(first)
         if first.keeps_up and (computes_in_float or not first.slower):
             return first
-        # Other work on the machine may have made it so: a second look, of more runs, decides, and a third where that
-        # one was disturbed too.
+        # Other work on the machine may have slowed it: a second timing of more runs decides. If that one was disturbed
+        # too, a third is added.
         patience = min(2 * self.patience, 2 * _PATIENCE)
         closer = partial(look, seconds=2 * self.seconds, rounds=2 * first.rounds, patience=patience, enough=_MANY)
         [second] = closer()
@@ -150,12 +150,12 @@ class Timer:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What runs in the optimised graph.
+    """The kernels of the optimized graph.
 
     Attributes:
-        integer: integer kernels.
-        quantize: QuantizeLinear and DequantizeLinear nodes left over, most at the borders of integer regions.
-        heavy_float: convolutions and matrix products that compute in float.
+        integer: number of integer kernels.
+        quantize: number of QuantizeLinear and DequantizeLinear nodes left over, most at the borders of integer regions.
+        heavy_float: number of convolutions and matrix multiplications that compute in float.
     """
 
     integer: int
@@ -164,7 +164,7 @@ class Kernels:
 
     @classmethod
     def of(cls, op_types: Mapping[str, int]) -> Kernels:
-        """Count the kernels of an optimised graph, given how often each operator is in it."""
+        """Count the kernels of an optimized graph, given the number of its nodes by operator."""
         return cls(
             integer=sum(n for op, n in op_types.items() if op in _INTEGER_KERNELS or op.startswith("QLinear")),
             quantize=op_types.get("QuantizeLinear", 0) + op_types.get("DequantizeLinear", 0),
@@ -173,19 +173,19 @@ class Kernels:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether nothing is left of integers once the model is loaded."""
+        """Whether the loaded model has neither integer kernels nor Q/DQ."""
         return self.integer + self.quantize == 0
 
 
 @dataclass(frozen=True)
 class EngineVerification:
-    """What a written model does on another engine than onnxruntime in this process.
+    """A written model on another engine than onnxruntime in this process.
 
     Attributes:
-        engine: which, and its version.
-        agreement: of the outputs with those of the float model on onnxruntime in this process.
-        floats: the same decibels of the float model's worst output on this engine, which may compute in fewer bits;
-            asked where the written model is less faithful there than in this process.
+        engine: its name and version.
+        agreement: with the float model on onnxruntime in this process.
+        floats: SQNR in decibels of the float model's worst output on this engine, which may compute in fewer bits.
+            Measured if the written model is less accurate there than in this process.
     """
 
     engine: str
@@ -195,15 +195,14 @@ class EngineVerification:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a written model does beside the float model.
+    """A written model beside the float model.
 
     Attributes:
-        agreement: of the outputs.
-        kernels: what runs in the optimised graph.
-        latency: on the engine that the model is for; None when it was not asked for.
-        on_engine: what it does on that engine, where it is another one.
-        runs_as_float: whether onnxruntime makes the same kernels of it as of the float model, as it was given or
-            prepared, all in float; asked where timing does not show that it keeps up.
+        kernels: of the optimized graph.
+        latency: on the engine that the model is for; None if it was not asked for.
+        on_engine: the model on that engine, if that is not onnxruntime in this process.
+        runs_as_float: whether onnxruntime runs the same kernels as for the float model, given or prepared, all in
+            float. Checked if timing does not show that it keeps up.
     """
 
     agreement: Agreement
@@ -214,24 +213,24 @@ class Verification:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the model is not slower than the float model, as far as its speed was asked for."""
+        """Whether the model is not slower than the float model, as far as it was timed."""
         if self.latency is None or self.latency.keeps_up:
             return True
         return self.runs_as_float and self.latency.interval[1] >= NOT_SLOWER
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
-        """Of the outputs on each engine that the model ran on."""
+        """The agreement on each engine that the model ran on."""
         return (self.agreement,) if self.on_engine is None else (self.agreement, self.on_engine.agreement)
 
     @property
     def disputed(self) -> bool:
-        """Whether the engine that the model is for computes nonsense where onnxruntime in this process does not."""
+        """Whether the model is useless on the engine that it is for, and not on onnxruntime in this process."""
         here, *there = (one.worst_sqnr for one in self.agreements)
         return any(one < min(_NONSENSE, here - _DISPUTED) for one in there)
 
     def floats_miss(self, min_sqnr: float) -> bool:
-        """Whether the engine that the model is for computes in so few bits that the float model misses a goal too."""
+        """Whether the float model misses `min_sqnr` too on the engine that the model is for."""
         floats = self.on_engine.floats if self.on_engine is not None else None
         return floats is not None and floats < min_sqnr
 
@@ -246,26 +245,23 @@ def verify(
     engine: Engine | None = None,
     prepared: Path | None = None,
 ) -> Verification:
-    """Load a written model with all optimisations, run it beside the float model, and look at its kernels.
+    """Load a written model with all optimizations, compare it with the float model, time it, and count its kernels.
 
     Args:
         reference: file of the float model.
         candidate: file of the quantized model.
         samples: the data, of which at most 64 evenly spaced samples are compared.
-        timer: how its speed is looked at.
-        risk: how often a bound may be wrong; see `alpha_spending`.
-        engine: what the model is for, where that is not onnxruntime in this process; it runs both models too.
+        timer: settings for timing it.
+        risk: probability that a bound is wrong; see `alpha_spending`.
+        engine: the engine that the model is for, which runs both models too; None for onnxruntime in this process.
         prepared: file of a float model that keeps up with the float model.
-
-    Returns:
-        Everything that was seen.
 
     Raises:
         ModelError: onnxruntime refuses a model.
-        DataError: a run fails.
-        EngineError: the engine fails.
+        DataError: A run fails.
+        EngineError: The engine fails.
     """
-    # Run from its file a large model fits into memory, and says nothing about its speed.
+    # A large model runs from its file to fit into memory; then its speed means nothing.
     large = is_large(reference)
     with staging(None) as folder:
         copy = folder / "optimized.onnx"
@@ -286,7 +282,7 @@ def verify(
         elsewhere = EngineVerification(engine.version, found, there(reference).worst_sqnr if is_coarser else None)
     look = partial(measure_latencies, (reference, candidate), timed, engine=timer.engine or engine)
     latency = timer.latency(look, computes_in_float=kernels.computes_in_float) if timed else None
-    # A busy machine may not let a model of the float model's own kernels be shown to keep up with it.
+    # On a busy machine, timing may not show that a model with the float model's own kernels keeps up.
     in_doubt = latency is not None and not latency.keeps_up and kernels.computes_in_float and engine is None
     as_float = in_doubt and any(_kernel_types(one) == kernel_types for one in (reference, prepared) if one is not None)
     return Verification(agreement, kernels, latency, elsewhere, runs_as_float=as_float)
@@ -295,7 +291,7 @@ def verify(
 def _agreement_on(
     engine: Engine, views: ComparisonSpec, reference: Path, model: Path, *, samples: SampleSource, risk: float
 ) -> Agreement:
-    """Compare what an engine makes of a model with what onnxruntime in this process makes of the float model."""
+    """Compare a model on an engine with the float model on onnxruntime in this process."""
     with staging(None) as folder:
         there = views.open_on(engine, model, folder)
         found = compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
@@ -304,10 +300,10 @@ def _agreement_on(
 
 
 def loads_in_onnxruntime(model: Path) -> bool:
-    """Return whether onnxruntime loads a model that the standard allows.
+    """Return whether onnxruntime loads a valid ONNX model.
 
     Raises:
-        ModelError: the model is not valid ONNX.
+        ModelError: The model is not valid ONNX.
     """
     try:
         onnx.checker.check_model(model)
@@ -321,13 +317,7 @@ def loads_in_onnxruntime(model: Path) -> bool:
 
 
 def count_kernels(model: Path) -> Kernels:
-    """Load a model with all optimisations and count the kernels of the graph that runs.
-
-    Args:
-        model: the file.
-
-    Returns:
-        The counts, bodies of control flow included.
+    """Load a model with all optimizations and count the kernels of its optimized graph, subgraphs included.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -343,32 +333,31 @@ def _kernel_types(model: Path) -> Counter[str]:
 
 
 def _op_types(optimized: Path) -> Counter[str]:
-    """Count the operators of a model's file, those in bodies included."""
     nodes = onnx.load(optimized, load_external_data=False).graph.node
     return Counter(node.op_type for node in node_protos(nodes))
 
 
-# By what built models are judged: samples, a metric, and the time to spend on their speed.
+# Verification of the candidates of a search.
 
-# A look at a model's speed, and two of twice the time where it is slower, take half of the time that is left.
+# Part of the time left for the first timing. With two more of twice the time for a slower model, that is half.
 _LOOKING = 1 / 10
-# A model that is tried when the time is up is timed as well: an untimed one could be slower. So many seconds give the
-# rounds that an interval needs; where less time was asked for, three times that do.
+# A model is timed even if no time is left: an untimed one could be slower. These seconds give the rounds that an
+# interval needs; if less time was asked for, three times that do.
 _LEAST_PATIENCE = 3.0
 
 
 @dataclass(frozen=True, eq=False)
 class Verifier:
-    """What judges the models that are built.
+    """Settings for verifying candidates.
 
     Attributes:
         reference: file of the float model.
-        samples: those that models are judged by.
+        samples: that models are evaluated on.
         seconds: time to spend on comparing latency; 0 leaves it out.
-        scorer: of the metric, where there is one.
-        deadline: comparing latency takes half of what is left until then, or what a look needs if that is more.
-        engine: what models are for, where that is not onnxruntime in this process.
-        timer: what times models; None makes what they are for do so.
+        scorer: of the metric, if there is one.
+        deadline: timing takes half of the time left, or the least that an interval needs if that is more.
+        engine: the engine that models are for, if that is not onnxruntime in this process.
+        timer: the engine that times models; None takes the engine that they are for.
         prepared: file of the prepared float model.
     """
 
@@ -383,17 +372,17 @@ class Verifier:
 
     @classmethod
     def of(cls, reference: Path, samples: SampleSource, seconds: float, metric: Metric | None) -> Verifier:
-        """Ask the metric about the float model first, so that whatever is wrong with it is told before a search.
+        """Score the float model first, so that a broken metric fails before a search.
 
         Args:
             reference: file of the float model.
-            samples: those that models are judged by; where the others that they were selected from choose, the metric
-                knows all of them, in whose order its labels are.
+            samples: that models are evaluated on. If they are a subset, a metric with `knows_samples` scores the whole
+                set, as its labels are in that order.
             seconds: time to spend on comparing latency.
-            metric: tells instead of decibels.
+            metric: replaces decibels; None for decibels.
 
         Raises:
-            DataError: a run fails, or the metric does.
+            DataError: A run fails, or the metric does.
         """
         if metric is None:
             return cls(reference, samples, seconds)
@@ -409,8 +398,8 @@ class Verifier:
 
         Args:
             candidate: file of the model.
-            look: how many models these samples have judged, with this one.
-            known: what is known of its times; more is measured where that is not plain.
+            look: number of models evaluated on these samples, this one included.
+            known: its known latency; more is measured if that is not plain.
         """
         patience = max(self.deadline.left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
         timer = Timer(min(self.seconds, patience), self.timer, patience, known)
@@ -419,15 +408,15 @@ class Verifier:
         return verify(*given, timer=timer, risk=risk, engine=self.engine, prepared=self.prepared)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
-        """Return what the metric says of a model, where there is one; see `verified`."""
+        """Return the metric's scores of a model, if there is a metric; see `verified`."""
         return self.scorer.scores(candidate, alpha_spending(look)) if self.scorer is not None else None
 
     @property
     def scored(self) -> int:
-        """How many runs of a model the metric takes; 0 where there is none."""
+        """Number of runs of a model that the metric takes; 0 without a metric."""
         return len(self.scorer.samples) if self.scorer is not None else 0
 
     def hardest(self, candidate: Path, most: int) -> SampleSource:
-        """Return the samples that a model is least faithful to, at most so many."""
+        """Return the samples on which a model has most error, at most `most`."""
         judging = Subset(self.samples, evenly_spaced_indices(len(self.samples), COMPARED_SAMPLES))
         return Subset(judging, hardest(self.reference, candidate, judging, most))

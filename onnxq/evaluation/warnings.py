@@ -1,4 +1,4 @@
-"""What keeps samples from being representative, as far as they and the float model's answers show it."""
+"""Warnings about samples that may not be representative, as far as they and the float model's outputs show it."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from onnxq.ir.protos import is_large
 from onnxq.ops import Role, operator_of
 from onnxq.runtime.sessions import Array
 
-# Of fewer, none can be kept for judging.
+# Fewer samples cannot be split into calibration and holdout sets.
 _FEW = 8
 INSPECTED_SAMPLES = 64
-"""How many samples are read to find that out."""
+"""Number of samples that are read for warnings."""
 RUN_SAMPLES = 8
-"""How many samples are run to find out whether they are representative."""
+"""Number of samples that are run for warnings."""
 _SHOWN = 3
 
 
 def find_sample_warnings(model: Path, looked: Sequence[Sample], count: int) -> tuple[str, ...]:
-    """Say in sentences why figures on some samples may not hold for others.
+    """Return in sentences why results on some samples may not hold for others.
 
     Args:
         model: file of the float model; one above 1 GiB is not run.
         looked: the samples, or some from all over, of which at most 8 are run.
-        count: how many there are.
+        count: number of all samples.
 
     Raises:
-        DataError: a sample cannot be read, or a run fails.
-        ModelError: no output of the float model is ever a number, so that nothing could be said of another model.
+        DataError: A sample cannot be read, or a run fails.
+        ModelError: All outputs of the float model are NaN or infinite, so no other model can be compared with it.
     """
     found = [*_of_inputs(looked, count)]
     if not is_large(model):
@@ -57,10 +57,11 @@ def find_sample_warnings(model: Path, looked: Sequence[Sample], count: int) -> t
 
 
 def reject_constant_samples(looked: Sequence[Sample]) -> Sequence[Sample]:
-    """Return samples as they are, unless each of them holds a single value in all its inputs, as zeros do.
+    """Return the samples, unless each holds a single value in each input, such as zeros.
 
     Raises:
-        DataError: there is nothing else to set ranges and to judge by, though there are inputs of several floats.
+        DataError: Each sample has float inputs of several elements, each input holds a single value, and no other input
+            differs.
     """
     if not looked or not all(map(_is_silent, looked)) or _differ_otherwise(looked):
         return looked
@@ -72,11 +73,11 @@ def reject_constant_samples(looked: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def drop_equal_samples(samples: SampleSource, looked: Sequence[Sample]) -> SampleSource:
-    """Return samples no two of which are equal: what one shows, others of its kind do not confirm.
+    """Return the samples without repetitions, as equal samples do not confirm each other.
 
     Args:
-        samples: all of them, which are read where some are equal.
-        looked: some of them from all over; where no two of these are equal, none are taken to be.
+        samples: all of them; read only if some are equal.
+        looked: some of them from all over; if no two of these are equal, none are assumed to be.
     """
     if len({sample_digest(sample) for sample in looked}) == len(looked):
         return samples
@@ -87,7 +88,7 @@ def drop_equal_samples(samples: SampleSource, looked: Sequence[Sample]) -> Sampl
 
 
 def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
-    """Say which noise does not show in what stands for outputs; see `ComparisonSpec`."""
+    """Warn of nodes whose quantization error does not show in the compared tensors; see `ComparisonSpec`."""
     if views.unseen:
         nodes = ", ".join(views.unseen[:_SHOWN]) + (", ..." if len(views.unseen) > _SHOWN else "")
         yield (
@@ -98,7 +99,7 @@ def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
 
 
 def warn_mask_values(evidence: CalibrationStatistics, tensors: Iterable[str]) -> Iterator[str]:
-    """Say which of some tensors have values that get no range, as they look like the constants of attention masks."""
+    """Warn of tensors with values that get no range, as they look like the constants of attention masks."""
     seen = {tensor: evidence.of(tensor).find(Range) for tensor in tensors}
     found = find_doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
     if found:
@@ -111,11 +112,11 @@ def warn_mask_values(evidence: CalibrationStatistics, tensors: Iterable[str]) ->
 
 
 def warn_weak_slices(outputs: Iterable[OutputAgreement], wanted: float) -> tuple[str, ...]:
-    """Say in sentences which parts of outputs are less faithful than is wanted, where the whole hides them.
+    """Warn of parts of outputs below the wanted SQNR, if the whole output hides them.
 
     Args:
         outputs: of a model, with the SQNR of their parts.
-        wanted: decibels.
+        wanted: SQNR in decibels.
     """
     return tuple(
         f"entries {part.start} to {part.stop - 1} of axis {part.axis} of output {output.name}, which {part.made_by} "
@@ -128,7 +129,7 @@ def warn_weak_slices(outputs: Iterable[OutputAgreement], wanted: float) -> tuple
 
 
 def _asking_for(sqnr: float) -> str:
-    """Return what else to do, where a goal for the whole would help a part that is not silent."""
+    """Return a higher goal for the whole output that would help the part; "" if the part is silent."""
     return f", or ask for --min-sqnr {math.ceil(sqnr)}" if math.isfinite(sqnr) else ""
 
 
@@ -151,7 +152,7 @@ def _is_silent(sample: Sample) -> bool:
 
 
 def _differ_otherwise(looked: Sequence[Sample]) -> bool:
-    """Return whether inputs of no floats, such as tokens beside a mask, hold or have several values."""
+    """Return whether inputs that are not float, such as tokens beside a mask, have several values."""
     others = [{name: one for name, one in sample.items() if not is_floating(one.dtype)} for sample in looked]
     hold = any(one.size > 1 and bool((one != one.flat[0]).any()) for sample in others for one in sample.values())
     return hold or len(set(map(sample_digest, others))) > 1
@@ -174,7 +175,7 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def _is_no_number(array: Any) -> bool:
-    """Return whether an output is floats none of which is finite."""
+    """Return whether an output is float without any finite value."""
     floats = isinstance(array, np.ndarray) and array.size > 0 and is_floating(array.dtype)
     return floats and not bool(np.isfinite(array.astype(np.float64)).any())
 
@@ -202,31 +203,32 @@ def _same(one: Any, other: Any) -> bool:
     return one.shape == other.shape and bool((one == other).all())
 
 
-# Whether samples are in the unit that a model was trained with, as its first layers show.
+# Whether the samples have the unit of the training data, as the first layers of the model show.
 
-# Of twelve networks of images, sound and text the first sums are 0.8 to 3 times as large as their biases, and 200 to
-# 900 times or 0.003 to 0.01 times where samples are in 0..255 instead of 0..1 or the other way round.
+# Factor above which the unit is wrong. In twelve networks of images, sound and text, the first sums are 0.8 to 3 times
+# as large as their biases. If samples are in 0..255 instead of 0..1, or the other way round, they are 200 to 900 times
+# or 0.003 to 0.01 times as large.
 _MANY = 40.0
-# Without training sums grow with the root of their terms beside biases; most first layers sum up so many.
+# Number of terms of most first layers. Without training, sums grow with the root of it in comparison to biases.
 _USUAL_TERMS = 27
 _SHIFTS = frozenset({"Add", "Sub"})
 _AFFINE = _SHIFTS | {"Div", "Mul"}
-# Values of a tensor that tell its size.
+# Number of values that suffice to measure the size of a tensor.
 _TELLING = 1 << 16
-# Less keeps logarithms and divisors from zero.
+# A smaller shift keeps logarithms and divisors from zero.
 _SMALLEST_SHIFT = 0.01
 
 
 class _Probe(NamedTuple):
-    """A tensor behind an input whose size a model knows.
+    """A tensor behind an input whose size the model's parameters predict.
 
     Attributes:
         input: name of the input.
-        node: which makes the tensor.
+        node: that outputs the tensor.
         tensor: its name.
-        offset: what is taken off its values.
-        size: how large they are then in training, about.
-        terms: how many numbers were summed up for each.
+        offset: subtracted from its values.
+        size: about the root mean square of these differences in training.
+        terms: number of terms of each sum.
         centred: whether each channel, the second axis, has a mean of about 0 in training.
     """
 
@@ -240,12 +242,12 @@ class _Probe(NamedTuple):
 
     @property
     def most(self) -> float:
-        """How many times as large as expected values are beyond doubt."""
+        """Factor above which values are too large beyond doubt."""
         return _MANY * math.sqrt(max(1.0, self.terms / _USUAL_TERMS))
 
     def factor(self, arrays: Sequence[NDArray[Any]]) -> float:
-        """Return how many times as large as expected values are, or how widely spread where their mean is 0."""
-        # Infinite values have no size, which is none that is doubted.
+        """Return the size of values over the expected size; for a mean of 0, their spread over it."""
+        # Infinite values have no size and cause no warning.
         with np.errstate(invalid="ignore"):
             values = [_thinned(array - self.offset.astype(array.dtype)) for array in arrays if array.size]
         if not values:
@@ -258,22 +260,22 @@ class _Probe(NamedTuple):
 
 
 def _thinned(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Return evenly spaced values of the last axis of an array, of a large one so many as tell its size."""
+    """Return a large array thinned along its last axis."""
     return np.asarray(array[..., :: math.ceil(array.size / _TELLING)] if array.ndim else array, np.float64)
 
 
 def warn_input_units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[str]:
-    """Say in sentences which inputs are far larger or smaller than those that the model was trained with.
+    """Warn of inputs that are far larger or smaller than the inputs that the model was trained with.
 
-    The first sums behind an input are about as large as their biases, which take off what training has seen in the
-    mean. So are the means that it takes off itself, and what a normalization gives beside its factors.
+    The first sums behind an input are about as large as their biases, which subtract the mean of the training data. So
+    are the means that the model subtracts itself, and the outputs of a normalization beside its factors.
 
     Args:
-        prepared: file of the prepared float model, whose normalizations are folded as far as they can be.
+        prepared: file of the prepared float model, with normalizations folded as far as possible.
         graph: of that model.
         samples: to run.
     """
-    # What bodies read of an input cannot be an output.
+    # A tensor of a subgraph cannot become an output.
     outside = frozenset(graph.nodes)
     probes = [probe for tensor in graph.inputs for probe in _probes(tensor, outside)]
     model = read_without_data(prepared)
@@ -298,7 +300,7 @@ def warn_input_units(prepared: Path, graph: Graph, samples: Sequence[Sample]) ->
 
 
 def _run_until(names: Sequence[str], parts: Sequence[Stage], sample: Sample) -> Mapping[str, NDArray[Any]]:
-    """Return a sample and what is made of it, up to the last of some tensors."""
+    """Return a sample and the tensors computed from it, until all of `names` are there."""
     values: dict[str, NDArray[Any]] = dict(sample)
     for part in parts:
         if all(name in values for name in names):
@@ -308,7 +310,7 @@ def _run_until(names: Sequence[str], parts: Sequence[Stage], sample: Sample) -> 
 
 
 def _probes(given: Tensor, outside: Set[Node]) -> Iterator[_Probe]:
-    """Yield what is known of the first layers behind an input, through nodes that move, shift and scale values."""
+    """Yield the probes of the first layers behind an input, through nodes that move, shift and scale values."""
     if not isinstance(given, Variable) or given.dtype is None or not is_floating(np.dtype(given.dtype)):
         return
     pending: list[Tensor] = [given]
@@ -332,7 +334,7 @@ def _moves(node: Node) -> bool:
 
 
 def _shift(given: str, node: Node) -> _Probe | None:
-    """Return what a shift knows of data whose mean in training it takes off, or which it moves about 0."""
+    """Return the probe of a shift by the mean of the training data."""
     constant = next(filter(is_constant, node.inputs), None)
     if constant is None or sum(extent > 1 for extent in constant.shape) > 1 or not constant.nbytes:
         return None
@@ -342,7 +344,7 @@ def _shift(given: str, node: Node) -> _Probe | None:
 
 
 def _layer(given: str, node: Node) -> _Probe | None:
-    """Return what a product knows of its sums by its bias, or a normalization by its factors."""
+    """Return the probe of sums with a bias, or of a normalization."""
     if node.op == "BatchNormalization" and node.inputs[0].shape is not None:
         factors, offset, rank = node.inputs[1], node.inputs[2], len(node.inputs[0].shape)
         return _probe(given, node, factors, offset, rank, centred=True)
@@ -357,7 +359,7 @@ def _layer(given: str, node: Node) -> _Probe | None:
 def _probe(
     given: str, node: Node, sizes: Tensor | None, offset: Tensor | None, rank: int, **facts: Any
 ) -> _Probe | None:
-    """Return the probe of a node that adds an offset for each channel, the second axis, to values of such sizes."""
+    """Return the probe of a node that adds an offset for each channel, the second axis; `sizes` predict its values."""
     if not is_constant(sizes) or not is_constant(offset) or len(offset.shape) != 1:
         return None
     size = float(np.sqrt(np.square(sizes.values.astype(np.float64)).mean()))

@@ -1,4 +1,4 @@
-"""What is told of a quantization: the value, as JSON, and when it is a refusal."""
+"""The report of a quantization: its value, JSON, pages, charts and refusals."""
 
 from onnxq.report.refusal import FidelityError, check_fidelity, check_gain, check_speed
 from onnxq.report.report import Report, load_report

@@ -1,4 +1,4 @@
-"""What a page shows of a report, as plain values: nodes, the chain of their regions, causes, SQNR along the depth."""
+"""Charts of a report as plain values: nodes, the chain of their regions, causes, and SQNR along the depth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxq.report.formatting import decibels, milliseconds
 from onnxq.report.report import Report
 from onnxq.search.search import Point
 
-# Of a page's chain: more could not be told apart, nor hit with a finger.
+# Of a page's chain: more links could not be distinguished, or hit with a finger.
 _MOST_LINKS = 120
 _SHOWN_NODES = 3
 _HARDLY_ANY = 0.01
@@ -26,16 +26,12 @@ class NodeView:
     """A node of the prepared model.
 
     Attributes:
-        name: of the node.
-        op_type: its operator.
-        mode: what happens to it.
-        reason: why.
-        formats: of its weights, then of what it makes.
-        ranges: the range of what it multiplies, where that is codes.
-        float_milliseconds: time in the float model; None where it was not measured.
-        milliseconds: time in the quantized model; None likewise.
-        sqnr: SQNR in decibels of the worst output with this node alone quantized; None where it was not measured.
-        kernel: what runs for it, in words; empty where that is not known.
+        formats: of its weights.
+        ranges: format and range of the activation that it multiplies, if that is quantized.
+        float_milliseconds: time in the float model; None if not measured.
+        milliseconds: time in the quantized model; None if not measured.
+        sqnr: SQNR in decibels of the worst output with this node alone quantized; None if not measured.
+        kernel: operators of its kernels; empty if not known.
     """
 
     name: str
@@ -52,14 +48,14 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Link:
-    """Neighbouring nodes of one mode, or of several in models of many nodes.
+    """Neighbouring nodes of one mode; in models of many regions, of several.
 
     Attributes:
         mode: of most of them.
         first: index of the first node.
-        nodes: how many there are.
-        milliseconds: their time in the quantized model; None where it was not measured.
-        sqnr: the lowest SQNR in decibels of one of them alone; None likewise.
+        nodes: number of nodes.
+        milliseconds: their time in the quantized model; None if not measured.
+        sqnr: the lowest SQNR in decibels of one of them alone; None if not measured.
     """
 
     mode: Mode
@@ -74,10 +70,9 @@ class Cause:
     """Why nodes do not run as integer kernels.
 
     Attributes:
-        reason: in words.
-        count: how many nodes it holds for.
+        count: number of nodes with this reason.
         examples: the first of them.
-        stake: what these nodes cost as they are, and what they would as codes, with figures of this run.
+        stake: what they cost in float, and the SQNR they would leave if quantized, measured in this run.
     """
 
     reason: str
@@ -111,7 +106,7 @@ def node_views(report: Report) -> tuple[NodeView, ...]:
 
 
 def sqnr_by_node(report: Report) -> Mapping[str, float]:
-    """Return the SQNR in decibels of the worst output with each node alone as codes, in its own mode where known."""
+    """Return the SQNR in decibels of the worst output with each node alone quantized, in its own mode if measured."""
     modes = {one.node: one.mode for one in report.plan.decisions}
     found: dict[str, float] = {}
     for one in report.search.sensitivities:
@@ -121,7 +116,7 @@ def sqnr_by_node(report: Report) -> Mapping[str, float]:
 
 
 def chain(nodes: Sequence[NodeView]) -> tuple[Link, ...]:
-    """Return the network as a chain of regions of one mode; of very many, neighbours are taken together."""
+    """Return the network as a chain of regions of one mode; very many regions are merged with their neighbours."""
     runs = [list(run) for _, run in groupby(enumerate(nodes), key=lambda pair: pair[1].mode)]
     each = math.ceil(len(runs) / _MOST_LINKS) or 1
     taken = ([pair for run in runs[start : start + each] for pair in run] for start in range(0, len(runs), each))
@@ -152,7 +147,7 @@ def causes(nodes: Sequence[NodeView], report: Report) -> tuple[Cause, ...]:
 
 
 def _stake(nodes: Sequence[NodeView], total: float) -> str:
-    """Say what time these nodes take, and the lowest SQNR of one of them alone."""
+    """Describe the time of these nodes, and the lowest SQNR of one of them alone."""
     times = [node.float_milliseconds for node in nodes if node.float_milliseconds is not None]
     sqnrs = [node.sqnr for node in nodes if node.sqnr is not None and math.isfinite(node.sqnr)]
     told = []
@@ -167,13 +162,13 @@ def _stake(nodes: Sequence[NodeView], total: float) -> str:
 
 @dataclass(frozen=True)
 class Depth:
-    """Noise at a node of the graph's order.
+    """The quantization error at a node in graph order.
 
     Attributes:
         index: of the node.
         name: of the node.
-        alone: SQNR in decibels of the worst output with this node alone as codes.
-        together: the same of all nodes up to this one, if their errors add.
+        alone: SQNR in decibels of the worst output with this node alone quantized.
+        together: the same for all nodes up to this one, if their errors add.
     """
 
     index: int
@@ -183,9 +178,10 @@ class Depth:
 
 
 def sqnr_along(nodes: Sequence[NodeView]) -> tuple[Depth, ...]:
-    """Return the SQNR of nodes that were measured alone, in graph order, and what it adds up to.
+    """Return the SQNR of nodes that were measured alone, in graph order, and of their sum.
 
-    Independent errors add in energy, so SQNRs of ``d`` decibels add as ``10 ** (-d / 10)``. Nodes in float add nothing.
+    The energies of independent errors add: an SQNR of ``d`` decibels adds ``10 ** (-d / 10)``. Nodes in float add
+    nothing.
     """
     coded = [
         (index, node.name, node.sqnr)
@@ -200,7 +196,7 @@ def sqnr_along(nodes: Sequence[NodeView]) -> tuple[Depth, ...]:
 
 
 def node_rows(nodes: Sequence[NodeView]) -> Iterator[list[object]]:
-    """Yield each node's fields; the words that many nodes share stand once, see `shared_words`."""
+    """Yield each node's fields; text that nodes share is an index into `shared_words`."""
     words = {word: index for index, word in enumerate(shared_words(nodes))}
     for node in nodes:
         figures = map(_figure, (node.float_milliseconds, node.milliseconds, node.sqnr))
@@ -217,7 +213,7 @@ def _words(node: NodeView) -> tuple[str, ...]:
 
 
 def _figure(value: float | None) -> float | None:
-    """Return a figure in as many digits as a page tells apart; None where there is none to show."""
+    """Return a number rounded to the digits that a page shows; None if there is none."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
@@ -234,25 +230,20 @@ def _range(activation: Activation | None) -> str:
     return f"{activation.spec.format}{where}{f' by {activation.ranges}' if activation.ranges else ''}"
 
 
-# Where the marks of a chart stand, in the units of its drawing; the templates draw them.
+# Positions of the marks of a chart, in units of its drawing; the templates draw them.
 
 WIDTH, HEIGHT = 720, 300
-# On the left there is room for the larger letters of narrow screens.
+# The left margin fits the larger letters of narrow screens.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 20, 16, 44
 _TICKS = 5
 _STEPS = (1.0, 2.0, 5.0, 10.0)
-# Marks beyond cannot be told apart.
+# More marks cannot be distinguished.
 _MOST_MARKS = 240
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of the grid.
-
-    Attributes:
-        at: where it stands.
-        text: what it says.
-    """
+    """A line of the grid, with its position and text."""
 
     at: float
     text: str
@@ -265,8 +256,8 @@ class Mark:
     Attributes:
         x: from the left.
         y: from the top.
-        kind: how it is drawn.
-        told: what it says when pointed at.
+        kind: CSS class.
+        told: tooltip.
     """
 
     x: float
@@ -283,7 +274,7 @@ class Chart:
         marks: its points.
         across: ticks of the horizontal axis.
         up: ticks of the vertical axis.
-        lines: points of lines, by their class, as SVG takes them.
+        lines: CSS class and SVG points of each line.
     """
 
     marks: tuple[Mark, ...]
@@ -300,7 +291,7 @@ class Chart:
 
 
 def ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return some five round numbers between two numbers.
+    """Return about five round numbers between two numbers.
 
     >>> ticks(0.0, 1.0)
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -315,14 +306,16 @@ def ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def frontier_chart(points: Sequence[Point], wanted: float | None = None) -> Chart | None:
-    """Return the plans that were weighed: expected time across, SQNR of the worst output up.
+    """Return the evaluated plans: expected time across, SQNR of the worst output up.
+
+    Points without a measured or an expected SQNR, and the float model, get no mark.
 
     Args:
-        points: of which those with neither a measured nor an expected SQNR are left out, and the float model likewise.
-        wanted: SQNR in decibels that was asked for, drawn as a line; None draws none.
+        points: the plans.
+        wanted: the wanted SQNR in decibels, drawn as a line; None draws none.
 
     Returns:
-        The chart; None where there are no points.
+        None if there are no points.
     """
     found = [(one, one.predicted if one.sqnr is None else one.sqnr) for one in points if not one.is_float]
     shown = [(one, sqnr) for one, sqnr in found if sqnr is not None and math.isfinite(sqnr)]
@@ -358,14 +351,14 @@ def sqnr_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
 
     Args:
         depths: the nodes that were measured.
-        nodes: how many the model has.
+        nodes: number of nodes of the model.
     """
     if not depths:
         return None
     across = _Scale.across(0.0, max(nodes - 1, 1))
     up = _Scale.up([value for one in depths for value in (one.alone, one.together)])
     each = math.ceil(len(depths) / _MOST_MARKS)
-    # Of neighbours that fall together the lowest matters most.
+    # Of neighbours at the same place, the lowest matters most.
     worst = [min(depths[start : start + each], key=lambda one: one.alone) for start in range(0, len(depths), each)]
     marks = tuple(
         Mark(across(one.index), up(one.alone), "measured", f"{one.name}: {decibels(one.alone)} alone") for one in worst
@@ -387,7 +380,7 @@ def layer_chart(layers: Sequence[Layer]) -> Chart | None:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values to places."""
+    """From values to positions."""
 
     low: float
     high: float

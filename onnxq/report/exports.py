@@ -1,4 +1,4 @@
-"""Charts of a report as files of SVG, for papers and slides."""
+"""Exports of a report: charts as SVG files for papers and slides, and node data for Model Explorer."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _TITLES = {
 
 
 def figures(report: Report) -> Mapping[str, str]:
-    """Return the charts that the report has figures for, as SVG by name: ``frontier`` and ``sqnr``."""
+    """Return the charts of a report as SVG: ``frontier`` and ``sqnr``, as far as they were measured."""
     nodes = node_views(report)
     charts: Mapping[str, Chart | None] = {
         "frontier": frontier_chart(report.search.frontier, report.fidelity.wanted),
         "sqnr": sqnr_chart(sqnr_along(nodes), len(nodes)),
     }
-    # Macros are typed as any name of a template is.
+    # Macros have no type of their own.
     draw = environment().get_template("charts.svg.j2").module.chart  # type: ignore[attr-defined]
     style = Markup(_STYLE)
     return {name: str(draw(chart, name, *_TITLES[name], style)).strip() for name, chart in charts.items() if chart}
 
 
 def save_figures(report: Report, folder: str | Path) -> tuple[Path, ...]:
-    """Write the charts as files of a folder, which is made where there is none.
+    """Write the charts as files of a folder, and create the folder if needed.
 
     Returns:
-        The files; none where nothing was measured that could be drawn.
+        The files; none if nothing was measured that could be drawn.
 
     Raises:
-        OutputError: one cannot be written.
+        OutputError: A file cannot be written.
     """
     files = {Path(folder) / f"{name}.svg": drawing for name, drawing in figures(report).items()}
     try:
@@ -75,9 +75,9 @@ _MUCH, _LITTLE = "#a8321f", "#f1efe8"
 
 
 def overlays(report: Report) -> Mapping[str, dict[str, object]]:
-    """Return the node data by measure: ``mode``, and ``time`` and ``sqnr`` where they were measured.
+    """Return the node data by measure: ``mode``, and ``time`` and ``sqnr`` if they were measured.
 
-    Times are milliseconds of the quantized model; ``sqnr`` is the SQNR in decibels of the worst output with a node
+    Times are milliseconds of the quantized model. ``sqnr`` is the SQNR in decibels of the worst output with a node
     alone quantized: the lowest has the highest error.
     """
     nodes = node_views(report)
@@ -98,7 +98,7 @@ def save_overlays(report: Report, path: str | Path) -> tuple[Path, ...]:
         The files.
 
     Raises:
-        OutputError: one cannot be written.
+        OutputError: A file cannot be written.
     """
     files = tuple((Path(path).with_suffix(f".{measure}.json"), found) for measure, found in overlays(report).items())
     for file, found in files:
