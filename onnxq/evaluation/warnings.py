@@ -215,7 +215,7 @@ _SHIFTS = frozenset({"Add", "Sub"})
 _AFFINE = _SHIFTS | {"Div", "Mul"}
 # Number of values that suffice to measure the size of a tensor.
 _TELLING = 1 << 16
-# A smaller shift keeps logarithms and divisors from zero.
+# A smaller shift only keeps logarithms and divisors from zero.
 _SMALLEST_SHIFT = 0.01
 
 

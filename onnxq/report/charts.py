@@ -31,7 +31,7 @@ class NodeView:
         float_milliseconds: time in the float model; None if not measured.
         milliseconds: time in the quantized model; None if not measured.
         sqnr: SQNR in decibels of the worst output with this node alone quantized; None if not measured.
-        kernel: operators of its kernels; empty if not known.
+        kernel: operators of its kernels, or that it is part of another; empty if not known.
     """
 
     name: str

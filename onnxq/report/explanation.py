@@ -1,4 +1,4 @@
-"""Everything that is known of one node: what became of it and why, its formats and figures, neighbours and kernels."""
+"""Explanation of one node: its mode and the reason, formats, measurements, neighbours and kernels."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _BORDERS = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A node that a node reads from, or that reads from it; what onnxq put between them is passed over.
+    """A node before or after a node; nodes that onnxq inserted between them are passed over.
 
     Attributes:
         node: its name.
         op_type: its operator.
-        mode: what became of it.
-        tensor: the first that passes between them.
+        mode: its mode in the plan.
+        tensor: the first tensor between them.
     """
 
     node: str
@@ -47,7 +47,7 @@ class RunningKernel:
     Attributes:
         name: as the runtime calls it.
         op_type: its operator.
-        fused: whether it bears the name of another node, that this one was fused into as far as names tell.
+        fused: whether it has the name of another node, into which this one was fused as far as names show.
     """
 
     name: str
@@ -60,24 +60,20 @@ class Explanation:
     """What is known of one node.
 
     Attributes:
-        node: its name.
-        op_type: its operator.
-        mode: what became of it.
-        reason: why.
-        figures: what was measured that the reason rests on.
-        weights: its constant inputs that became codes.
-        read: tensors that it reads as codes, with their formats and ranges.
-        given: tensors that it gives and that become codes.
+        figures: the measurements that the reason rests on.
+        weights: its quantized constant inputs.
+        read: its quantized inputs, with their formats and ranges.
+        given: its quantized outputs.
         producers: the nodes that it reads from.
         consumers: the nodes that read from it.
-        sensitivities: the SQNR that it leaves alone quantized, in each mode that was measured.
-        time: of a run, in float and now; None where that was not measured.
-        values: what calibration saw of these tensors.
-        channels: how far the channels of its weights are apart.
-        kernels: what onnxruntime runs for it; none where it was folded into a constant, or there is no model yet.
-        is_there: whether the graph has a node of this name; one that a neighbour took in, as a product takes in the
-            addition of its bias, or that an operator of the runtime's own stands for, has neither neighbours nor
-            kernels here.
+        sensitivities: the SQNR with this node alone quantized, in each mode that was measured.
+        time: of a run, in float and quantized; None if not measured.
+        values: calibrated values of these tensors.
+        channels: how much the channels of its weights differ.
+        kernels: what onnxruntime runs for it; empty if it was folded into a constant, or there is no model yet.
+        is_there: whether the graph has a node of this name. A node that was merged into another, such as the addition
+            of a bias into a matrix multiplication, has no neighbours or kernels here. Nor has a node that a runtime's
+            own operator replaces.
     """
 
     node: str
@@ -103,16 +99,16 @@ class Explanation:
 
 
 def explain(model: str | Path, report: Report, node: str) -> Explanation:
-    """Say what is known of a node of a quantized model.
+    """Explain a node of a quantized model.
 
     Args:
         model: file of the quantized model.
         report: of its quantization.
-        node: name of a node of the plan, as the report has it.
+        node: name of a node of the plan.
 
     Raises:
-        ModelError: the model cannot be read, or the plan has no such node; the message suggests the nearest one.
-        DataError: the report is of another model.
+        ModelError: The model cannot be read, or the plan has no such node; the message suggests the nearest name.
+        DataError: The report is of another model.
     """
     path = Path(model)
     graph = load(path)
@@ -130,15 +126,15 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
 
 
 def explain_plan(graph: Graph, plan: Plan, node: str) -> Explanation:
-    """Say what a plan says of a node, without figures and kernels.
+    """Explain a node by the plan alone, without measurements and kernels.
 
     Args:
-        graph: that the plan is for, or that was made by it.
-        plan: what becomes of each node.
+        graph: that the plan is for, or that was quantized by it.
+        plan: the mode of each node.
         node: name of a node of the plan.
 
     Raises:
-        ModelError: the plan has no such node; the message suggests the nearest one.
+        ModelError: The plan has no such node; the message suggests the nearest name.
     """
     decision = plan.by_node.get(node)
     if decision is None:
@@ -174,7 +170,7 @@ def _check_report(path: Path, report: Report) -> None:
 
 
 Step = Callable[[Node], Iterator[tuple[str, Node | None]]]
-"""A node to the tensors on one side of it, each with a node behind it."""
+"""Yields the tensors on one side of a node, each with the node behind it."""
 
 
 def _producers(node: Node) -> Iterator[tuple[str, Node | None]]:
@@ -190,7 +186,7 @@ def _consumers(node: Node) -> Iterator[tuple[str, Node | None]]:
 
 
 def _walk(node: Node, plan: Plan, step: Step) -> Iterator[tuple[str, Node | None]]:
-    """Yield the tensors on one side of a node up to the next nodes of the plan, which come with the last of them."""
+    """Yield the tensors on one side of a node up to the next nodes of the plan; the last ones come with these nodes."""
     pending, seen = [node], {node}
     while pending:
         for tensor, other in step(pending.pop(0)):
@@ -214,11 +210,11 @@ def _neighbours(found: Iterable[tuple[str, Node | None]], plan: Plan) -> tuple[N
 
 
 def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[RunningKernel, ...]:
-    """Return what runs for a node: its own kernels, or the one behind or before it that it was fused into.
+    """Return what runs for a node: its own kernels, or the kernel after or before it that it was fused into.
 
-    A fused kernel that stands for a pattern makes what the last of its nodes makes, and is called otherwise than that
-    node; else a node is the end of a kernel before it: a clamp of its codes, or a sum that the last of two products
-    adds to.
+    A kernel that is fused from a pattern has the name of the pattern's last node and another operator. Otherwise the
+    node is the end of a kernel before it, such as a clamp of quantized values, or an addition after a matrix
+    multiplication.
     """
     own = kernels_by_node(kernels, graph)
     if name in own:
@@ -235,7 +231,7 @@ def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[Runn
 def _nearest(start: Node, own: Mapping[str, tuple[Kernel, ...]], step: Step) -> Iterator[tuple[Node, Kernel]]:
     """Yield the nearest nodes on one side that have kernels of their own, with these.
 
-    What is fused crosses no border of codes and no product.
+    Fusion crosses neither Q/DQ nor compute nodes.
     """
     pending, seen = [start], {start}
     while pending:

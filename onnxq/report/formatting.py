@@ -1,4 +1,4 @@
-"""How figures are written for people."""
+"""Figures as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def share(value: float | None) -> str:
 
 
 def counted(samples: int, files: int = 0) -> str:
-    """Return a number of samples as text, and of how many files they are where those of one count as one.
+    """Return a number of samples as text, with the number of files if samples of one file count as one.
 
     >>> counted(1), counted(400, 8)
     ('1 sample', '400 samples of 8 files')
@@ -37,7 +37,7 @@ def counted(samples: int, files: int = 0) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """Return a name that is too long without its middle.
+    """Return a name, without its middle if it is too long.
 
     >>> shortened("/model/layers.0/attention/query/MatMul", 20)
     '/model/l...ry/MatMul'
@@ -47,9 +47,9 @@ def shortened(name: str, width: int) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Return text in which what terminals and browsers obey instead of showing it is spelt out.
+    r"""Return text with control characters escaped.
 
-    Names of a model may hold it: one that turns the direction of writing would turn what follows too.
+    Names in a model may hold them: one that changes the direction of writing would change the text after it too.
 
     >>> visible("/head\tMatMul")
     '/head\\tMatMul'
@@ -72,7 +72,7 @@ def threads(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return the time of a run as text."""
+    """Return the time of a run, in seconds, as text."""
     return f"{seconds * 1e3:.2f} ms"
 
 
@@ -86,7 +86,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def places(ranges: Sequence[tuple[int, int]], most: int) -> str:
-    """Return indices as text, of so many runs of them at most.
+    """Return runs of indices as text, at most `most` of them.
 
     >>> places([(0, 2), (7, 7), (9, 12)], 2), places([(5, 5)], 2)
     ('0-2, 7 and 4 more', '5')

@@ -1,4 +1,4 @@
-"""A report as one page of HTML that holds all it shows: no network, no library in the browser."""
+"""A report, or a comparison of two models, as one HTML page that needs no network and no library."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from onnxq.report.report import EQUAL, Report, compared, speed, told_equal, whic
 from onnxq.search.refinement import MethodGain
 from onnxq.system.publish import write_text
 
-# Characters that end a script element or a line of JavaScript, whatever string they stand in.
+# Characters that end a script element or a line of JavaScript, even inside a string.
 _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u2028\u2029"})
 # Decibels over which the colour of an error fades.
 _FADE = 40.0
@@ -60,9 +60,9 @@ _SECTIONS = (
 
 
 def to_html(report: Report) -> str:
-    """Return a report as a page of HTML that loads nothing else.
+    """Return a report as an HTML page that loads nothing else.
 
-    All names are escaped: those of a hostile model are shown as they are and run nothing.
+    All names are escaped, so a hostile model can run nothing.
     """
     nodes, layers = node_views(report), report.fidelity.layers.layers if report.fidelity.layers else ()
     script = resource("page.js")
@@ -104,17 +104,17 @@ def to_html(report: Report) -> str:
 
 
 def save_html(report: Report, path: str | Path) -> None:
-    """Write a report as a page of HTML.
+    """Write a report as an HTML page.
 
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: The file cannot be written.
     """
     write_text(path, to_html(report), "page")
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return what fills templates: everything is escaped and visible, and a name that is missing is an error."""
+    """Return the templates' environment: all text is escaped and visible, and a missing name is an error."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("onnxq.report"),
         autoescape=True,
@@ -126,7 +126,7 @@ def environment() -> jinja2.Environment:
 
 
 def script_json(value: object) -> Markup:
-    """Return plain values as JSON that stands safely in a script element.
+    """Return plain values as JSON that is safe in a script element.
 
     >>> str(script_json(["</script>"])).isascii(), "<" in script_json(["</script>"])
     (True, False)
@@ -139,12 +139,11 @@ def _visible(value: Any) -> Any:
 
 
 def _all_visible(value: Any) -> Any:
-    """Return lists of lists with all text in them visible."""
     return [_all_visible(one) for one in value] if isinstance(value, list | tuple) else _visible(value)
 
 
 def resource(name: str) -> str:
-    """Return a file that lies beside the templates."""
+    """Return the text of a file beside the templates."""
     return files("onnxq.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -163,13 +162,7 @@ def _is_shown(section: str, shown: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure that is seen first.
-
-    Attributes:
-        title: what it is.
-        figure: its value.
-        note: what it is made of.
-    """
+    """A figure at the top of the page, with a title and a note."""
 
     title: str
     figure: str
@@ -199,14 +192,14 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
 
 @dataclass(frozen=True)
 class Block:
-    """A region as the chain draws it.
+    """A region as the page draws it in the chain.
 
     Attributes:
         link: the region.
-        grow: how wide it is.
-        time: of its nodes on the average, 0 to 1.
+        grow: relative width.
+        time: mean of its nodes, 0 to 1.
         error: of its node of the lowest SQNR, 0 to 1.
-        told: what it says.
+        told: tooltip.
     """
 
     link: Link
@@ -227,7 +220,7 @@ class Block:
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """Number of its nodes."""
         return self.link.nodes
 
 
@@ -275,7 +268,7 @@ def _facts(report: Report) -> tuple[tuple[str, str], ...]:
 
 
 def _data(report: Report, nodes: Sequence[NodeView]) -> dict[str, object]:
-    """Return what the script draws: long lists in as few bytes as they are."""
+    """Return what the script draws; long lists take as few bytes as possible."""
     tensors = [
         [one.tensor, *(_short(value) for value in (one.low, one.high, *one.range, one.clipped)), list(one.counts)]
         for one in report.encoding.tensors
@@ -288,11 +281,11 @@ def _data(report: Report, nodes: Sequence[NodeView]) -> dict[str, object]:
 
 
 def _short(value: float) -> float:
-    """Return a number in four digits, and zero for what is none."""
+    """Return a number with four digits; 0 if it is not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else 0.0
 
 
-# How well two models agree, as a page: outputs, and SQNR along the depth where layers were compared.
+# A comparison of two models as a page.
 
 # More rows take long to open, and nobody reads them.
 _MOST_LAYERS = 1000
@@ -305,8 +298,7 @@ class Comparison:
     Attributes:
         reference: file of the first.
         candidate: file of the second.
-        agreement: of the outputs.
-        layers: of the tensors that both have; None where these were not compared.
+        layers: the tensors of both models; None if they were not compared.
     """
 
     reference: Path
@@ -316,7 +308,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """How well they agree in one sentence."""
+        """How well they agree, in one sentence."""
         samples = counted(self.agreement.samples, self.agreement.files)
         if not self.agreement.sound:
             return f"Outputs differ in shape or are not finite, on {samples}"
@@ -327,7 +319,7 @@ class Comparison:
         return f"{decibels(worst)} at the worst output, on {samples}{compared(self.agreement)}"
 
     def to_html(self) -> str:
-        """Return the comparison as a page of HTML that loads nothing else, and holds no script."""
+        """Return the comparison as an HTML page that loads nothing else and has no script."""
         layers = self.layers.layers if self.layers is not None else ()
         shown = {
             "comparison": self,
@@ -343,6 +335,6 @@ class Comparison:
         """Write the page.
 
         Raises:
-            OutputError: the file cannot be written.
+            OutputError: The file cannot be written.
         """
         write_text(path, self.to_html(), "page")

@@ -1,4 +1,4 @@
-"""Where and in what time something was done: the machine, its versions, and stages with their time and memory."""
+"""The parts of a report: files, samples, accuracy, performance, search, encoding, and the run with its machine."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Stage:
     """A stage of the work.
 
     Attributes:
-        name: in a word or two.
-        seconds: that it took.
-        peak_bytes: the most memory that the process had held by its end; 0 where the system does not tell.
+        name: one or two words.
+        seconds: duration.
+        peak_bytes: the most memory of the process until its end; 0 if the system does not report it.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine and what it ran.
+    """A machine and its software.
 
     Attributes:
         processor: its architecture.
-        cores: how many the process might use.
+        cores: number of cores that the process may use.
         system: the operating system.
-        versions: of Python and of the packages that decide what comes out, by name.
+        versions: of Python and of the packages that decide the result, by name.
     """
 
     processor: str
@@ -68,7 +68,7 @@ class Machine:
 
     @classmethod
     def this(cls) -> Machine:
-        """Return the machine that this runs on.
+        """Return this machine.
 
         >>> sorted(Machine.this().versions)
         ['numpy', 'onnx', 'onnxq', 'onnxruntime', 'python']
@@ -82,14 +82,14 @@ class Machine:
 
 
 class Stopwatch:
-    """Tells stages apart: each ends where the next begins."""
+    """Times stages: each ends when the next begins."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self._stages: dict[str, Stage] = {}
 
     def lap(self, name: str) -> None:
-        """End a stage of that name, or one more part of it where work went back to it."""
+        """End a stage; time of a repeated name adds up."""
         now, before = time.perf_counter(), self._stages.get(name)
         seconds, peak = now - self._last, peak_memory()
         self._stages[name] = Stage(name, seconds + (before.seconds if before is not None else 0.0), peak)
@@ -103,12 +103,12 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """The time of all of them, and what came after."""
+        """The time since the start."""
         return time.perf_counter() - self._start
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process has held; 0 where the system does not tell."""
+    """Return the most bytes that this process has held; 0 if the system does not report it."""
     if sys.platform == "win32":
         return 0
     import resource
@@ -117,7 +117,7 @@ def peak_memory() -> int:
     return kibibytes if sys.platform == "darwin" else kibibytes << 10
 
 
-# What was seen of tensors and weights, small enough to be drawn.
+# Calibrated values and weights, small enough to be drawn.
 
 _BARS = 48
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -125,15 +125,15 @@ _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class TensorValues:
-    """The values of a calibrated tensor beside the range that its codes span.
+    """The values of a calibrated tensor beside its quantization range.
 
     Attributes:
         tensor: its name.
-        low: the smallest value that was seen.
-        high: the largest.
-        range: of the codes.
-        clipped: share of the values that lie outside the range.
-        counts: how many values lie in each of equally wide bars from the smallest to the largest.
+        low: the smallest value.
+        high: the largest value.
+        range: that the quantized values span.
+        clipped: share of the values outside the range.
+        counts: number of values in each of equally wide bars from `low` to `high`.
     """
 
     tensor: str
@@ -146,13 +146,13 @@ class TensorValues:
 
 @dataclass(frozen=True)
 class WeightChannels:
-    """How far the output channels of a weight are apart.
+    """How much the output channels of a weight differ.
 
     Attributes:
         node: that reads it.
         tensor: its name.
-        channels: how many there are.
-        maxima: least, lower quartile, median, upper quartile and greatest of the channels' largest magnitudes.
+        channels: number of channels.
+        maxima: minimum, lower quartile, median, upper quartile and maximum of the channels' largest magnitudes.
     """
 
     node: str
@@ -162,13 +162,13 @@ class WeightChannels:
 
 
 def tensor_values(plan: Plan, evidence: CalibrationStatistics) -> tuple[TensorValues, ...]:
-    """Return the values of each tensor of which a histogram was kept, in the plan's order.
+    """Return the values of each tensor with a histogram, in the plan's order.
 
-    Tensors whose channels are divided by factors are left out: their ranges are of other values.
+    Tensors with divided channels are left out, as their ranges are of the divided values.
 
     Args:
-        plan: with the ranges that were found.
-        evidence: what samples have shown.
+        plan: with the calibrated ranges.
+        evidence: statistics of the samples.
     """
     return tuple(_tensor_values(plan, evidence))
 
@@ -189,10 +189,10 @@ def _tensor_values(plan: Plan, evidence: CalibrationStatistics) -> Iterator[Tens
 
 
 def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
-    """Return how far the channels of each weight that becomes codes are apart, in the plan's order.
+    """Return how much the channels of each quantized weight differ, in the plan's order.
 
     Args:
-        plan: what becomes of the nodes.
+        plan: with the quantized weights of each node.
         graph: the prepared graph, with float weights.
     """
     by_name = {node.name: node for _, node in all_nodes(graph)}
@@ -205,7 +205,7 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
             axis = weight.axis % values.ndim
             others = tuple(other for other in range(values.ndim) if other != axis)
             maxima = np.maximum(values.max(others), -values.min(others))
-            # Quantiles between two values in a line; those of numpy load its masked arrays.
+            # Quantiles by linear interpolation; numpy.quantile loads numpy's masked arrays.
             places = np.multiply(_QUARTERS, maxima.size - 1)
             least, lower, middle, upper, most = map(float, np.interp(places, np.arange(maxima.size), np.sort(maxima)))
             five = least, lower, middle, upper, most
@@ -213,23 +213,23 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
     return tuple(found)
 
 
-# The parts of a report, each about one question that people have.
+# The parts of a report, one for each question.
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What was read and written.
+    """The files that were read and written.
 
     Attributes:
-        model: where the float model came from.
+        model: origin of the float model.
         output: the file that was written, or None.
         float_bytes: size of the float model with its external data.
         bytes: size of the quantized model with its external data.
-        metadata_bytes: how much of the quantized model is what the exporter wrote about nodes, tensors and graphs.
+        metadata_bytes: part of `bytes` that is the exporter's metadata of nodes, tensors and graphs.
         model_digest: SHA-256 of the float model's file, without external data.
-        output_digest: SHA-256 of the quantized model's.
-        loads: whether onnxruntime loads the written model; if not, everything was measured on the same codes in types
-            that it can load.
+        output_digest: SHA-256 of the quantized model's file.
+        loads: whether onnxruntime loads the written model. If not, everything was measured on the same quantized values
+            in types that it can load.
     """
 
     model: str
@@ -243,19 +243,19 @@ class ModelFiles:
 
     @property
     def size_ratio(self) -> float:
-        """Size of the quantized model as a share of the float model's."""
+        """Size of the quantized model over the size of the float model."""
         return self.bytes / self.float_bytes
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What was calibrated and judged by.
+    """The samples of calibration and evaluation.
 
     Attributes:
-        calibrated: how many samples set the ranges.
-        split: which samples the agreement and the scores are measured on, and which chose the plan.
-        warnings: why the samples may not be representative, in sentences.
-        refitted: of how many samples the ranges are, once the model before was judged; 0 where it stayed.
+        calibrated: number of calibration samples.
+        split: the samples that the agreement and the scores are measured on, and how many chose the plan.
+        warnings: sentences on why the samples may not be representative.
+        refitted: number of samples of the final ranges, if they were calibrated again after the evaluation; else 0.
     """
 
     calibrated: int
@@ -266,15 +266,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How close the quantized model is to the float model.
+    """How accurate the quantized model is.
 
     Attributes:
         agreement: of the outputs.
-        scores: what the user's metric says of both models, where there is one.
-        refusal: why the model was refused, in a sentence; empty where it was not.
-        on_engine: what it does on the engine that it is for, where that is not onnxruntime in this process.
-        layers: of the tensors that both models have; None where these were not compared.
-        wanted: SQNR in decibels that was asked of the worst output; None where a metric tells instead.
+        scores: the user's metric for both models, if there is one.
+        refusal: why the model was refused, in a sentence; else empty.
+        on_engine: the model on the engine that it is for, if that is not onnxruntime in this process.
+        layers: the tensors of both models; None if they were not compared.
+        wanted: required SQNR in decibels of the worst output; None if a metric decides.
     """
 
     agreement: Agreement
@@ -286,7 +286,7 @@ class Fidelity:
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
-        """Of the outputs on each engine that the model ran on."""
+        """The agreement on each engine that the model ran on."""
         return (self.agreement,) if self.on_engine is None else (self.agreement, self.on_engine.agreement)
 
 
@@ -295,15 +295,14 @@ class Performance:
     """How the quantized model runs.
 
     Attributes:
-        kernels: what runs in the optimised graph.
-        latency: beside the float model on the engine that it names; None when it was not asked for.
-        regions: the integer regions beside the same nodes in float; empty when latency was not measured.
-        times: of the nodes beside float; empty likewise.
-        unmeasured: why nothing ran on the runtime that the plan is for; empty where something did.
-        ran: operators of the kernels that onnxruntime has made of each node, by node; those of a node that became part
-            of another kernel are not there, and none are where nobody looked.
-        runs_as_float: whether it runs the kernels of the float model; asked where timing does not show that it is as
-            fast.
+        kernels: of the optimized graph.
+        latency: beside the float model on its engine; None if not measured.
+        regions: the integer regions beside the same nodes in float; empty if latency was not measured.
+        times: of the nodes beside float; empty if latency was not measured.
+        unmeasured: why nothing ran on the runtime that the plan is for; empty if something did.
+        ran: by node, operators of its kernels in onnxruntime. Nodes that were fused into other kernels are missing;
+            empty if not inspected.
+        runs_as_float: whether it runs the kernels of the float model; checked if timing does not show that it keeps up.
     """
 
     kernels: Kernels
@@ -317,13 +316,13 @@ class Performance:
 
 @dataclass(frozen=True)
 class Search:
-    """What was weighed.
+    """The plans that were evaluated.
 
     Attributes:
-        measured: how many candidate models were built and run.
+        measured: number of candidate models that were built and run.
         sensitivities: the nodes that were measured alone, worst first.
-        frontier: the plans that were weighed, by expected time; empty when latency was not measured.
-        limit: what ended the search or left it out, such as ``1 s with --time-limit``; empty where nothing did.
+        frontier: the evaluated plans by expected time; empty if latency was not measured.
+        limit: the limit that ended or prevented the search, such as ``1 s with --time-limit``; else empty.
     """
 
     measured: int
@@ -334,19 +333,19 @@ class Search:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How codes were chosen.
+    """How scales and quantized values were chosen.
 
     Attributes:
         ranges: the calibration method that turned statistics into scales.
-        range_methods: the method of each tensor, where one was chosen for each.
-        corrected_biases: how many nodes have a bias that makes up for the mean error of their rounded weight.
-        gains: what each accuracy method that was tried did to the whole model.
-        skipped_at_sqnr: SQNR in decibels without any accuracy method, if it was so high that none was tried; else None.
-        delivered: how many weights have the bits that the scheme asks for; empty where a plan was carried out.
-        left_by_standard: how many nodes stay float because standard ONNX has no integers for them, and operators of the
-            runtime's own were not to be written, or not measured.
-        tensors: the values that were seen of calibrated tensors beside their ranges.
-        weights: how far the channels of weights that became codes are apart.
+        range_methods: the method of each tensor, if it was chosen for each.
+        corrected_biases: number of nodes whose bias corrects the mean error of their rounded weight.
+        gains: the effect of each accuracy method that was tried on the whole model.
+        skipped_at_sqnr: SQNR in decibels without accuracy methods, if it was so high that none was tried; else None.
+        delivered: number of weights with the bits of the scheme; empty if a given plan was used.
+        left_by_standard: number of nodes that stay float because standard ONNX has no integer operator for them, and
+            the runtime's own operators were not allowed or not measured.
+        tensors: calibrated values beside their ranges.
+        weights: how much the channels of quantized weights differ.
     """
 
     ranges: str
@@ -362,17 +361,15 @@ class Encoding:
 
 @dataclass(frozen=True)
 class AppliedPass:
-    """What a pass did, in plain values.
+    """The result of a pass, in plain values.
 
     Attributes:
-        name: of the pass.
-        options: of the pass, as text.
-        seconds: the time it took.
-        changed: how many nodes or tensors it changed, made or removed.
+        options: as text.
+        changed: number of nodes or tensors that it changed, made or removed.
         changed_names: the first of them.
-        skipped: how many it looked at and left as they were.
+        skipped: number of matches that it left unchanged.
         skipped_names: the first of them, each with the reason.
-        failed: its parts that failed and were skipped, each with what happened.
+        failed: parts that failed and were skipped, each with the error.
     """
 
     name: str
@@ -386,22 +383,20 @@ class AppliedPass:
 
     @classmethod
     def of(cls, applied: PassResult) -> AppliedPass:
-        """Tell of a pass, which may hold anything, and its lists be long."""
+        """Convert a result, which may hold any values and long lists."""
         told = {"name" if key == "pass" else key: value for key, value in applied.to_dict().items()}
         return read_record(cls, "pass", told)
 
 
 @dataclass(frozen=True)
 class Run:
-    """How it was done.
+    """How the run went.
 
     Attributes:
-        seconds: time that everything took.
-        passes: what the passes before the plan changed and left, the user's own first.
-        stages: what each stage took, in order.
-        machine: where it was done.
-        command: the words of the command line; none where it was Python that called.
-        left_out: passes and rules that preparing left out, each with what was wrong with it.
+        passes: what the passes before the plan changed and skipped, the user's own first.
+        stages: in order.
+        command: the words of the command line; empty if called from Python.
+        left_out: passes and rules that preparation left out, each with the error.
         failures: parts of the run that failed and were left out, in sentences.
     """
 
@@ -414,5 +409,5 @@ class Run:
     failures: tuple[str, ...] = ()
 
     def changed_by(self, step: type[Pass]) -> int:
-        """Return how many nodes or tensors a pass changed, however often it was applied."""
+        """Return how many nodes or tensors a pass changed, over all its applications."""
         return sum(one.changed for one in self.passes if one.name == step.__name__)

@@ -1,4 +1,4 @@
-"""When a report is refused: what it lacks of its goal or of any use, and what to do about it."""
+"""Refusals: how a report misses its goal or is of no use, and what to try next."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnxq.report.formatting import decibels
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
 
-# Of a smaller model names and scales take more than codes save, and nobody counts its bytes.
+# In smaller models, names and scales take more bytes than quantized values save, and its size does not matter.
 _COUNTED_BYTES = 1 << 16
 
 
 class FidelityError(OnnxqError):
-    """The quantized model was verified, and is below the wanted fidelity or of no use; nothing was written.
+    """The verified model misses the wanted accuracy or is of no use; nothing was written.
 
     Attributes:
-        report: what was decided and measured, with the refusal; it names no output, since none was written.
+        report: decisions and measurements, with the refusal; `output` is None.
     """
 
     def __init__(self, message: str, report: Report) -> None:
@@ -37,15 +37,15 @@ class FidelityError(OnnxqError):
 
 
 def check_fidelity(report: Report, goal: Goal) -> None:
-    """Refuse a model that is less faithful than the goal asks, unless that is forced.
+    """Refuse a model that is less accurate than the goal, unless it is forced.
 
-    Without a metric each output is judged: floats by their SQNR, and labels and all else that is no float by the share
-    of values that differ; see OutputAgreement.decibels.
+    Without a metric, the SQNR of each float output counts; for other outputs, the share of values that differ. See
+    `OutputAgreement.decibels`.
 
     Raises:
-        FidelityError: it is; or, forced or not, an output is not finite or of another shape, the model is the float
-            model, or it lacks what an exact goal asks for.
-        ModelError: no node is worth quantizing, so that the model is the float model.
+        FidelityError: It is less accurate. Or, even if forced, an output is not finite or of another shape, nothing is
+            quantized, or weights lack the bits that an exact goal requires.
+        ModelError: No node is worth quantizing, so the model would be the float model.
     """
     min_sqnr = goal.min_sqnr
     agreement = report.agreement
@@ -87,10 +87,10 @@ def check_fidelity(report: Report, goal: Goal) -> None:
 
 
 def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
-    """Refuse a model that is not shown to be as fast as the float model, unless that is forced.
+    """Refuse a model that is not shown to be as fast as the float model, unless it is forced.
 
     Raises:
-        FidelityError: it is not, although its weights are only stored in the float model as it was given.
+        FidelityError: `keeps_up` is False, the latency was measured, and it is not forced.
     """
     if keeps_up or goal.force or report.latency is None:
         return
@@ -103,10 +103,10 @@ def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
 
 
 def check_gain(report: Report, goal: Goal) -> None:
-    """Refuse a model that is of no use, unless that is forced or the goal asks for something else than size and speed.
+    """Refuse a model that gains nothing, unless it is forced, or the goal is exact or has a metric.
 
     Raises:
-        FidelityError: it is neither smaller than the float model nor shown to be faster.
+        FidelityError: The model is neither smaller than the float model nor shown to be faster.
     """
     if goal.force or goal.exact or goal.metric is not None or not gains_nothing(report):
         return
@@ -120,25 +120,25 @@ def check_gain(report: Report, goal: Goal) -> None:
 
 
 def gains_nothing(report: Report) -> bool:
-    """Return whether a model is neither smaller than the float model nor shown to be faster where it could be."""
+    """Return whether a model is neither smaller than the float model nor shown to be faster, if it could be."""
     if report.files.float_bytes < _COUNTED_BYTES or report.size_ratio < 1:
         return False
     if report.latency is None:
-        # What another runtime gains, nobody has seen.
+        # The gain on other runtimes was not measured.
         return report.plan.target == DEFAULT_TARGET
     return report.latency.interval[0] <= 1
 
 
 def _lacks_fidelity(report: Report) -> bool:
-    """Return whether nothing was quantized because of its error, and not because it was slow or did not fit.
+    """Return whether nothing was quantized because of the error, and not because of speed or fit.
 
-    A search that weighs no times leaves its first plan only for its error, which may not have been measured by nodes.
+    A search without times leaves its first plan only for its error, even if no node was measured alone.
     """
     return bool(report.search.sensitivities) or (report.search.measured > 1 and not report.search.frontier)
 
 
 def _most_sensitive(report: Report) -> str:
-    """Name the nodes that were measured with the lowest SQNR; an empty string where none was measured alone."""
+    """Name the nodes with the lowest SQNR; "" if none was measured alone."""
     worst: dict[str, float] = {}
     for one in report.search.sensitivities:
         # A node is measured in each of its modes.
@@ -148,7 +148,6 @@ def _most_sensitive(report: Report) -> str:
 
 
 def _remedy(report: Report, worst: OutputAgreement) -> str:
-    """Say what to do about an output that is not faithful enough."""
     more = _more(report)
     if hurt := _most_sensitive(report):
         return f"{more}{hurt}"
@@ -158,16 +157,16 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
 
 
 def _more(report: Report) -> str:
-    """Ask for a larger budget where it ended the search or left it out."""
+    """Ask for a larger limit if it ended or prevented the search."""
     return f"allow the search more than {report.search.limit}, " if report.search.limit else ""
 
 
-# What to try after a refusal, with figures of the run that was refused.
+# Suggestions after a refusal, with figures of the refused run.
 
 _TOLD = 3
-# Less than that no goal is worth asking for.
+# Decibels. A lower goal is not worth suggesting.
 _WORTH_ASKING = 5.0
-# Options that a plan to carry out takes the place of.
+# Options that a given plan replaces.
 _OF_SCHEMES = frozenset({"--search", "--accuracy", "--exclude", "--preset"})
 
 
@@ -176,9 +175,9 @@ class Suggestion:
     """A command to try next.
 
     Attributes:
-        options: what is said otherwise.
-        command: the whole command line, where that of the run is known.
-        why: what in this run speaks for it.
+        options: to add or change.
+        command: the whole command line, as far as the run's is known.
+        why: measurement of this run that supports it.
     """
 
     options: str
@@ -187,7 +186,7 @@ class Suggestion:
 
 
 def suggestions(report: Report) -> tuple[Suggestion, ...]:
-    """Return the three most promising commands after a refusal; none where the model was written."""
+    """Return the three most promising commands after a refusal; none if the model was written."""
     if not report.fidelity.refusal:
         return ()
     found = islice((one for one in _options(report) if _fits(report.run.command, one[0])), _TOLD)
@@ -195,7 +194,7 @@ def suggestions(report: Report) -> tuple[Suggestion, ...]:
 
 
 def _fits(command: tuple[str, ...], options: str) -> bool:
-    """Whether options mean anything in the command of the run."""
+    """Return whether options have an effect on the run's command."""
     option = options.split()[0]
     if any(word.partition("=")[0] == "--plan" for word in command):
         return option not in _OF_SCHEMES
@@ -203,11 +202,11 @@ def _fits(command: tuple[str, ...], options: str) -> bool:
 
 
 def _command(report: Report, options: str) -> str:
-    """Return the command of the run with other options, each in the place of the one before."""
+    """Return the run's command with other options in place of the same ones."""
     if not report.run.command:
         return f"onnxq quantize ... {options}"
     words, new = [*report.run.command], shlex.split(options)
-    # Patterns that are excluded add up.
+    # Several --exclude options add up.
     if len(new) == 2 and new[0] in words and new[0] != "--exclude":
         at = words.index(new[0])
         del words[at : at + 2]
@@ -215,15 +214,15 @@ def _command(report: Report, options: str) -> str:
 
 
 def _options(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield options with what speaks for them, the most promising first."""
+    """Yield options with their reasons, the most promising first."""
     scores, coded, is_final = report.fidelity.scores, _is_coded(report), _is_final(report)
     worst = min(one.worst_sqnr for one in report.fidelity.agreements)
     if coded and gains_nothing(report):
-        # A more faithful model would be of no more use.
+        # A more accurate model would gain nothing either.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
         return
     best, wanted = _best_measured(report), report.fidelity.wanted
-    # One that has what is wanted was not trusted with it on other samples: to ask for as much again would help nothing.
+    # A plan at the wanted SQNR had a lower bound for other samples: asking for as much again would not help.
     if not coded and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):
         yield (
             f"--min-sqnr {math.floor(best)}",
@@ -233,7 +232,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         whole = f"with all that {report.plan.scheme} asks for the worst output has {decibels(worst)}"
         yield "--search fast", f"nothing was searched, and nodes that hurt can stay in float: {whole}"
     worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
-    # Where all went to float, leaving one more there changes nothing.
+    # If all nodes are float, excluding one more changes nothing.
     if worst_node is not None and coded:
         alone = f"alone as {worst_node.mode} it leaves {decibels(worst_node.sqnr)} at the worst output"
         yield (
@@ -263,7 +262,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _is_final(report: Report) -> bool:
-    """Whether neither a lower goal nor force would have the model written: it is unsound, or not exactly as asked."""
+    """Return whether neither a lower goal nor force helps: an output is invalid, or an exact goal is missed."""
     by_metric = report.fidelity.scores is not None
     if any(fault(one, by_metric=by_metric) for one in report.fidelity.agreements):
         return True
@@ -279,11 +278,10 @@ def _at_least(drop: float) -> float:
 
 
 def _is_coded(report: Report) -> bool:
-    """Whether the model that was judged has any codes."""
     return any(decision.weights for decision in report.plan.decisions)
 
 
 def _best_measured(report: Report) -> float:
-    """Return the SQNR in decibels of the most faithful plan with codes that was measured; NaN where there was none."""
+    """Return the SQNR in decibels of the most accurate quantized plan that was measured; NaN if there is none."""
     plans = (one for one in report.search.frontier if one.static or one.dynamic or one.weight_only)
     return max((one.sqnr for one in plans if one.sqnr is not None and math.isfinite(one.sqnr)), default=math.nan)

@@ -1,4 +1,4 @@
-"""What came of a run in one sentence."""
+"""The report: everything that was decided and measured, its verdict in one sentence, and its JSON."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run,
 from onnxq.system.publish import write_text
 from onnxq.system.records import RecordError, html_table, read_record, to_plain
 
-# Labels of which any differs are told as no more, as rounding might make them all equal.
+# If any label differs, at most this share is shown as equal, as rounding might show 100 %.
 _MOST_OF_LABELS = 0.999
 EQUAL = "equal outputs"
-"""What is said where nothing that users get differs."""
+"""The text if no output of the model differs."""
 # A line of a terminal holds no more; the report has all.
 _SHOWN_PLACES, _SHOWN_NAMES = 6, 3
 
 
 def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
-    """Return the first line of all that is told: how fast, how small and how faithful, or why it was refused."""
+    """Return the speed, size and accuracy in one sentence, or why the model was refused."""
     if fidelity.refusal:
         return f"Refused: {fidelity.refusal}"
     timed = [] if performance.latency is None else [speed(performance.latency)]
@@ -40,13 +40,13 @@ def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance
     if below:
         word = f"Forced, below the {fidelity.wanted:g} dB wanted"
     elif latency is not None and latency.is_bounded and latency.interval[1] < NOT_SLOWER:
-        # A search or a refusal would have come before; a plan or scheme as it is, and --force, are taken at their word.
+        # A search or a refusal would have prevented it, but not for a given plan, a scheme as it is, or --force.
         word = "Written as asked, but slower than float"
     return f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _fidelity(samples, fidelity)])}"
 
 
 def judges(samples: Samples, fidelity: Fidelity) -> str:
-    """Say by how many samples a model was judged, and how many of these had a part in making it."""
+    """Return on how many samples a model was evaluated, and how many of these it had seen."""
     judged = samples.split
     if judged is None:
         return counted(fidelity.agreement.samples, fidelity.agreement.files)
@@ -60,7 +60,7 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
 
 
 def which(judged: EvaluationSplit) -> str:
-    """Say which of the given samples judged a model; an empty string where that is not known."""
+    """Return the indices of the samples that a model was evaluated on; "" if they are not known."""
     if not judged.places:
         return ""
     given = "those given to judge by" if judged.apart else "the samples given"
@@ -68,20 +68,20 @@ def which(judged: EvaluationSplit) -> str:
 
 
 def speed(latency: Latency) -> str:
-    """Say how fast a model is beside the float model, and how sure that is."""
+    """Return the speed beside the float model with its interval."""
     if not latency.is_bounded:
         rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
         return f"of a speed that {rounds} not show"
     low, high = latency.interval
     if not latency.significant and low < NOT_SLOWER:
         return f"between {low:.2f}x and {high:.2f}x as fast"
-    # A speed that may as well be 1 is no speed.
+    # A speed that may be 1 is not shown as a number.
     what = f"{latency.speed:.2f}x as fast" if latency.significant else "as fast as float"
     return f"{what} ({low:.2f}-{high:.2f})"
 
 
 def told_equal(agreement: Agreement) -> str:
-    """Say how much is equal of outputs that differ by no more than may be chance."""
+    """Return how much of outputs is equal, if they differ by no more than chance."""
     if not any(output.is_compared for output in agreement.outputs):
         return "no output that can be compared"
     share = agreement.equal_labels
@@ -91,7 +91,7 @@ def told_equal(agreement: Agreement) -> str:
 
 
 def compared(agreement: Agreement) -> str:
-    """Say which outputs were compared otherwise than as users get them, and which were not; mostly nothing."""
+    """Return which outputs were not compared as users get them, or not at all; "" for most models."""
     none = [output.name for output in agreement.outputs if not output.is_compared]
     some = [output.name for output in agreement.outputs if output.skipped and output.is_compared]
     told = (
@@ -104,7 +104,7 @@ def compared(agreement: Agreement) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return some names, and how many there are more.
+    """Return some names, and the number of others.
 
     >>> _listed("a"), _listed("abc"), _listed("abcde")
     ('a', 'a, b, c', 'a, b, c and 2 more')
@@ -114,7 +114,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
-    """Say what the outputs, or the user's metric, are, and on which samples."""
     worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
     if scores is not None:
         return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} on {judges(samples, fidelity)}"
@@ -124,7 +123,7 @@ def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
 
 
 def _of_others(fidelity: Fidelity) -> str:
-    """Say what is known of samples that were not run, where that is less than was wanted."""
+    """Return the bound for other samples if it is below the wanted SQNR."""
     bounds = [output.bound for output in fidelity.agreement.outputs if output.bound is not None]
     lowest = min(bounds, default=math.inf)
     if fidelity.wanted is None or not math.isfinite(lowest) or lowest >= fidelity.wanted:
@@ -132,29 +131,18 @@ def _of_others(fidelity: Fidelity) -> str:
     return f" ({lowest:.0f} dB or more on others)"
 
 
-# What a quantization did, as values and as JSON.
+# The report and its JSON.
 
 VERSION = 2
-"""Of the JSON; a report of another version is refused, as its keys have other names."""
+"""Of the JSON; a report of another version is refused, as its keys differ."""
 
-# Figures that pipelines look at first; they follow from the others.
+# Figures that pipelines read first; they follow from the others.
 _SUMMARY = ("size_ratio", "worst_sqnr", "speed")
 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Everything that was decided and measured.
-
-    Attributes:
-        files: what was read and written.
-        plan: every node's decision with its reason.
-        samples: what was calibrated and judged by.
-        fidelity: how close the quantized model is to the float model.
-        performance: how it runs.
-        search: what was weighed.
-        encoding: how codes were chosen.
-        run: how it was done.
-    """
+    """Everything that was decided and measured; each part documents its fields."""
 
     files: ModelFiles
     plan: Plan
@@ -169,7 +157,6 @@ class Report:
         return f"Report({self.verdict}; {self.plan})"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: the verdict, and the figures of each output."""
         rows = [(one.name, decibels(one.sqnr), share(one.agreement)) for one in self.agreement.outputs]
         return html_table(self.verdict, ("output", "SQNR", "agreement"), rows) + self.plan._repr_html_()
 
@@ -180,33 +167,33 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """What came of it in one sentence."""
+        """The result in one sentence."""
         return verdict(self.files, self.samples, self.fidelity, self.performance)
 
     @property
     def judges(self) -> str:
-        """By how many samples it was judged, and how many of these it had seen, in words."""
+        """On how many samples it was evaluated, and how many of these it had seen, in words."""
         return judges(self.samples, self.fidelity)
 
     @property
     def size_ratio(self) -> float:
-        """Size of the quantized model as a share of the float model's."""
+        """Size of the quantized model over the size of the float model."""
         return self.files.size_ratio
 
     @property
     def agreement(self) -> Agreement:
-        """How far the outputs are from the float model's."""
+        """How well the outputs agree with the float model's."""
         return self.fidelity.agreement
 
     @property
     def latency(self) -> Latency | None:
-        """Times of a run beside the float model; None when they were not asked for."""
+        """Latency beside the float model; None if not measured."""
         return self.performance.latency
 
     def to_json(self) -> str:
-        """Return the report as JSON, figures of the closing table first; load_report reads it again.
+        """Return the report as JSON, with the most important figures first; `load_report` reads it.
 
-        Infinities and NaN, for which JSON has no numbers, are the words Infinity, -Infinity and NaN.
+        Infinities and NaN, which JSON lacks, are the words Infinity, -Infinity and NaN.
         """
         summary = {
             "version": VERSION,
@@ -220,19 +207,16 @@ class Report:
         """Write the report as JSON.
 
         Raises:
-            OutputError: the file cannot be written.
+            OutputError: The file cannot be written.
         """
         write_text(path, self.to_json() + "\n", "report")
 
 
 def load_report(path: str | Path) -> Report:
-    """Read what Report.save wrote.
-
-    Returns:
-        The report, equal to the one that was saved.
+    """Read a file that `Report.save` wrote.
 
     Raises:
-        DataError: the file cannot be read, is no report, or is one of another version.
+        DataError: The file cannot be read, is no report, or has another version.
     """
     check_path(path, "the file of a report")
     try:
