@@ -24,7 +24,6 @@ class Request:
     """A statistic that is requested of a tensor.
 
     Args:
-        tensor: Name of the tensor.
         kind: A key of `onnxq.calibration.kinds.KINDS`, or a kind that an installed package registers.
         axis: Channel axis, for kinds with statistics per channel; negative axes count from the end.
         options: Names and values of the options of the kind, sorted by name.
@@ -104,8 +103,6 @@ class TensorSample:
     """The array of a tensor in one sample, not empty, with values that several kinds share, each computed once.
 
     Args:
-        tensor: Name of the tensor.
-        array: Array of any shape.
         sample: Digest of the sample.
         index: Index of the sample, for error messages; None omits it.
     """
@@ -265,13 +262,7 @@ class Accumulator(ABC):
 
     @classmethod
     def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how many bytes the statistic of a tensor takes.
-
-        Args:
-            request: The request.
-            elements: Number of elements of the tensor in one sample.
-            samples: Number of samples.
-        """
+        """Return about how many bytes the statistic of a tensor takes; `elements` is its size in one sample."""
         return 64
 
     @property
@@ -640,11 +631,7 @@ class ChannelMeans(Accumulator):
 
 
 class MeansObserver:
-    """Adds up channel sums, and rounds those of many arrays at once.
-
-    Args:
-        axis: Channel axis.
-    """
+    """Adds up channel sums, and rounds those of many arrays at once."""
 
     def __init__(self, axis: int | None) -> None:
         self._axis = axis
@@ -652,11 +639,7 @@ class MeansObserver:
         self._waiting: list[NDArray[np.float64]] = []
 
     def add(self, seen: TensorSample) -> None:
-        """Add one array.
-
-        Raises:
-            DataError: The axis does not exist, or the number of channels differs from earlier arrays.
-        """
+        """Add one array."""
         # An array with NaN or infinite values has sums that are not finite.
         with np.errstate(invalid="ignore", over="ignore"):
             sums = channel_sums(seen.array, seen.axis(self._axis))
@@ -666,11 +649,7 @@ class MeansObserver:
         self._count += seen.array.size
 
     def statistic(self) -> ChannelMeans:
-        """Return the sums of all arrays so far.
-
-        Raises:
-            DataError: The number of channels differs from earlier arrays.
-        """
+        """Return the sums of all arrays so far."""
         self._add_up()
         return self._total
 

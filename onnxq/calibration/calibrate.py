@@ -41,10 +41,7 @@ _WIDTH = 4
 def measure_tensor_bytes(model: Path, sample: Sample, tensors: Sequence[str]) -> dict[str, int]:
     """Return the bytes of each tensor in one sample; the model returns only sizes, not the tensors.
 
-    Args:
-        model: The float model.
-        sample: Fixes the dimensions that the model leaves open.
-        tensors: Tensors of the model; inputs, which are in memory anyway, count as 0.
+    The sample fixes the dimensions that the model leaves open. Inputs, which are in memory anyway, count as 0.
 
     Raises:
         ModelError: The model does not load, or a name is not a tensor that can be observed.
@@ -127,25 +124,14 @@ def plan_passes(
 def hungriest(parts: Sequence[Segment], sizes: Mapping[str, int], names: Sequence[str]) -> tuple[str, int]:
     """Return the tensor with the most bytes, including those that cross its segment, and these bytes.
 
-    `plan_passes` needs at least this limit. The name is empty if nothing is computed.
-
-    Args:
-        parts: See `plan_passes`.
-        sizes: See `plan_passes`.
-        names: See `plan_passes`.
+    `plan_passes`, with the same arguments, needs at least this limit. The name is empty if nothing is computed.
     """
     taken = {name: _crossing(part, sizes) + sizes[name] for part in parts for name in part.outputs if name in names}
     return max(taken.items(), key=lambda item: item[1], default=("", 0))
 
 
 def evidence_bytes(requests: Iterable[Request], sizes: Mapping[str, int], samples: int) -> dict[str, int]:
-    """Return about how many bytes the statistics of each tensor take.
-
-    Args:
-        requests: Requests for these tensors.
-        sizes: Bytes of the tensors in one sample, see `measure_tensor_bytes`.
-        samples: Number of samples.
-    """
+    """Return about how many bytes the statistics of each tensor take; for `sizes` see `measure_tensor_bytes`."""
     found: dict[str, int] = {}
     for request in requests:
         kept = find_kind(request.kind).bytes_kept(request, sizes[request.tensor] // _WIDTH, samples)
@@ -320,7 +306,6 @@ def _passes(
     earlier: CalibrationStatistics,
     collection: Collection,
 ) -> tuple[Workers | None, tuple[tuple[Request, ...], ...]]:
-    """Return the workers to use and the requests of each pass."""
     workers, most_bytes = collection.run_by, collection.most_bytes
     names = tuple(dict.fromkeys(request.tensor for request in requests))
     missing = tuple(request for request in requests if request not in earlier.statistics)
@@ -409,7 +394,6 @@ class _Known:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """The digest of each sample, in their order; computed once."""
         return tuple(sample_digest(sample) for sample in self._source)
 
     def fitting(self, path: Path, requests: Sequence[Request]) -> CalibrationStatistics:

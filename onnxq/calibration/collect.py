@@ -105,13 +105,7 @@ def collect_apart(
 ) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
     """Run every sample once in threads; yield in order the statistics of each run, and those of its parts for `apart`.
 
-    Args:
-        model: See `collect`, also for errors.
-        runs: Parts of the samples.
-        requests: Requests for the statistics of each run.
-        apart: Requests for the statistics of each part.
-        progress: See `collect`.
-        others: See `collect`.
+    `runs` holds the parts of each run. See `collect` for the other arguments and for errors.
     """
     shards = [[Shard(tuple(stretches(part.samples, part.places))) for part in parts] for parts in runs]
     done, count = 0, sum(len(shard) for parts in shards for shard in parts)
@@ -125,12 +119,7 @@ def collect_apart(
 
 @contextmanager
 def _float_model_blamed_first(model: onnx.ModelProto | Path, samples: SampleSource) -> Iterator[None]:
-    """If an instrumented model fails on a sample, run the float model to find out which one is at fault.
-
-    Raises:
-        CandidateError: The float model runs the sample.
-        RunError: The float model fails as well.
-    """
+    """If an instrumented model fails on a sample, raise CandidateError if the float model runs it."""
     try:
         yield
     except InstrumentedRunError as error:
@@ -143,7 +132,6 @@ def _float_model_blamed_first(model: onnx.ModelProto | Path, samples: SampleSour
 
 
 def _told(progress: Callable[[int, int], None] | None, done: int, further: int, count: int) -> int:
-    """Report progress for each of `further` samples, and return the number of samples done."""
     if progress:
         for one in range(done + 1, done + further + 1):
             progress(one, count)
@@ -171,11 +159,7 @@ def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequ
 
 
 def _left(samples: SampleSource, earlier: CalibrationStatistics, digests: Sequence[str]) -> list[int]:
-    """Return the indices of the samples to run; samples are read only if their digests are unknown.
-
-    Raises:
-        DataError: A sample of the earlier statistics is missing.
-    """
+    """Return the indices of the samples to run; samples are read only if their digests are unknown."""
     if not earlier.samples:
         return list(range(len(samples)))
     done = Counter(earlier.samples)
@@ -213,8 +197,6 @@ def _runs(parts: Sequence[Subset]) -> list[Sequence[Subset]]:
 
 
 class _Group(NamedTuple):
-    """The statistics of a group of samples, and those of its parts."""
-
     samples: Subset
     seen: CalibrationStatistics
     parts: tuple[CalibrationStatistics, ...]
@@ -239,12 +221,8 @@ class Grouped:
     ) -> None:
         """Run every sample of some groups once, and replace the statistics.
 
-        Args:
-            model: File of the float model.
-            groups: Disjoint groups of one source.
-            requests: Requests for the statistics of each group.
-            apart: Requests for the statistics of each part of each group, see `parts_of`.
-            progress: See `collect`.
+        Groups are disjoint and of one source. `requests` applies to each group, and `apart` to each of its parts, see
+        `parts_of`.
         """
         runs = [(place, run) for place, group in enumerate(groups) for run in _runs(parts_of(group))]
         totals = [StatisticsSum(CalibrationStatistics()) for _ in groups]

@@ -73,7 +73,6 @@ def _are_sound(found: CalibrationStatistics) -> bool:
 
 
 def _agree(found: CalibrationStatistics) -> bool:
-    """Return whether statistics of one tensor agree: all saw the same arrays."""
     said: dict[Hashable, Hashable] = {}
     return all(
         said.setdefault((request.tensor, what), value) == value
@@ -275,8 +274,6 @@ class _Label:
 
 
 class _Bounded:
-    """A stream that raises when more than `MOST_BYTES` are written."""
-
     def __init__(self) -> None:
         self.data = bytearray()
 
@@ -306,11 +303,9 @@ class _Lease:
     """The shards of a worker since it last handed over statistics.
 
     Attributes:
-        worker: Its address.
         began: Start of the lease, on the monotonic clock.
         finished: Indices of the samples in `head`.
         head: Future of the statistics on the worker; None before the first shard is finished.
-        shard: The running shard.
         since: Start of the running shard, on the monotonic clock.
         sent: Whether the samples were sent with the shard.
     """
@@ -325,8 +320,6 @@ class _Lease:
 
 
 class _Part(NamedTuple):
-    """The future of statistics on a worker, the indices of their samples, and the number of leases in them."""
-
     future: Any
     indices: tuple[int, ...]
     leases: int
@@ -337,8 +330,6 @@ class Job:
 
     Args:
         client: A `distributed.Client`.
-        tapped: The model, with all that workers need.
-        work: The samples.
         seconds: Length of a lease.
     """
 
@@ -396,7 +387,6 @@ class Job:
             )
 
     def _hand_out(self, workers: Mapping[str, int]) -> None:
-        """Give a shard to each idle worker."""
         busy = {lease.worker for lease in self._leases.values()}
         for worker in workers:
             if worker not in busy and self._work.left:
@@ -541,13 +531,7 @@ def _run_shard(
     proof: tuple[Shard, str] | None,
     parcels: Sequence[PickledDataset],
 ) -> CalibrationStatistics:
-    """Run a shard with all threads of this worker, and add the statistics to `before`.
-
-    Raises:
-        DataError: This worker sees other files than the client, or `observe_shard` raised it.
-        ModelError: `observe_shard` raised it.
-        ValueError: The result does not fit the shard.
-    """
+    """Run a shard with all threads of this worker, and add the statistics to `before`."""
     from distributed import get_worker
 
     if proof and [sample_digest(one) for part in unpacked(proof[0], parcels).stretches for one in part] != [proof[1]]:

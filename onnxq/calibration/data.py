@@ -35,7 +35,7 @@ class Data:
         calibration: Samples that set the calibration ranges, and by which plans are chosen.
         validation: Holdout set on which the result is evaluated. None takes every fourth calibration sample if there
             are 8 or more and the metric is not a function. Otherwise all calibration samples are used for both.
-        limit: Most samples of each set, evenly spaced; None uses all.
+        limit: Most samples of each set, see `open_samples`; None uses all.
         images: How image files become arrays, or the name of a preset such as ``imagenet``.
         chain: Inputs of stateful models by the output of the sample before, or texts such as ``stateN=state``.
         batch: Number of rows that the model is run with. None keeps the rows of each file if there are several files,
@@ -45,8 +45,8 @@ class Data:
 
     Raises:
         DataError: The samples are neither a path nor an iterable of dictionaries, or the image preset is unknown.
-        SchemeError: The limit or batch is not positive, a chain is malformed, a chain is given with a batch of several
-            rows, or an attribute has the wrong type.
+        SchemeError: The limit or batch is not positive, a chain is malformed or given with a batch of several rows, or
+            an attribute has the wrong type.
 
     >>> Data("recordings/", chain="stateN=state").chained
     {'stateN': 'state'}
@@ -242,7 +242,6 @@ class ChainedSamples:
             states = dict(zip(self._chain.values(), values, strict=True))
 
     def _with_zeros(self, sample: Sample) -> Sample:
-        """Return the sample with zeros for missing states."""
         missing = [entry for entry in self._inputs if entry.name in self._chain.values() and entry.name not in sample]
         if not missing:
             return sample
@@ -277,7 +276,6 @@ class ChainedSamples:
         return start
 
     def _runs(self, sample: Sample) -> bool:
-        """Return whether the model runs and all its outputs are neither empty nor NaN."""
         try:
             values = run(self._session, sample)
         except DataError:

@@ -78,7 +78,7 @@ def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: It
 
     Raises:
         ModelError: A tensor cannot be exposed. It is in the body of another operator, or in an If or Loop inside a
-            Scan, whose steps all give the same number of values.
+            Scan. All steps of a Scan give the same number of values.
     """
     made = made_inside(model.graph)
     inside, counted = made.intersection(names), made.intersection(others)
@@ -135,7 +135,6 @@ class _Taps:
     sizes: bool = False
 
     def applied(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-        """Return a copy of a model that exposes the tensors, and their names."""
         tapped = onnx.ModelProto()
         tapped.CopyFrom(model)
         for body in bodies(tapped.graph):
@@ -158,12 +157,7 @@ class _Taps:
         yield helper.make_tensor(f"{self.mark}zero", TensorProto.INT64, [1], [0])
 
     def carry(self, graph: GraphProto, path: tuple[str, ...]) -> list[str]:
-        """Add nodes for the flat values of all observed tensors in a graph and its bodies; return the tensors.
-
-        Args:
-            graph: The main graph, or a body.
-            path: Types of the enclosing operators, the outermost first.
-        """
+        """Add nodes for the flat values of the observed tensors in a graph inside the operators `path`; return them."""
         depth = len(path)
         found = sorted(name.removesuffix(self.mark) for name in names_made(graph) if name.endswith(self.mark))
         graph.node.extend(node for name in found for node in self._flat_values(name, depth))
@@ -288,7 +282,6 @@ class _Taps:
         return f"{name}{self.mark}{depth}" if depth else name
 
     def _between(self, name: str, depth: int, what: str) -> str:
-        """Return the name of an intermediate result for these values."""
         return f"{name}{self.mark}{depth}.{what}"
 
 
@@ -342,11 +335,8 @@ def append_outputs(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Se
 
     Protobuf defines concatenated messages as merged: repeated fields such as the graph's outputs are appended.
 
-    Args:
-        data: The serialized model.
-        outputs: The outputs to add.
-        kept: Tensors that are computed as if they were outputs, but only give their size, as ``NAME/size``. Computed
-            tensors decide what a runtime fuses, and so the last bits of every tensor.
+    Tensors in `kept` are computed as if they were outputs, but only give their size, as ``NAME/size``. Computed tensors
+    decide what a runtime fuses, and so the last bits of every tensor.
     """
     nodes = [onnx.helper.make_node("Size", [name], [f"{name}/size"]) for name in kept]
     sizes = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in kept]
@@ -497,7 +487,6 @@ def expose_channels(
 
 
 def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the bodies with nodes in a graph, at any depth."""
     for node in graph.node:
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs):

@@ -70,9 +70,6 @@ def default_request(tensor: str, kind: str, axis: int | None = None) -> Request:
 class Observers:
     """Turns the tensors of samples into the requested statistics.
 
-    Args:
-        requests: Requests for any tensors.
-
     Raises:
         SchemeError: A kind is unknown.
     """
@@ -85,11 +82,7 @@ class Observers:
     def add(self, tensor: str, array: NDArray[Any], sample: str = "", index: int | None = None) -> None:
         """Add one array; ignored if it is empty or its tensor was not requested.
 
-        Args:
-            tensor: Name of the tensor.
-            array: Array of any shape.
-            sample: Digest of the sample.
-            index: Index of the sample, for error messages; None omits it.
+        `sample` is the digest of the sample, and `index` its index for error messages.
 
         Raises:
             DataError: A requested kind does not apply to the array.

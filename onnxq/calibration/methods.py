@@ -82,7 +82,11 @@ class CalibrationMethod(Protocol):
     """
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high), low <= high, for a tensor with at least one element."""
+        """Return (low, high), low <= high, for a tensor with at least one element.
+
+        Raises:
+            DataError: The tensor had no elements, or lacks a statistic of `kinds`.
+        """
         ...
 
     def __hash__(self) -> int:
@@ -97,11 +101,7 @@ class MinMax:
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (minimum, maximum).
-
-        Raises:
-            DataError: The tensor had no elements.
-        """
+        """Return (minimum, maximum)."""
         return ends_of_data(seen)
 
 
@@ -112,11 +112,7 @@ class Extremes:
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (minimum, maximum).
-
-        Raises:
-            DataError: The tensor had no elements.
-        """
+        """Return (minimum, maximum)."""
         ends_of_data(seen)
         found = seen.need(Range)
         return found.minimum, found.maximum
@@ -141,11 +137,7 @@ class Percentile:
             raise SchemeError(f"Percentile is {self.percent}, expected above 0 and at most 100, such as 99.99")
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum.
-
-        Raises:
-            DataError: The tensor had no elements, or has no histogram.
-        """
+        """Return (low, high) within the minimum and maximum."""
         return self.within(bins_of_data(seen))
 
     def within(self, data: Bins) -> tuple[float, float]:
@@ -178,11 +170,7 @@ class MovingAverage:
             raise SchemeError(f"Averaging constant is {self.constant}, expected above 0 and at most 1, such as 0.01")
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum.
-
-        Raises:
-            DataError: The tensor had no elements, or the extremes of its samples were not kept.
-        """
+        """Return (low, high) within the minimum and maximum."""
         minimum, maximum = ends_of_data(seen)
         ends = seen.need(SampleExtremes).ends
         # A sample with nothing but mask constants lies outside the range of the data.
@@ -336,9 +324,6 @@ class MeanSquaredError:
 
         If the range is symmetric and all data is negative, `high` may be below the maximum: the grid reaches further
         anyway.
-
-        Raises:
-            DataError: The tensor had no elements, or has no histogram.
         """
         data, grid = bins_of_data(seen), Grid.of(spec, self.levels)
         elements = _Elements.of(data)
@@ -373,8 +358,8 @@ def expected_errors(
 
     Args:
         data: At least one element, without mask constants.
-        lows: Low ends, of shape (candidates,).
-        highs: High ends, of shape (candidates,).
+        lows: Of shape (candidates,).
+        highs: Of shape (candidates,).
         grid: The quantized values.
 
     Returns:
@@ -389,10 +374,10 @@ class _Elements:
     """A histogram in units of the greatest magnitude, so that squares of the largest floats stay finite.
 
     Args:
-        magnitude: The greatest magnitude; 1 if all elements are zero.
-        ends: Minimum and maximum, float64 of shape (2,).
-        centers: Centers of the bins that are not empty, float64 of shape (bins,).
-        weights: Shares of the elements in these bins, float64 of shape (bins,).
+        magnitude: 1 if all elements are zero.
+        ends: Minimum and maximum, of shape (2,).
+        centers: Of the bins that are not empty, of shape (bins,).
+        weights: Shares of the elements in these bins, of shape (bins,).
         share: Share of one element.
     """
 
@@ -458,11 +443,7 @@ class Entropy:
             raise SchemeError(f"Entropy levels are {self.levels}, expected 2 to {_BINS // 2}, such as 128 for 8 bits")
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum.
-
-        Raises:
-            DataError: The tensor had no elements, or has no histogram.
-        """
+        """Return (low, high) within the minimum and maximum."""
         data = bins_of_data(seen)
         if self.levels is None and Grid.of(spec).is_fine:
             return data.minimum, data.maximum
@@ -481,7 +462,6 @@ class Entropy:
 
 
 def _magnitude_levels(format: QuantDType) -> int:
-    """Return half of the quantized values, at least two: zero and another one."""
     codes = len(format.codebook.numbers) if format.codebook else int(format.maximum - format.minimum) + 1
     return min(max(codes // 2, 2), _BINS // 2)
 
@@ -502,9 +482,9 @@ def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float, int]:
 def _divergences(counts: NDArray[np.float64], sizes: NDArray[np.int64], levels: int) -> NDArray[np.float64]:
     """Return the divergence for each size: the first bins, coarsened, against them with all others in the last.
 
-    With k the bins that are kept, c = k with all others added to the last, and s the mean of the filled bins of a
-    level, the divergence is the sum over bins of c log(c / s), with c and s each divided by its sum. Running sums of k
-    and k log k give it for every size at once. It is infinite if the last bin is empty and greater bins are not.
+    Let k be the bins that are kept, and c = k with all others added to the last. Let s be the mean of the filled bins
+    of a level. The divergence is the sum over bins of c log(c / s), with c and s each divided by its sum. Running sums
+    of k and k log k give it for every size at once. It is infinite if the last bin is empty and greater bins are not.
     """
     own = counts * _logarithms(counts)
     below, filled, ordered = (np.concatenate([[0.0], np.cumsum(values)]) for values in (counts, counts > 0, own))
@@ -551,11 +531,7 @@ class HistogramSearch:
             raise SchemeError(f"Search levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum.
-
-        Raises:
-            DataError: The tensor had no elements, or has no histogram.
-        """
+        """Return (low, high) within the minimum and maximum."""
         data, levels = bins_of_data(seen), self.levels or 2 ** format_named(spec.format).bits
         if Grid(levels).is_fine:
             return data.minimum, data.maximum
@@ -683,11 +659,7 @@ class Auto:
         return _CANDIDATES[chosen]
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) of the chosen method.
-
-        Raises:
-            DataError: The tensor had no elements, or has no histogram.
-        """
+        """Return (low, high) of the chosen method."""
         return self.choose(seen, spec)(seen, spec)
 
 
@@ -779,14 +751,12 @@ def format_method(method: object) -> str:
 
 
 def _packaged() -> Iterator[tuple[str, object]]:
-    """Yield the registered methods that can be loaded, with their names."""
     for name in registered_names(ENTRY_POINTS):
         with suppress(SchemeError):
             yield name, load_registered(ENTRY_POINTS, name, "Calibration method")
 
 
 def _number_text(number: float) -> str:
-    """Return a number with all of its digits."""
     return str(int(number)) if float(number).is_integer() and abs(number) < 2**53 else repr(float(number))
 
 

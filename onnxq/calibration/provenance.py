@@ -154,7 +154,6 @@ def _without_values(part: Any) -> Any:
 
 
 def _values(tensor_data: ProtoTensor) -> Iterator[bytes | memoryview]:
-    """Yield the values of a tensor as raw data, however they are stored."""
     if tensor_data.onnx_dtype == onnx.TensorProto.STRING:
         yield repr(list(tensor_data.proto.string_data)).encode()
     elif not tensor_data.external:

@@ -126,7 +126,6 @@ class _Parts:
     def part(
         self, start: int, end: int, inputs: Iterable[str], used: Iterable[str], made: Iterable[str]
     ) -> onnx.ModelProto:
-        """Return a model of some nodes, with the initializers that they use and the outputs of the whole model."""
         whole = self._model
         part = onnx.ModelProto(ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions)
         graph = part.graph

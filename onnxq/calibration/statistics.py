@@ -63,7 +63,6 @@ class CalibrationStatistics:
     Args:
         samples: Digest of each sample, see `sample_digest`, in rising order. Equal samples are repeated as often as
             they were run.
-        statistics: Statistics by request.
         provenance: The model and what ran it, if known; ignored by equality.
     """
 
@@ -178,12 +177,7 @@ _BUFFER = 1 << 25
 
 
 def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> CalibrationStatistics:
-    """Return the statistics of one sample.
-
-    Args:
-        arrays: Arrays by tensor.
-        requests: Requests for these tensors.
-        sample: Digest of the sample.
+    """Return the statistics of one sample from its arrays by tensor; `sample` is its digest.
 
     Raises:
         DataError: A requested kind does not apply to an array.
@@ -270,7 +264,6 @@ def discard(path: Path) -> None:
 
 
 def _synchronize(path: Path) -> None:
-    """Flush a file or folder to the disk, if the system can."""
     try:
         number = os.open(path, os.O_RDONLY)
     except OSError:
@@ -309,7 +302,6 @@ def _write(evidence: CalibrationStatistics, archive: zipfile.ZipFile) -> None:
 
 
 def _column(kind: str, name: str) -> str:
-    """Return the name of the array that concatenates the arrays `name` of all statistics of a kind."""
     return f"{kind}.{name}"
 
 

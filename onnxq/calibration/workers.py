@@ -159,7 +159,6 @@ class AdaptiveBatchSizer:
 
 
 def _read(stretch: SampleSlice, nbytes: int) -> tuple[SampleSlice, SampleSlice]:
-    """Return the first samples, read until they take `nbytes`, and the slice of the others."""
     samples, size = [], 0
     for sample in stretch:
         samples.append(sample)
@@ -228,11 +227,8 @@ def observe_shard(
 ) -> CalibrationStatistics:
     """Run the samples of a shard and return their statistics.
 
-    Args:
-        tapped: The model; its sessions stay open as long as this object lives.
-        shard: The samples.
-        threads: Number of samples that run at a time.
-        room: Bytes of observed tensors that these samples may hold together. One sample alone always runs.
+    The sessions stay open as long as the object `tapped` lives. `threads` samples run at a time, if their observed
+    tensors fit into `room` bytes. One sample alone always runs.
 
     Raises:
         ModelError: The model does not load.
@@ -251,13 +247,7 @@ def observe_parts(
 ) -> tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]:
     """Run the samples of some shards; return their common statistics, and those of each shard for `apart`.
 
-    Separate statistics take longer than common ones.
-
-    Args:
-        tapped: See `observe_shard`, also for errors.
-        parts: The shards.
-        apart: Requests of the model to observe for each shard.
-        room: See `observe_shard`.
+    Separate statistics take longer than common ones. See `observe_shard` for `room` and errors.
     """
     opened, observers, wanted = _opened(tapped), Observers(tapped.requests), tuple(apart)
     digests: list[str] = []
@@ -277,7 +267,6 @@ def _observe(tapped: InstrumentedModel, opened: _Opened, queue: _Queue, room: in
 
 
 def _show(opened: _Opened, observers: Observers, queue: _Queue, room: int) -> list[str]:
-    """Show the samples of a queue to the observers and return their digests."""
     digests = []
     try:
         for index, sample in queue:
@@ -315,7 +304,6 @@ class _Queue:
             yield index, sample
 
     def stop(self) -> None:
-        """Stop the other threads after a failure."""
         with self._lock:
             self._ahead = iter(())
 
@@ -392,7 +380,6 @@ class _Opened:
 def _run_segment(
     segment: Segment, session: Session, live: Mapping[str, Array], show: Callable[[str, Array], None], index: int
 ) -> tuple[dict[str, Array], int]:
-    """Return the tensors that later segments need, and the bytes of all outputs."""
     feeds = {name: live[name] for name in segment.inputs if name in live}
     try:
         values = run(session, feeds, segment.outputs, index=index)
@@ -410,7 +397,6 @@ _OPENED: WeakKeyDictionary[InstrumentedModel, _Opened] = WeakKeyDictionary()
 
 
 def _opened(tapped: InstrumentedModel) -> _Opened:
-    """Return the sessions of this process, opened once for all threads."""
     with _LOCK:
         if tapped not in _OPENED:
             _OPENED[tapped] = _Opened(tapped.segments, _sessions(tapped))
