@@ -1,4 +1,4 @@
-"""Measuring plans: node times from the runtime's profile or from an analytic estimate, error, and speed."""
+"""Measurements of plans: node times from the runtime's profile or an analytic estimate, error, and speed."""
 
 from __future__ import annotations
 
@@ -40,68 +40,68 @@ from onnxq.system.resources import Progress, cached_by_mtime, silent
 
 
 class PlanTester(Protocol):
-    """Builds the models of plans and tells how faithful they are."""
+    """Builds the models of plans and measures their accuracy."""
 
     def plan(self, demotions: Demotions) -> Plan:
-        """Plan with some nodes taken out of integer arithmetic."""
+        """Return the plan with some nodes demoted."""
         ...
 
     def sqnr(self, plan: Plan) -> float:
-        """Return the SQNR in decibels that the worst output can be trusted to have."""
+        """Return the SQNR estimate in decibels of the worst output."""
         ...
 
 
 class Profiler(PlanTester, Protocol):
-    """Builds the models of plans and measures them."""
+    """Builds the models of plans and measures their accuracy and time."""
 
     @property
     def is_timed(self) -> bool:
-        """Whether times are those of runs, rather than what is to be computed."""
+        """True if times are measured, False if they are estimated."""
         ...
 
     @property
     def measured(self) -> int:
-        """How many models were built and run so far."""
+        """The number of models built and run so far."""
         ...
 
     def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
-        """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
+        """Measure the error of each quantizer of a plan, or only of the own quantizers of `nodes`."""
         ...
 
     @property
     def run(self) -> float:
-        """Seconds of a run of the float model, the same where node times are known."""
+        """Seconds of a run of the float model; constant if node times are cached."""
         ...
 
     @property
     def process(self) -> float:
-        """Seconds that a process takes to run the float model over the samples, by which efforts are measured."""
+        """Seconds of a process that runs the float model over the samples, the unit of efforts."""
         ...
 
     def times(self, plan: Plan | None) -> NodeTimes:
-        """Return how long each node takes; None stands for the float model."""
+        """Return the time of each node; None stands for the float model."""
         ...
 
     def expresses(self, plan: Plan) -> bool:
-        """Whether a model can be built that does what a plan says, whatever opset that needs."""
+        """Return whether a plan's model can be built, at any opset."""
         ...
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        """Return how many times as fast as the float model the models of plans run, all by turns; NaN if unknown."""
+        """Return the speeds of plans relative to the float model, timed in turns; NaN if unknown."""
         ...
 
 
-# Measuring plans: their models are built, compared with the float model, profiled and timed.
+# Measured times: models are built, compared with the float model, profiled and timed
 
 TIMED_SAMPLES = 4
-"""On how many samples models are timed."""
+"""Number of samples that models are timed on."""
 
-# Runs under the profiler, in all: so many seconds' worth of runs of the float model, between these.
+# Total runs under the profiler: as many as the float model does in this time, within these limits.
 _PROFILED_SECONDS = 0.06
 _FEWEST_RUNS, _MOST_RUNS = 4, 12
-# So many times as long as the float model's may runs with switches take; on small models they take hardly longer.
+# Runs with switches may take this many times as long as the float model's; on small models they hardly take longer.
 _SWITCHED_SLOWDOWN = 10
-# Models are loaded anew for each: other work that meets a single one would decide.
+# Timing rounds. Each loads the models anew, so other load on the machine cannot decide by hitting one round.
 _ROUNDS = 3
 _SHORTEST_RUN_SECONDS = 1e-6
 _digest = cached_by_mtime(file_digest)
@@ -112,9 +112,9 @@ class Timing:
     """How models are timed.
 
     Attributes:
-        samples: on which they run.
-        seconds: time to spend on timing one candidate beside the float model.
-        engine: what runs them, in its own number of threads.
+        samples: samples to run.
+        seconds: time to spend on one candidate beside the float model.
+        engine: the engine, with its own number of threads.
     """
 
     samples: Sequence[Sample]
@@ -124,19 +124,18 @@ class Timing:
 
 @dataclass(frozen=True, eq=False)
 class PlanProfiler:
-    """What the search for the fastest plan measures, with one recipe.
+    """Measures plans with one encoding config.
 
     Attributes:
         evaluator: builds candidates and knows the float model's outputs.
-        recipe: how codes are chosen.
+        recipe: how quantized values are chosen.
         reference: file of the float model.
-        timing: on what models are timed, and for how long.
-        costs: node times that were measured before, to which new ones are added.
-        progress: told of the stage ``search``.
-        asked: the noise that was measured before, which is not measured again where more samples join those that
-            candidates are tried on.
-        timed: the times of models beside the float model, by the digests of their files.
-        weighs: whether noise counts by the samples on which it depends what can be trusted, to choose plans by.
+        timing: how models are timed.
+        costs: cache of node times.
+        progress: called at the stages ``search`` and ``noise``.
+        asked: measured sensitivities; they stay when more samples are added to the evaluation.
+        timed: latencies beside the float model, by the digest of the file.
+        weighs: True if samples count by their influence on the SQNR estimate, to choose plans by.
     """
 
     evaluator: PlanEvaluator
@@ -151,27 +150,27 @@ class PlanProfiler:
 
     @property
     def is_timed(self) -> bool:
-        """Whether times are those of runs."""
+        """True: times are measured."""
         return True
 
     @property
     def measured(self) -> int:
-        """How many models were built and run so far."""
+        """The number of models built and run so far."""
         return self.evaluator.count
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
-        """Plan with some nodes taken out of integer arithmetic."""
+        """Return the plan with some nodes demoted."""
         return self.evaluator.bench.plan(demotions)
 
     def sqnr(self, plan: Plan) -> float:
-        """Return the SQNR in decibels that the worst output can be trusted to have."""
+        """Return the SQNR estimate in decibels of the worst output."""
         found = self.evaluator.sqnr(plan, self.recipe)
-        # How many there will be is not known, so the bar only counts.
+        # The total is not known, so the bar only counts.
         self.progress("search", self.measured, 0)
         return found
 
     def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
-        """Measure what the codes of a plan add in noise one by one, or those that some of its nodes alone have."""
+        """Measure the error of each quantizer of a plan, or only of the own quantizers of `nodes`."""
         key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key, self.weighs
 
         def told(done: int, total: int) -> None:
@@ -189,31 +188,31 @@ class PlanProfiler:
 
     @property
     def run(self) -> float:
-        """Seconds of a run of the float model by its profile, so that they are the same where node times are known."""
+        """Seconds of a run of the float model by its profile, so that they are constant if node times are cached."""
         return max(self.times(None).total / 1e9 or self.evaluator.answered.seconds, _SHORTEST_RUN_SECONDS)
 
     @property
     def process(self) -> float:
-        """Seconds that a process takes to run the float model over the samples, by which efforts are measured."""
+        """Seconds of a process that runs the float model over the samples, the unit of efforts."""
         return self.evaluator.process_seconds(self.run)
 
     def expresses(self, plan: Plan) -> bool:
-        """Whether a model can be built that does what a plan says, whatever opset that needs."""
+        """Return whether a plan's model can be built, at any opset."""
         return self.evaluator.bench.expresses(plan)
 
     def times(self, plan: Plan | None) -> NodeTimes:
-        """Return how long each node takes, as measured now or before; None stands for the float model."""
+        """Return the time of each node, measured or cached; None stands for the float model."""
         effect = (self.evaluator.bench.emit, plan.effect) if plan is not None else None
         return self.costs.times(self._key(self.evaluator.bench.digest, effect), lambda: self._profiled(plan))
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        """Return how many times as fast as the float model the models of plans run, all by turns; NaN if unknown."""
+        """Return the speeds of plans relative to the float model, timed in turns; NaN if unknown."""
         return self.speeds_of([self.evaluator.candidate(plan, self.recipe).path for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
-        """Return how many times as fast as the float model some models run, all by turns, as measured now or before.
+        """Return the speeds of models relative to the float model, timed in turns or cached.
 
-        The speed of a model that could not be timed is NaN, and is not kept: it may be timed the next time.
+        The speed of a model that could not be timed is NaN. It is not cached, because a later try may succeed.
         """
         keys = [self._key(_digest(model), "speed") for model in models]
         asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
@@ -225,11 +224,11 @@ class PlanProfiler:
         return [self.costs.speeds.get(key, math.nan) for key in keys]
 
     def found_speed(self, model: Path, now: float) -> float:
-        """Return how many times as fast as the float model a model is, as was found before or else now."""
+        """Return the cached speed of a model; without one, cache and return `now`."""
         return self.costs.speed(self._key(model_digest(model), "verdict"), now)
 
     def _latencies(self, models: Sequence[Path]) -> dict[Path, Latency]:
-        """Time models together, or each alone where one of them fails, which then has no speed."""
+        """Time models together. If one fails, time each alone; a failing model has no entry."""
         timing, found = self.timing, dict[Path, Latency]()
         seconds, engine = len(models) * timing.seconds, timing.engine
         with tolerate("timing a model that was tried"):
@@ -260,17 +259,15 @@ class PlanProfiler:
 
     @cached_property
     def _samples(self) -> tuple[str, ...]:
-        """Digests of the samples that are timed."""
         return tuple(sample_digest(sample) for sample in self.timing.samples)
 
     @property
     def _runs(self) -> int:
-        """How often a model runs under the profiler."""
         return min(max(round(_PROFILED_SECONDS / max(self.evaluator.answered.seconds, 1e-6)), _FEWEST_RUNS), _MOST_RUNS)
 
 
 def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
-    """Yield the samples whose shapes no earlier one has: without bodies, nodes take no longer for other values."""
+    """Yield the samples with new shapes: without bodies, node times do not depend on values."""
     seen = set()
     for sample in samples:
         shapes = tuple(sorted((name, np.shape(array)) for name, array in sample.items()))
@@ -279,42 +276,42 @@ def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
             yield sample
 
 
-# Measuring plans where time tells nothing, as for another machine: what is to be computed stands for it.
+# Estimated times, if times on this machine are not valid, such as for another machine
 
-# Nanoseconds of a core of today for a node, an element of what it gives, and a product with a weight.
+# Nanoseconds on a current core for a node, an output element, and a multiplication by a weight.
 _NODE_NS, _ELEMENT_NS, _PRODUCT_NS = 5_000.0, 0.5, 0.1
-# Part of that which integers take: they are a quarter of the bytes.
+# Time of integers relative to float: they take a quarter of the bytes.
 _INTEGER_SHARE = 1 / 4
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 
 @dataclass(frozen=True, eq=False)
 class AnalyticProfiler(PlanProfiler):
-    """A profiler that takes no times, so that a search finds the same on every machine.
+    """A profiler that measures no times, so that a search finds the same plan on every machine.
 
-    A node takes what its products and elements take, as far as shapes tell, and a quarter of that as the integers that
-    the scheme wants. Whether other integers than these gain any time is not known, so that none are taken.
+    The time of a node follows from its multiplications and elements, as far as shapes are known. Integer modes of the
+    scheme take a quarter of that. Other integer modes have unknown gains, so they count as float and are not used.
     """
 
     @property
     def is_timed(self) -> bool:
-        """Whether times are those of runs."""
+        """False: times are estimated."""
         return False
 
     @property
     def run(self) -> float:
-        """Seconds that a run of the float model is taken for."""
+        """Estimated seconds of a run of the float model."""
         return self.times(None).total / 1e9
 
     def times(self, plan: Plan | None) -> NodeTimes:
-        """Return how long each node is taken to run; None stands for the float model."""
+        """Return the estimated time of each node; None stands for the float model."""
         if plan is None:
             return self._floats
         found = {name: time * self._share(plan.by_node.get(name)) for name, time in self._floats.nodes.items()}
         return replace(self._floats, nodes=found)
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        """Return how many times as fast as the float model the models of plans are taken to run."""
+        """Return the estimated speeds of plans relative to the float model."""
         return [self._floats.total / self.times(plan).total for plan in plans]
 
     def _share(self, decision: Decision | None) -> float:
@@ -351,13 +348,13 @@ def _shape(node: Node) -> Sequence[object]:
 
 
 def _count(shape: Sequence[object]) -> int:
-    """Return how many elements a shape holds, as far as its dimensions are fixed."""
+    """Return the number of elements of a shape, without its unknown dimensions."""
     return math.prod(dim for dim in shape if isinstance(dim, int) and dim > 0)
 
 
-# What is measured of a model before plans are weighed: each node's time in each mode, and the noise of codes.
+# Measurements before the search: node times per mode, and sensitivities
 
-# Nodes that take less of a run in float are not worth a model that tells what else than static they could be.
+# Options whose nodes take less than this share of the float run are not worth a profiled model.
 _SEEN_SHARE = 0.05
 
 
@@ -370,20 +367,18 @@ def profile_costs(
     latest: float,
     progress: Progress,
 ) -> CostModel:
-    """Profile the float model, the one in which all is static, and one for each alternative that any node can take.
+    """Profile the float model, the all-static model, and one model per option that some node can take.
+
+    Options are left out in three cases: their nodes take hardly any time, no model can be built, or a run makes too
+    many events for a profile. If the scheme itself has nodes in an option, it stays with the times of the static model.
 
     Args:
         profiler: builds and measures.
         graph: the prepared graph.
         target: the runtime.
-        stores: demotions that leave no node an integer kernel.
-        latest: value of the monotonic clock after which no more alternatives are profiled: each takes as long as the
-            model runs.
-        progress: told of the stage ``profile``.
-
-    Returns:
-        The costs. Alternatives are left out whose nodes take hardly any of the time, for which no model can be built,
-        such as one at the opset that they need, and whose run makes too many events for a profile.
+        stores: demotions that leave no integer kernels.
+        latest: value of the monotonic clock after which no more options are profiled.
+        progress: called at the stage ``profile``.
     """
     full = profiler.plan({})
     asked = tuple(offered_options(profiler, full, target, stores))
@@ -401,7 +396,7 @@ def profile_costs(
         if taken > _SEEN_SHARE * floats.total and time.monotonic() < latest and profiler.expresses(one.plan):
             offers.append(replace(one, times=profiler.times(one.plan)))
         elif already:
-            # What the scheme wants can only be weighed against float where it is an offer too.
+            # The option of the scheme must be an offer too, to be compared with float.
             offers.append(OfferedOption(one.alternative, full, already, static))
     return CostModel(graph, target, full, floats, static, tuple(offer for offer in offers if offer.times.nodes))
 
@@ -409,7 +404,7 @@ def profile_costs(
 def offered_options(
     profiler: Profiler, full: Plan, target: Target, stores: Mapping[str, Demotion]
 ) -> Iterator[OfferedOption]:
-    """Yield each alternative that any node can take, with a plan in which all take it that can; nothing is timed."""
+    """Yield each option that some node can take, with the plan in which all such nodes take it, untimed."""
     for alternative in alternatives(target):
         wished = wishes(alternative, full, target)
         nodes = takers(alternative, profiler.plan(wished), wished.keys())
@@ -425,16 +420,16 @@ def measure_option_sensitivities(
     asked: Mapping[OfferedOption, Set[str]],
     runs: int,
 ) -> OptionSensitivities:
-    """Measure what codes add in noise, with as many runs as there are for each.
+    """Measure the errors of the scheme's quantizers and of each option; each quantizer gets an equal share of the runs.
 
     Args:
         profiler: builds and measures.
-        full: what the scheme wants.
-        stores: demotions that leave no node an integer kernel.
-        asked: the nodes that are asked about as what they are offered; all are asked about as what the scheme wants.
-        runs: how often to run a sample, see `measure_sensitivities`.
+        full: the plan of the scheme.
+        stores: demotions that leave no integer kernels.
+        asked: the nodes to measure in each option.
+        runs: sample runs in all; see `measure_sensitivities`.
     """
-    # What the scheme wants dynamic can always be stored.
+    # Dynamic nodes can always have compressed weights instead.
     dynamic = [one.node for one in full.decisions if one.mode is Mode.DYNAMIC]
     static = profiler.plan({node: stores[node] for node in dynamic})
     own = len(static.activations) + sum(bool(one.weights) for one in static.decisions)

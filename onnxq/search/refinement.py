@@ -1,4 +1,4 @@
-"""All accuracy methods in order, each kept only if the whole model has less error, and what each gained."""
+"""The accuracy methods in order: each is kept only if the whole model has less error, and its gain is recorded."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from onnxq.search.weight_methods import with_asked_rows, with_awq, with_bias_cor
 from onnxq.system.resources import NEVER, Deadline, Progress, silent
 
 TRAINING = "training"
-"""What a gain of training is called, which comes after all methods."""
+"""Method name of the gain of training, which comes after all methods."""
 
 
 _LOG = logging.getLogger(__name__)
-# Trials that a method takes beside those in which it chooses ranges, and the fewest of these that tell anything.
+# Trials that a method needs besides its choice of ranges, and the fewest trials for that choice.
 _TRIALS, _FEWEST = 4, 2
-# Seconds that a model takes to be built, before one was.
+# Seconds to build a model, before one was built.
 _BUILD_SECONDS = 0.2
-# Some models take a hundred times as long to load as to run: so many processes that run the float model are enough.
+# Limit in processes that run the float model, because some models take a hundred times as long to load as to run.
 _MOST_PROCESSES = 30
-# Less, in decibels, is not worth codes that are harder to explain.
+# A smaller gain is not worth encodings that are harder to explain.
 _WORTH_DB = 0.05
 
 
 @dataclass(frozen=True)
 class MethodGain:
-    """What one method did.
+    """The effect of one method.
 
     Attributes:
         method: its name.
-        before: SQNR in decibels of the worst output without it, on the samples by which candidates are judged;
-            probabilities count by their logarithms.
-        after: with what was kept of it.
-        kept: how much of it was kept, in words; empty where nothing was.
-        seconds: that it took.
-        left: why nothing, or not all, was kept; empty where it was.
-        where: names of the tensors whose ranges or factors were kept, those of data that rounded weights multiply, or
-            the nodes whose biases or tables were; empty where all are, or nothing was kept.
+        before: SQNR in decibels of the worst output without it, on the evaluation samples; probabilities are compared
+            by their logarithms.
+        after: SQNR with the part that was kept.
+        kept: what was kept, in words; empty if nothing was.
+        seconds: time of the method.
+        left: why nothing, or not all, was kept; empty otherwise.
+        where: the tensors or nodes that changed; empty if all did, or nothing was kept. For GPTQ, these are the tensors
+            that the rounded weights multiply.
     """
 
     method: str
@@ -69,13 +69,13 @@ class MethodGain:
 
 @dataclass(frozen=True, eq=False)
 class RefinedEncoding:
-    """How codes are chosen after all methods were tried.
+    """The encoding after all methods were tried.
 
     Attributes:
-        basis: the methods that were kept, with what they found.
-        gains: of each method that was tried.
-        unmigrated: the recipe as it would be without factors of channels; None where there are none.
-        spared: SQNR in decibels without any method where this was so much that none was tried; None elsewhere.
+        basis: the encoding with the kept methods.
+        gains: the effect of each method that was tried.
+        unmigrated: the recipe without channel scales; None if there are no channel scales.
+        spared: SQNR in decibels without any method, if it was high enough to try none; None otherwise.
     """
 
     basis: AlgorithmResult
@@ -84,12 +84,9 @@ class RefinedEncoding:
     spared: float | None = None
 
     def with_factors_of(self, recipe: EncodingConfig, decibels: float, reason: str) -> RefinedEncoding:
-        """Return the same by a recipe with fewer factors of channels, or none, and why the others were left after all.
+        """Return the same with a recipe that has fewer channel scales or none, and record the reason.
 
-        Args:
-            recipe: in the place of that of the basis.
-            decibels: SQNR of the worst output with it.
-            reason: in words.
+        `decibels` is the SQNR of the worst output with this recipe.
         """
         basis = replace(self.basis, recipe=recipe)
         kept, where = _kept("equalization", basis, replace(recipe, migration=NOTHING))
@@ -105,14 +102,7 @@ class RefinedEncoding:
 def apply_requested_methods(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
 ) -> AlgorithmResult:
-    """Return what codes are chosen by where weights of a plan ask for data by their Spec; the same where none does.
-
-    Args:
-        validator: the samples.
-        plan: what becomes of each node.
-        basis: what codes are chosen by otherwise.
-        accuracy: what the Gram matrices of data may take.
-    """
+    """Apply GPTQ if the spec of a weight requests it; otherwise return the basis."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
     asked = any(encoder_named(spec.method).sums is not None for spec in weights)
     if not asked or basis.recipe.compensation is not None or validator.evaluator.bench.is_large:
@@ -129,20 +119,20 @@ def refine(
     until: Deadline = NEVER,
     enough: float = math.inf,
 ) -> RefinedEncoding:
-    """Try the methods one after the other, each on what the ones before it have found.
+    """Try the accuracy methods one after the other, each on top of the results before it.
 
-    With a single sample, or a plan without codes, nothing can be told, and nothing is tried; nor where another
-    toolkit's arithmetic is followed to the last bit.
+    Nothing is tried with a single sample, with a plan that quantizes nothing, or if a spec follows another toolkit's
+    arithmetic bit by bit.
 
     Args:
-        validator: judge what is found.
-        plan: what becomes of each node.
-        basis: what codes are chosen by before.
-        accuracy: which methods are tried, and how much.
-        progress: told of the stage ``refine``.
-        until: no method begins that may not end by then; without all effort, nor one that may end after many times
-            the time in which a process runs the float model over the samples.
-        enough: decibels that are not improved on, unless with all effort.
+        validator: evaluates results.
+        plan: the mode and formats of each node.
+        basis: the encoding to start from.
+        accuracy: the methods to try, and their effort.
+        progress: called at the stage ``refine``.
+        until: no method starts that may not end by then. Below full effort, the time is also limited to a multiple of a
+            process that runs the float model.
+        enough: SQNR in decibels from which nothing is tried, unless at full effort.
     """
     start, runs = time.monotonic(), validator.evaluator.answered.seconds * len(validator.evaluator.answered.samples)
     if not accuracy.thorough:
@@ -153,7 +143,7 @@ def refine(
 
     gains: list[MethodGain] = []
     ranges = basis.recipe
-    # Tables are no matter of how codes are chosen, but of the plan.
+    # Embeddings are a matter of the plan, not of the encoding.
     known = tuple(name for name in accuracy.methods if name in CHOOSERS)
     methods = known if len(validator.samples) > 1 and _is_free(plan) else ()
     trial = max(runs + _BUILD_SECONDS, time.monotonic() - start)
@@ -161,7 +151,7 @@ def refine(
         progress("refine", number, len(methods))
         start, before = time.monotonic(), basis
         if number == 0 and until.left >= (_TRIALS + _FEWEST) * trial:
-            # What is needed anyway tells how long a trial takes on this machine at this moment.
+            # This evaluation is needed anyway, and shows how long a trial takes on this machine now.
             _decibels(validator, plan, before)
             trial = max(trial, time.monotonic() - start)
         affordable = until.left / trial - _TRIALS
@@ -176,7 +166,7 @@ def refine(
             reached, found = _decibels(validator, plan, tried), tried
         left, basis = found.left or "no less noise", replace(found, left="")
         if reached < were + _WORTH_DB:
-            # It paid on samples that it had not used, but not on all that candidates are judged by.
+            # It helped on held-out samples, but not on all evaluation samples.
             basis, reached = before, were
         (kept, where), seconds = _kept(name, basis, before.recipe), time.monotonic() - start
         gains.append(MethodGain(name, were, reached, kept, seconds, "" if kept else left, where))
@@ -191,7 +181,7 @@ def refine(
 
 
 def _is_free(plan: Plan) -> bool:
-    """Whether anything becomes codes, and all of it as we choose."""
+    """Return whether anything is quantized, and no spec follows another toolkit."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
     specs = [*weights, *(activation.spec for activation in plan.activations)]
     return bool(specs) and not any(spec.is_followed for spec in specs)
@@ -202,7 +192,7 @@ def _decibels(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> 
 
 
 def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[str, tuple[str, ...]]:
-    """Return how much of a method was kept, and where, or nothing."""
+    """Return what was kept of a method, in words, and where; empty if nothing was."""
     found = basis.recipe
     if found.key == before.key:
         return "", ()
@@ -221,7 +211,7 @@ def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[st
     return kept, tuple(where)
 
 
-# The table of methods that choose codes; what carries one out is loaded only where methods are tried.
+# The table of methods
 
 CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, Accuracy], AlgorithmResult]] = MappingProxyType(
     {
@@ -232,60 +222,64 @@ CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, Accuracy
         "bias-correction": with_bias_correction,
     }
 )
-"""What carries out each method that chooses codes, by its name."""
+"""The function of each accuracy method, by name."""
 
 
-# Ranges and factors found again on more samples, once it is settled what they are found by.
+# Ranges and channel scales, fitted again on more samples after the decisions are made
 
 
 def refit(validator: CrossValidator, full: Plan, plan: Plan, basis: AlgorithmResult, more: Subset) -> AlgorithmResult:
-    """Return a basis whose ranges and factors of channels are those of all samples.
+    """Return a result whose ranges and channel scales are fitted on all samples.
 
-    Means and Gram matrices stay: a plan holds ranges and factors, and what it does not hold is found again from the
-    samples that it was chosen by.
+    Means and Hessian matrices stay as they are. A plan does not contain them, so they are computed again from the
+    original samples.
 
     Args:
-        validator: the samples that it was chosen by.
-        full: the plan that the factors were found for.
-        plan: the one that was chosen.
-        basis: what its codes are chosen by.
-        more: samples beside those of the folds.
+        validator: the samples that the result was found on.
+        full: the plan that the channel scales were found for.
+        plan: the chosen plan.
+        basis: the result to refit.
+        more: samples besides those of the folds.
     """
     bench, methods = validator.evaluator.bench, basis.recipe.methods
     seen = bench.calibrate(full, more, silent, methods=methods)
     kinds = {"range", *required_kinds(methods)}
     evidence = basis.evidence.plus(seen.select(one for one in seen.statistics if one.kind in kinds))
     basis = replace(basis, evidence=evidence)
-    # Factors that were left, since they cost time, stay left.
+    # Channel scales that were dropped because they cost time stay dropped.
     migration = refit_equalization(bench, (*validator.groups, more), full, basis).select(basis.recipe.migration.factors)
     basis = replace(basis, recipe=replace(basis.recipe, migration=migration))
     return with_decided_biases(validator, plan, basis, FULL) if basis.recipe.biases else basis
 
 
-# Which factors of channels a model can afford: those that cost it no time, or that fidelity needs.
+# Which channel scales a model can afford
 
-# Less is not seen in so short a time.
+# A smaller difference is not visible in such short timings.
 _SAME_SPEED = 0.98
-# Where a model misses its aim by so many decibels, most of it stays in float, and the search weighs what factors cost.
+# If a model misses its aim by more, most of it stays in float, and the search weighs the cost of scales.
 _FAR_DB = 3.0
-# Models that tell which of the factors fidelity needs; of more groups so few tell little.
+# Models to find the needed channel scales; with more groups than models, the result says little.
 _MOST_GROUPS = 12
 
 
 def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncoding, aim: float) -> RefinedEncoding:
-    """Return what was refined with all factors of channels, or without those that cost time and fidelity does not need.
+    """Drop channel scales that cost time, unless the accuracy needs them.
 
-    Where floats become codes or codes floats, factors keep kernels from being the fastest there are; those that cost no
-    node cost no time. The latter alone are taken where the model is more faithful so, and all are kept where it is as
-    fast with them; else the latter are taken, where these miss the aim all but those that fidelity does not need, and
-    where that misses it too, the more faithful of both with which the model is faster than in float. All are kept too
-    where the model is far from the aim with them.
+    Scales at boundaries between floats and quantized values prevent the fastest kernels. Scales that add no node are
+    free.
+
+    1. Keep all scales if all are free, or if the model misses the aim by far.
+    2. Keep only the free scales if their SQNR is higher.
+    3. Keep all scales if the model is then as fast as with the free ones, or if times are unknown.
+    4. Otherwise keep the free scales. If they miss the aim, add the costly scales that the accuracy needs.
+    5. If that misses the aim too, take the more accurate of both that is faster than float, or else only the free
+    scales.
 
     Args:
-        profiler: builds, times and judges.
-        plan: the one in which as much is integer as the scheme allows.
-        refined: how its codes are chosen best.
-        aim: how faithful the model has to be, in decibels.
+        profiler: builds, times and evaluates.
+        plan: the plan with as many integer nodes as the scheme allows.
+        refined: the encoding after all methods.
+        aim: SQNR in decibels to reach.
     """
     if refined.unmigrated is None:
         return refined
@@ -298,14 +292,14 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
     if evaluator.sqnr(plan, fewer) > evaluator.sqnr(plan, every):
         return _with(evaluator, plan, refined, fewer, "the model is more faithful without")
     speeds = profiler.speeds_of([evaluator.candidate(plan, recipe).path for recipe in (every, fewer)])
-    # Without times nothing says that any factors cost time.
+    # Without times, no scale is known to be costly.
     if any(map(math.isnan, speeds)) or speeds[0] >= _SAME_SPEED * speeds[1]:
         return refined
     taken = fewer
     if evaluator.sqnr(plan, fewer) < aim:
         taken = _needed(evaluator, plan, every, costly_scales(graph, plan, every.migration), aim)
     if evaluator.sqnr(plan, taken) < aim:
-        # The less there is to be left in float until the aim is reached, the more time is there to be paid with.
+        # The fewer nodes must be left in float to reach the aim, the more time the scales may cost.
         paying = [recipe for recipe, speed in zip((taken, fewer), speeds, strict=True) if speed > 1]
         taken = max(paying or [fewer], key=lambda one: evaluator.sqnr(plan, one))
     if taken is every:
@@ -316,7 +310,6 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
 def _with(
     evaluator: PlanEvaluator, plan: Plan, refined: RefinedEncoding, taken: EncodingConfig, reason: str
 ) -> RefinedEncoding:
-    """Return what was refined with the factors of a recipe, and why without the others."""
     reached = sqnr_of_ratio(pooled(evaluator.noise(plan, taken))) if taken.migration.factors else math.nan
     return refined.with_factors_of(taken, reached, reason)
 
@@ -324,18 +317,10 @@ def _with(
 def _needed(
     evaluator: PlanEvaluator, plan: Plan, every: EncodingConfig, groups: Sequence[frozenset[str]], aim: float
 ) -> EncodingConfig:
-    """Return a recipe without the factors that fidelity does not need, as far as a few models tell.
+    """Drop the costly scales that the accuracy does not need, by bisection over `groups` in a few models.
 
-    What goes is told by halves, the larger parts first: a part goes whole where the aim is reached without it, or
-    nothing is lost; else one half of it is tried after the other.
-
-    Args:
-        evaluator: build and judge.
-        plan: what becomes of each node.
-        every: with all factors.
-        groups: tensors whose factors cost time, those together that have them together or not at all; where there are
-            many, all are kept.
-        aim: how faithful the model has to be, in decibels.
+    A part is dropped if the aim is reached without it, or if no SQNR is lost. Otherwise its halves are tried. With too
+    many groups, all are kept.
     """
     kept, pending = every, deque([groups] if 0 < len(groups) <= _MOST_GROUPS else [])
     for _ in range(_MOST_GROUPS):

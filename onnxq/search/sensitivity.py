@@ -1,4 +1,4 @@
-"""Sensitivities: the error that each quantizer adds to each output, measured in one session with toggles."""
+"""Sensitivities: the error that each quantizer adds to each output, measured in one session with switches."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from onnxq.search.search import NodeSensitivity
 
 @dataclass(frozen=True, order=True)
 class QuantizerId:
-    """Where noise comes from.
+    """A quantizer.
 
     Attributes:
-        name: of a tensor that becomes codes, or of a node whose weights or dynamic data do.
-        is_node: which of the two.
+        name: a quantized tensor, or a node with quantized weights or dynamic activations.
+        is_node: True for a node.
     """
 
     name: str
@@ -51,12 +51,12 @@ class QuantizerId:
 
 @dataclass(frozen=True, eq=False)
 class QuantizerToggleSession:
-    """The float model with switches.
+    """The float model with a switch for each quantizer.
 
     Attributes:
-        evaluator: the samples, and what the float model gives for them.
-        view: the model with switches.
-        switches: the input that says what is codes.
+        evaluator: the samples and the outputs of the float model.
+        view: the session of the model with switches.
+        switches: the input that turns quantizers on.
     """
 
     evaluator: PlanEvaluator
@@ -65,14 +65,7 @@ class QuantizerToggleSession:
 
     @classmethod
     def of(cls, evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig, nodes: Set[str] | None = None) -> Self:
-        """Build the model that answers for everything that a plan makes codes of.
-
-        Args:
-            evaluator: builds from the same evidence as candidates are.
-            plan: says what becomes codes.
-            recipe: how these are chosen.
-            nodes: those whose own codes are asked about, and no tensors; None asks about all.
-        """
+        """Build the model with switches for all quantizers of a plan, or only for the own quantizers of `nodes`."""
         path = evaluator.bench.prepared.with_name("switched.onnx")
         switches = evaluator.bench.build_switched(plan, evaluator.evidence, recipe, path, nodes)
         large = evaluator.bench.is_large
@@ -80,18 +73,18 @@ class QuantizerToggleSession:
 
     @property
     def sources(self) -> tuple[QuantizerId, ...]:
-        """All there are, tensors first."""
+        """All quantizers, tensors first."""
         return (
             *map(QuantizerId, self.switches.tensors),
             *(QuantizerId(node, is_node=True) for node in self.switches.nodes),
         )
 
     def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Return the noise-to-signal ratio of each output for several sets of codes, see `nsr_by_sample`.
+        """Return the noise-to-signal ratio of each output for several sets of quantizers; see `nsr_by_sample`.
 
         Args:
-            asked: what is codes in each; all else is float.
-            samples: places of those to run.
+            asked: sets of quantizers that are on; all else is float.
+            samples: indices of the samples to run.
 
         Returns:
             For each set float64 of shape (samples, outputs), in units of the signal of these samples.
@@ -99,7 +92,7 @@ class QuantizerToggleSession:
         return map(nsr_by_sample, self._pairs(asked, samples))
 
     def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the noise of all there are together, and how much each sample counts, see `influence_by_sample`.
+        """Return the error with all quantizers on, and the influence of each sample; see `influence_by_sample`.
 
         Returns:
             Both float64 of shape (samples, outputs).
@@ -108,7 +101,6 @@ class QuantizerToggleSession:
         return nsr_by_sample(pairs), influence_by_sample(pairs, self.evaluator.answered.files)
 
     def _pairs(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[list[Pair]]:
-        """Yield what the float model and the one with some sets of codes gave for samples."""
         expected, given = self.evaluator.answered.expected, self.evaluator.answered.given
         fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
         answers = self.view.run_each(fed)
@@ -124,19 +116,18 @@ class QuantizerToggleSession:
         return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]
 
 
-# What each sample counts where noise is measured to choose plans by.
+# Weights of samples, if sensitivities are measured to choose plans by
 
-# However much or little of what can be trusted depends on a sample: without the codes that make it so noisy, as in the
-# plans that will do, it is noisy no more.
+# Limits of the influence of a sample. In a plan that passes, the quantizers that dominate in such a sample are off.
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.3, 6.0
 
 
 def sample_weights(noises: NDArray[np.float64], influences: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what each sample counts at each output, so that the noise of all samples stays what it is.
+    """Return the weight of each sample at each output, scaled so that the total error stays the same.
 
     Args:
-        noises: noise-to-signal ratio with all codes, of shape (samples, outputs).
-        influences: how much what can be trusted depends on each, of the same shape; see `onnxq.evaluation.bounds`.
+        noises: noise-to-signal ratios with all quantizers on, of shape (samples, outputs).
+        influences: influence of each sample on the SQNR estimate, same shape; see `onnxq.evaluation.bounds`.
 
     Returns:
         float64 of the same shape.
@@ -150,9 +141,9 @@ def sample_weights(noises: NDArray[np.float64], influences: NDArray[np.float64])
 
 
 def typical_sample(noises: NDArray[np.float64]) -> int:
-    """Return the place of the sample with which half of the noise of all is reached, from the quietest on.
+    """Return the index of the median sample by cumulative error, from the lowest error on.
 
-    That is the noisiest one where it has half of the noise, and else one like most.
+    This is the sample of highest error if it has half of the total error.
 
     >>> typical_sample(np.array([5.0, 1.0, 3.0])), typical_sample(np.array([5.0, 1.0, 5.0, 4.0, 6.0]))
     (0, 2)
@@ -161,53 +152,53 @@ def typical_sample(noises: NDArray[np.float64]) -> int:
     return int(order[int(np.searchsorted(np.cumsum(noises[order]), noises.sum() / 2))])
 
 
-# What each tensor and each node's weights add in noise to each output, measured with everything else in float.
+# Error that each tensor and each node's weights add to each output, with everything else in float
 
 Ratios = NDArray[np.float64]
 """Noise-to-signal ratio of each output."""
 
-# Stands for outputs that are not finite, or integers that differ: noise has to be a number to be weighed.
+# Replaces the ratio of outputs that are not finite, or of integers that differ, because sums need a finite number.
 LARGEST_NSR = 1e10
-# Part of the questions that goes to groups of one size.
+# Share of the measurements for groups of one size.
 _FIRST_LOOK = 4 / 5
-# Part of the runs that goes to the first look, at one sample; the rest is for the noisiest on the others.
+# Share of the runs for the first look, at one sample; the rest goes to the highest errors on the other samples.
 _FIRST_PART = 0.6
-# Questions without which nothing is known, however few runs are to be made.
+# Fewest measurements that give a result, however few runs are allowed.
 _FEWEST = 16
-# Seconds of a run that no clock tells from none.
+# The shortest run in seconds that a clock can measure.
 _SHORTEST = 1e-6
-# Less noise is none.
+# A smaller error counts as none.
 _LEAST = 1e-30
-# Groups that hold less of the noise are not split.
+# Groups with a smaller share of the error are not split.
 _QUIET = 0.0125
 
 
 class SensitivityProbe(Protocol):
-    """Answers what some codes do; see `QuantizerToggleSession`."""
+    """Measures the error of sets of quantizers; see `QuantizerToggleSession`."""
 
     @property
     def sources(self) -> tuple[QuantizerId, ...]:
-        """All there are, in the order of the plan."""
+        """All quantizers, in the order of the plan."""
         ...
 
     def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Return the noise-to-signal ratio by sample and output for several sets of codes."""
+        """Return the noise-to-signal ratio by sample and output for several sets of quantizers."""
         ...
 
     def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the noise of all sources together, and how much each sample counts, by sample and output."""
+        """Return the error with all quantizers on, and the influence of each sample, by sample and output."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Sensitivities:
-    """What codes add in noise, and what they do together.
+    """The error that each quantizer adds, and the error of all together.
 
     Attributes:
-        ratios: noise-to-signal ratio of each output, by source: alone, or as the share of a group.
-        errors: standard error of the ratio at the worst output, of those that were measured on several samples.
-        alone: the sources that were measured alone.
-        joint: noise-to-signal ratio of each output with all of them.
+        ratios: noise-to-signal ratio of each output by quantizer, measured alone or as its share of a group.
+        errors: standard error of the ratio at the worst output, for quantizers measured on several samples.
+        alone: the quantizers that were measured alone.
+        joint: noise-to-signal ratio of each output with all quantizers.
     """
 
     ratios: Mapping[QuantizerId, Ratios] = field(default_factory=lambda: MappingProxyType({}))
@@ -222,26 +213,26 @@ class Sensitivities:
 
     @cached_property
     def nodes(self) -> Mapping[str, float]:
-        """The ratio of what a node alone has as codes, such as its weights, at its worst output."""
+        """The ratio of each node's own quantizers, such as its weights, at its worst output."""
         return {source.name: worst_output_nsr(ratio) for source, ratio in self.ratios.items() if source.is_node}
 
     @property
     def share_of_nodes(self) -> float:
-        """The part of the noise of all codes that those make which nodes alone have, such as of weights."""
+        """The share of the nodes' own quantizers, such as weights, in the total error."""
         total = self.of(self.ratios)
         return self.of(source for source in self.ratios if source.is_node) / total if total else 0.0
 
     def of(self, sources: Iterable[QuantizerId]) -> float:
-        """Return the ratio of the sum of some sources at the worst output."""
+        """Return the ratio at the worst output of the sum of some quantizers."""
         known = [self.ratios[source] for source in sources if source in self.ratios]
         return worst_output_nsr(np.sum(known, axis=0)) if known else 0.0
 
     def together(self, sources: Iterable[QuantizerId]) -> Ratios:
-        """Return the ratio of each output that is predicted for some sources together.
+        """Return the predicted ratio of each output with some quantizers on together.
 
-        What all make together is measured, and is more than their sum where they err alike, and less where codes hide
-        the errors of others before them. The fewer they are, the nearer to their sum: signal-to-noise ratios, which
-        are the inverse, are by the same more or less than those of the sums.
+        The joint ratio of all quantizers is measured. It is above their sum if they err alike, and below it if
+        quantizers hide earlier errors. The fewer quantizers, the nearer is the prediction to their sum: with s for the
+        sum, S for the sum of all and J for the joint ratio, 1 / prediction = 1 / s + 1 / J - 1 / S.
         """
         known = [self.ratios[source] for source in sources if source in self.ratios]
         summed, everything = (np.atleast_1d(np.sum(some, axis=0)) for some in (known, list(self.ratios.values())))
@@ -251,26 +242,26 @@ class Sensitivities:
         return np.where(summed > 0, 1 / (1 / one + 1 / joint - 1 / whole), 0.0)
 
     def of_plan(self, plan: Plan) -> float:
-        """Return the ratio that is predicted for a plan whose codes are those that were measured."""
+        """Return the predicted ratio of a plan whose quantizers are the measured ones."""
         tensors = (QuantizerId(one.tensor) for one in plan.activations)
         nodes = (QuantizerId(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
         return worst_output_nsr(self.together((*tensors, *nodes)))
 
 
 NO_ERROR = Sensitivities()
-"""Nothing adds any noise."""
+"""No quantizer adds any error."""
 
 
 def worst_output_nsr(ratios: Ratios) -> float:
-    """Return the ratio at the worst output, a number also where that is not finite."""
+    """Return the ratio at the worst output, limited to a finite number."""
     return min(worst_ratio(ratios), LARGEST_NSR)
 
 
 def likely_shares(plan: Plan, evidence: CalibrationStatistics) -> Mapping[QuantizerId, float]:
-    """Return the noise-to-signal ratio of each tensor of a plan where it becomes codes, as its histogram tells it.
+    """Return the noise-to-signal ratio of each tensor of a plan, estimated from its histogram.
 
-    What of it reaches an output is much the same for neighbours, so this is how noise that was measured of some
-    together is likely divided among them.
+    Neighbors pass similar shares of their error on to an output. So these ratios divide an error that was measured of a
+    group.
     """
     specs = plan.calibrated
     seen = {tensor: evidence.of(tensor) for tensor in specs}
@@ -288,28 +279,25 @@ def measure_sensitivities(
     longest: float = math.inf,
     weighed: bool = False,
 ) -> Sensitivities:
-    """Measure what each source adds in noise, the noisiest on all samples.
+    """Measure the error that each quantizer adds; those with the highest error on all samples.
 
-    The first look is at one sample, up to which the noise with all codes comes to half of it all, from the quietest on:
-    each source alone where there are runs enough, else groups of neighbours, of which the noisiest are split. All are
-    then measured on the other samples too, noisiest first, as far as the runs go. What was seen on one sample alone
-    counts for all as a share of what all sources do together, which is measured on every sample: too much where weights
-    are quiet in samples in which tensors are not.
+    1. Measure all quantizers together on every sample. The first look uses the median sample by cumulative error.
+    2. Measure each quantizer alone on it if there are enough runs. Otherwise measure groups of neighbors, and split the
+    groups with the highest error.
+    3. Measure single quantizers on all samples, highest error first, until the runs are used up.
+
+    A quantizer seen on one sample only counts by its share of the joint error of all samples. This is too much for
+    weights with a low error in samples where tensors have a high one.
 
     Args:
-        board: answers questions.
-        samples: how many it has.
-        runs: how often to run a sample: unlike seconds, they are the same the next time. 0 asks nothing but what all
-            sources do together.
-        told: called with how many questions were answered, and how many there may be.
-        shares: by which the noise of groups is divided, see `likely_shares`.
-        longest: seconds that the runs may take, of which there are fewer where they would take longer, as those of
-            thousands of switches may.
-        weighed: whether samples count by how much what can be trusted depends on them, so that what is noisy in the few
-            that decide is noisier than what is noisy in others. What all sources do together stays what it is.
-
-    Returns:
-        The noises of all sources.
+        board: measures sets of quantizers.
+        samples: number of its samples.
+        runs: number of sample runs; unlike seconds, they are the same every time. 0 measures only all quantizers
+            together.
+        told: called with the number of measurements done, and the number expected.
+        shares: divide the error of groups; see `likely_shares`.
+        longest: seconds that the runs may take; slow runs, such as with thousands of switches, are cut to fit.
+        weighed: True if samples count by their influence on the SQNR estimate. The joint error stays the same.
     """
     sources, everything = board.sources, tuple(range(samples))
     if not sources or not samples:
@@ -339,7 +327,7 @@ def measure_sensitivities(
     most = int(min(wanted, len(sources), affordable))
     [whole] = (_finite(ratios).sum(0) for ratios in board.noises([sources], [place]))
     ratios = attribute_error(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
-    # The outputs' signals and how noisy the sample is are not those of all.
+    # The signal of the outputs and the error differ between this sample and all samples.
     scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
     found = {source: ratio * scale for source, ratio in ratios.items()}
     errors: dict[QuantizerId, float] = {}
@@ -362,7 +350,7 @@ def _finite(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _by_loudness(ratios: Mapping[QuantizerId, Ratios], joint: Ratios) -> list[QuantizerId]:
-    """Return the sources by their part of the noise of any output, noisiest first."""
+    """Return the quantizers by their share of the error of any output, highest first."""
     shares = {
         source: worst_output_nsr(np.divide(ratio, joint, out=np.zeros_like(joint), where=joint > 0))
         for source, ratio in ratios.items()
@@ -379,22 +367,21 @@ def attribute_error(
     negligible: float,
     shares: Mapping[QuantizerId, float] = MappingProxyType({}),
 ) -> dict[QuantizerId, Ratios]:
-    """Tell how much noise each unit adds, from measuring it alone, or, where that is too much, groups of neighbours.
+    """Return the error of each unit, measured alone or, if that takes too many measurements, in groups of neighbors.
 
-    Four fifths of the measurements go to groups of one size, two units at least, so that quiet units can be told apart
-    too; with the rest the noisiest group is split in two each time, and what the halves make alone says how its noise
-    is divided among them. The noise of a group that is not split is divided among its units by their likely shares.
+    1. Four fifths of the measurements go to groups of one size, of two units at least, to separate units of low error
+    too.
+    2. With the rest, the group with the highest error is split in two, again and again. The errors of its halves alone
+    divide the error of the group.
+    3. The error of a group that is not split is divided among its units by `shares`.
 
     Args:
-        units: in the order in which data flows, so that neighbours share borders.
-        measure: groups to the noise-to-signal ratio of each at each output with everything else silent.
+        units: in the order of the data flow, so that neighbors share boundaries.
+        measure: returns the noise-to-signal ratio of each group at each output, with everything else off.
         whole: the ratios of all units together.
-        most: measurements to make at most.
-        negligible: the part of the whole's noise below which a group is not split.
-        shares: in any unit; units of which none is known have the median.
-
-    Returns:
-        Noise-to-signal ratios by unit.
+        most: number of measurements at most.
+        negligible: share of the total error below which a group is not split.
+        shares: in any unit of measure; unknown units get the median.
     """
     if most >= len(units):
         return dict(zip(units, measure([[unit] for unit in units]), strict=True))
@@ -419,7 +406,7 @@ def attribute_error(
         one, other = measure(halves)
         total = one + other
         for half, own in zip(halves, (one, other), strict=True):
-            # Errors that point the same way make more together than the sum of what they make alone.
+            # Errors in the same direction make more together than the sum of both alone.
             part = ratio * np.divide(own, total, out=np.full_like(total, 1 / 2), where=total > 0)
             heapq.heappush(heap, (-_share(part, whole), number, half, part))
             number += 1
@@ -431,21 +418,20 @@ def _share(ratio: Ratios, whole: Ratios) -> float:
     return worst_output_nsr(np.divide(ratio, whole, out=np.zeros_like(ratio), where=whole > 0))
 
 
-# Noise of the nodes of a model that is too large to look at each alone: groups of one kind of layer, by depth.
+# Error of the nodes of a model that is too large to measure each alone: groups of one kind of layer, by depth
 
 _Kind = tuple[str, tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeByLayerKind:
-    """Questions about the same codes, in an order in which neighbours are layers of one kind.
+    """A probe whose neighbors are layers of one kind.
 
-    The layers of a network that repeats its blocks are alike where they have the same operator and weights of the same
-    shapes, and next to one another where they follow on one another in that, so groups of neighbours say what a kind
-    of layer adds at some depth, in few questions.
+    In a network with repeated blocks, layers are of one kind if they have the same operator and weight shapes. Groups
+    of neighbors then show the error of a kind of layer at some depth, in few measurements.
 
     Attributes:
-        asked: answers.
+        asked: the probe to use.
         graph: the prepared graph.
     """
 
@@ -454,7 +440,7 @@ class ProbeByLayerKind:
 
     @cached_property
     def sources(self) -> tuple[QuantizerId, ...]:
-        """All there are: tensors, then nodes, each by the kind of layer that they belong to, and by depth in that."""
+        """All quantizers: tensors, then nodes, each by the kind of its layer, then by depth."""
         kinds = self._kinds()
         places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
         return tuple(
@@ -462,11 +448,11 @@ class ProbeByLayerKind:
         )
 
     def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Return the noise-to-signal ratio by sample and output for several sets of codes."""
+        """Return the noise-to-signal ratio by sample and output for several sets of quantizers."""
         return self.asked.noises(asked, samples)
 
     def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the noise of all codes together, and how much each sample counts, by sample and output."""
+        """Return the error with all quantizers on, and the influence of each sample, by sample and output."""
         return self.asked.everything()
 
     def _kinds(self) -> dict[QuantizerId, _Kind]:
@@ -480,7 +466,7 @@ class ProbeByLayerKind:
 
 
 def quantizers_of(node: Node, plan: Plan, target: Target) -> Iterator[QuantizerId]:
-    """Yield what becomes codes when a node and nothing else is static."""
+    """Yield the quantizers that are on if only this node is static."""
     yield QuantizerId(node.name, is_node=True)
     given = node.outputs if outputs_quantized(node, target) else ()
     for tensor in dict.fromkeys((*data_inputs(node), *given)):
@@ -491,12 +477,9 @@ def quantizers_of(node: Node, plan: Plan, target: Target) -> Iterator[QuantizerI
 def sensitivity_by_node(
     graph: Graph, target: Target, measure: Callable[[], Sensitivities]
 ) -> Callable[[Plan, Set[Mode]], list[NodeSensitivity]]:
-    """Return what tells the noise of a plan's weighted nodes of some modes.
+    """Return a function that gives the error of a plan's weighted nodes in some modes.
 
-    Args:
-        graph: the prepared graph.
-        target: the runtime.
-        measure: what codes add in noise; asked when it is first needed.
+    `measure` is called at each use of this function.
     """
     nodes: Mapping[str, Node] = {node.name: node for scope in all_graphs(graph) for node in scope.nodes}
 

@@ -23,28 +23,28 @@ from onnxq.search.tradeoff import OptionSensitivities
 from onnxq.system.records import html_table, to_plain
 
 ORDERS = ("graph", "noise", "time", "name")
-"""How tensors and nodes can be sorted: as they are computed, or by error, time or name."""
+"""Sort orders of tensors and nodes: as in the graph, or by error, time or name."""
 
-# Part of the time after which no more ways to run nodes are profiled.
+# Share of the time after which no more options are profiled.
 _PROFILED = 1 / 4
-# Seconds of a run at least, as far as clocks tell.
+# The shortest run in seconds that a clock can measure.
 _SHORTEST_RUN = 1e-6
 
 
 @dataclass(frozen=True)
 class TensorCost:
-    """What it costs that a tensor becomes codes with a fixed scale.
+    """The cost of quantizing a tensor with a fixed scale.
 
     Attributes:
         tensor: its name.
-        format: of the codes.
-        sqnr: SQNR in decibels of the worst output with this tensor as codes and nothing else; None for one that gets
-            the codes of another passed on, which add nothing of their own.
-        error: standard error of the SQNR in decibels; None where it was measured on one sample.
-        alone: whether it was measured alone; otherwise the SQNR is its share of what a group of neighbours adds.
-        output: the output that is worst.
-        quantize: milliseconds that making codes of it takes where floats come in; None where that is not known.
-        dequantize: milliseconds that making floats of its codes takes; None likewise.
+        format: format of the quantized values.
+        sqnr: SQNR in decibels of the worst output with only this tensor quantized. None if the tensor only passes on
+            quantized values, which adds no error.
+        error: standard error of the SQNR in decibels; None if it was measured on one sample.
+        alone: True if it was measured alone; otherwise the SQNR is its share of a group of neighbors.
+        output: the worst output.
+        quantize: milliseconds to quantize it from floats; None if unknown.
+        dequantize: milliseconds to dequantize it; None if unknown.
     """
 
     tensor: str
@@ -59,14 +59,13 @@ class TensorCost:
 
 @dataclass(frozen=True)
 class WayCost:
-    """What it costs that a node runs in one way.
+    """The cost of a node in one of its options.
 
     Attributes:
-        mode: static, dynamic, weight-only or storage, which is decoded when the model is loaded.
-        weight: how its weights are quantized; None where it has none.
-        milliseconds: time of a run, what it makes slower around it included; None where that is not known.
-        sqnr: SQNR in decibels of the worst output with this node so and all else in float; None where that is not
-            known.
+        mode: static, dynamic, weight-only or storage (dequantized at load).
+        weight: spec of its weights; None if it has none.
+        milliseconds: time of a run with the slowdown that the node causes around it; None if unknown.
+        sqnr: SQNR in decibels of the worst output with only this node in this option; None if unknown.
     """
 
     mode: Mode
@@ -77,15 +76,14 @@ class WayCost:
 
 @dataclass(frozen=True)
 class NodeCost:
-    """What a node costs in float, and in each other way that it can run.
+    """The cost of a node in float and in each of its other options.
 
     Attributes:
         node: its name.
         op_type: its operator.
-        mode: what the scheme makes of it.
-        milliseconds: time of a run in float, together with what the runtime fuses into it; None where that is not
-            known.
-        ways: how else it can run.
+        mode: the mode that the scheme gives it.
+        milliseconds: time of a run in float, with the nodes that the runtime fuses into it; None if unknown.
+        ways: its other options.
     """
 
     node: str
@@ -102,14 +100,14 @@ class NodeCost:
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """What quantizing each part of a model costs.
+    """The cost of quantizing each part of a model.
 
     Attributes:
         scheme: name of the scheme.
         target: name of the runtime.
-        samples: how many samples noise was measured on.
-        sqnr: SQNR in decibels of the worst output with everything as codes.
-        tensors: those that the scheme makes codes of, in graph order.
+        samples: number of samples that errors were measured on.
+        sqnr: SQNR in decibels of the worst output with everything quantized.
+        tensors: the tensors that the scheme quantizes, in graph order.
         nodes: all nodes, in graph order.
     """
 
@@ -124,7 +122,6 @@ class Sensitivity:
         return f"Sensitivity({self._told}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: the error of each tensor, and of each node in its worst option."""
         tensors = [(one.tensor, one.format, _figure(one.sqnr), _figure(one.quantize, 3)) for one in self.tensors]
         nodes = [
             (one.node, one.op_type, one.mode, _figure(one.sqnr), _figure(one.milliseconds, 3)) for one in self.nodes
@@ -138,14 +135,12 @@ class Sensitivity:
         return f"{self.sqnr:.1f} dB with all as {self.scheme} codes for {self.target}, on {self.samples} samples"
 
     def ordered(self, order: str, top: int | None = None) -> Sensitivity:
-        """Return the same with tensors and nodes sorted.
+        """Return the same with tensors and nodes sorted by one of `ORDERS`.
 
-        Args:
-            order: one of ORDERS.
-            top: how many tensors, and how many nodes, to keep; None keeps all.
+        `top` limits the number of tensors and of nodes; None keeps all.
 
         Raises:
-            SchemeError: there is no such order.
+            SchemeError: if `order` is unknown.
         """
         check_name("order", order, ORDERS)
         tensors = sorted(self.tensors, key=lambda one: _place(order, one.tensor, one.sqnr, _borders(one)))
@@ -153,19 +148,19 @@ class Sensitivity:
         return replace(self, tensors=tuple(tensors[:top]), nodes=tuple(nodes[:top]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; an infinite SQNR, of what adds no noise at all, is the word Infinity."""
+        """Return plain values for JSON; an infinite SQNR (no error at all) becomes the word Infinity."""
         return dict(to_plain(self))
 
 
 def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) -> Sensitivity:
-    """Measure what each tensor and weight adds in noise with all else in float, and what each node takes in each way.
+    """Measure the error of each tensor and weight with all else in float, and the time of each node in each option.
 
     Args:
-        profiler: builds and measures; its progress is told of the stages ``profile`` and ``noise``.
-        timed: whether times are measured.
-        seconds: time to spend. Where it does not last for everything alone, groups of neighbours are measured.
+        profiler: builds and measures; its progress is called at the stages ``profile`` and ``noise``.
+        timed: True if times are measured.
+        seconds: time to spend. If it is too short to measure everything alone, groups of neighbors are measured.
     """
-    # Figures are of all samples alike.
+    # All samples count alike in the report.
     profiler = replace(profiler, weighs=False)
     start, full, evaluator = time.monotonic(), profiler.plan({}), profiler.evaluator
     graph, target = evaluator.bench.graph, evaluator.bench.target
@@ -176,7 +171,7 @@ def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) 
         latest = start + _PROFILED * seconds
         costs = profile_costs(profiler, graph, target, stores, latest=latest, progress=profiler.progress)
     else:
-        # Each other way would take another model of all weights.
+        # Each option of a large model would need another model with all weights.
         offers = [] if evaluator.bench.is_large else offered_options(profiler, full, target, stores)
         expressed = tuple(one for one in offers if profiler.expresses(one.plan))
         costs = CostModel(graph, target, full, UNTIMED, UNTIMED, expressed)
@@ -204,7 +199,7 @@ def _tensors(costs: CostModel, noise: OptionSensitivities, outputs: Sequence[str
 def _measured(
     one: Activation, noise: OptionSensitivities, outputs: Sequence[str]
 ) -> tuple[float | None, float | None, bool, str]:
-    """Return the SQNR of a tensor alone, its standard error, whether it was alone, and the worst output."""
+    """Return the SQNR of a tensor, its standard error, whether it was measured alone, and the worst output."""
     source, found = QuantizerId(one.tensor), noise.static
     if source not in found.ratios:
         return None, None, False, ""
@@ -240,7 +235,7 @@ def _ways(node: Node, decision: Decision, costs: CostModel, noise: OptionSensiti
             yield WayCost(other.mode, other.weight or weight, _milliseconds(times, node.name), alone)
     if decision.weights and own is not None:
         mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
-        # What could be integers computes as in float when it is stored; all else is as it was profiled.
+        # A compressed integer node computes as in float; other nodes compute as they were profiled.
         known = costs.floats if decision.mode in (Mode.STATIC, Mode.DYNAMIC) else costs.static
         yield WayCost(mode, weight, _milliseconds(known.nodes, node.name), sqnr_of_ratio(own))
 
@@ -250,7 +245,6 @@ def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:
 
 
 def _figure(value: float | None, digits: int = 1) -> str:
-    """Return a figure as text; that of nothing, such as the noise of what adds none, is a dash."""
     return "-" if value is None or math.isinf(value) else f"{value:.{digits}f}"
 
 
@@ -259,9 +253,9 @@ def _borders(one: TensorCost) -> float | None:
 
 
 def _place(order: str, name: str, sqnr: float | None, milliseconds: float | None) -> tuple[float, str]:
-    """Return what sorts a row: what is not known comes last."""
+    """Return the sort key of a row; unknown figures come last."""
     known = {
-        # Sorting keeps the order of equals.
+        # `sorted` is stable.
         "graph": 0.0,
         "noise": math.inf if sqnr is None else sqnr,
         "time": math.inf if milliseconds is None else -milliseconds,

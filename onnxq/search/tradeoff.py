@@ -1,4 +1,4 @@
-"""Time weighed against error: the minimum cut over all options, and the reasons that follow from it."""
+"""Time traded against error: the minimum cut over all options, and the reasons of its decisions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BESIDE = {
 
 
 def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: KernelOption | None) -> tuple[str, str]:
-    """Return why a node is not what the scheme wants, and the figures behind it.
+    """Return why a node differs from the scheme, and the figures behind it.
 
     Args:
-        costs: of the nodes.
-        name: of the node.
-        wanted: what the scheme wants, static, dynamic or stored.
-        ratio: noise-to-signal ratio that it adds alone as what the scheme wants; 0 where that is not known.
-        taken: what it is instead; None where it computes in float.
+        costs: costs of the nodes.
+        name: name of the node.
+        wanted: its mode in the scheme: static, dynamic or stored.
+        ratio: noise-to-signal ratio that it adds alone in this mode; 0 if unknown.
+        taken: its option; None if it computes in float.
     """
     floats, integers = costs.floats.nodes.get(name, 0.0), _integers(costs, wanted).get(name, 0.0)
     figures = [f"{floats / 1e6:.3f} ms in float"]
@@ -54,11 +54,11 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
 
 
 def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
-    """Return why a node computes in float where nobody knows what it takes in time, and the figures behind it.
+    """Return why a node computes in float if no times are known, and the figures behind it.
 
     Args:
-        wanted: what the scheme wants, static or dynamic.
-        ratio: noise-to-signal ratio that it adds alone so; 0 where that is not known.
+        wanted: its mode in the scheme: static or dynamic.
+        ratio: noise-to-signal ratio that it adds alone in this mode; 0 if unknown.
 
     >>> untimed_reason(Mode.STATIC, 0.01)
     ('static quantization of it hurts the worst output too much', '20.0 dB as integers alone')
@@ -81,43 +81,42 @@ def _others(costs: CostModel, name: str, wanted: Mode) -> Iterator[str]:
             yield f"{times[name] / 1e6:.3f} ms {alternative.described}"
 
 
-# Time weighed against noise: what the nodes of a graph cost in each way to run them, and what an assignment gives.
+# Time traded against error
 
 AS_LONG = 1.05
-"""A plan that is expected to take so many times as long as one with more borders takes as long."""
+"""Two plans take equally long if the one with fewer boundaries is expected to take at most this many times as long."""
 
 
 @dataclass(frozen=True, eq=False)
 class OptionSensitivities:
-    """Noise that codes add.
+    """Sensitivities of the scheme's quantizers and of each option.
 
     Attributes:
-        static: of tensors with fixed scales, and of the weights of each node, which are the same codes where the node
-            stores them.
-        alternatives: of what nodes have as codes that take an alternative.
+        static: of tensors with fixed scales, and of each node's weights; compressed weights have the same values.
+        alternatives: of the own quantizers of nodes that take an option.
     """
 
     static: Sensitivities = NO_ERROR
     alternatives: Mapping[KernelOption, Sensitivities] = field(default_factory=dict)
 
     def of(self, alternative: KernelOption, node: str) -> float:
-        """Return the ratio that a node adds that takes an alternative."""
+        """Return the noise-to-signal ratio that a node adds in an option; 0 if unknown."""
         return self.alternatives[alternative].nodes.get(node, 0.0) if alternative in self.alternatives else 0.0
 
 
 UNMEASURED = OptionSensitivities()
-"""Weighs nothing against time."""
+"""Nothing is known, so only time counts."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which nodes run how, and what that is expected to give.
+    """The option of each node, with the time and error to expect.
 
     Attributes:
         static: nodes that run as integer kernels with fixed scales.
-        alternatives: nodes that take an alternative, with that.
+        alternatives: the option of other nodes that are not float.
         nanoseconds: expected time of a run.
-        noise: predicted noise-to-signal ratio at the worst output: what its codes add together.
+        noise: predicted noise-to-signal ratio at the worst output with all quantizers of the assignment.
     """
 
     static: frozenset[str]
@@ -127,19 +126,19 @@ class Assignment:
 
     @property
     def ways(self) -> frozenset[NodeOption]:
-        """What was chosen, whatever it is expected to give."""
+        """The chosen options, without the expected figures."""
         return frozenset([*((node, STATIC) for node in self.static), *self.alternatives.items()])
 
 
 @dataclass(frozen=True, eq=False)
 class CostTradeoff:
-    """The costs of a graph's nodes and borders, ready to be weighed against noise.
+    """Costs of a graph's nodes and boundaries, to be weighed against error.
 
     Attributes:
-        costs: what was measured.
-        left: what becomes of nodes whose stored weights are too coarse, where they do not become integer kernels.
-        excluded: what nodes may not be.
-        is_timed: whether times are those of runs.
+        costs: the measured costs.
+        left: demotions of nodes whose compressed weights are too coarse, unless they become integer kernels.
+        excluded: options that nodes may not take.
+        is_timed: True if times were measured.
     """
 
     costs: CostModel
@@ -148,12 +147,9 @@ class CostTradeoff:
     is_timed: bool = True
 
     def float_side(self, node: str, noise: OptionSensitivities, weight: float) -> tuple[KernelOption | None, float]:
-        """Return the alternative that is best for a node whose neighbours see floats, or None, and what it costs.
+        """Return the best option of a node with float inputs and outputs (None for float), and its cost.
 
-        Args:
-            node: its name.
-            noise: what each node adds.
-            weight: nanoseconds that a noise-to-signal ratio of one is worth.
+        `weight` is the value of a noise-to-signal ratio of one in nanoseconds.
         """
         stored = self._float_time(node, None) + weight * self._stored_noise(node, noise)
         offered = [
@@ -165,29 +161,27 @@ class CostTradeoff:
         return (best, least) if least < stored else (None, stored)
 
     def problem(self, noise: OptionSensitivities, weight: float) -> Problem:
-        """Return the assignment problem that weighs time against noise.
+        """Return the assignment problem that weighs time against error.
 
-        Args:
-            noise: what each node adds.
-            weight: nanoseconds that a noise-to-signal ratio of one is worth.
+        `weight` is the value of a noise-to-signal ratio of one in nanoseconds.
         """
         return self._problem({name: self.float_side(name, noise, weight)[1] for name in self._names}, noise, weight)
 
     def best(self, noise: OptionSensitivities, weight: float) -> Assignment:
-        """Return the assignment of least time and weighed noise; see `problem`."""
+        """Return the assignment of least time plus weighted error; see `problem`."""
         return self.assignment(cheapest(self.problem(noise, weight)), noise, weight)
 
     @property
     def quickest(self) -> Assignment:
-        """The assignment of least time, or the scheme's where that takes as long, which then is taken if it will do."""
+        """The assignment of least time, or the plan of the scheme if that takes as long (see `AS_LONG`)."""
         best, whole = self.best(UNMEASURED, 0.0), self.planned(self.costs.full, UNMEASURED)
         return whole if whole.nanoseconds < AS_LONG * best.nanoseconds else best
 
     def by_weight(self, noise: OptionSensitivities, weights: Sequence[float]) -> Callable[[int], Assignment]:
-        """Return what tells the best assignments for rising weights, by their places, and solves for as few as can be.
+        """Return a function from the index of a rising weight to the best assignment, with as few cuts as possible.
 
-        Time plus weighed noise is a line over the weight for each assignment, and the best are the lowest of all lines:
-        what is best for two weights is so for all between.
+        The cost of an assignment is a line over the weight, and the best assignments form the lower envelope of all
+        lines. So an assignment that is best for two weights is best for all weights between them.
         """
         known: dict[int, Assignment] = {}
 
@@ -202,15 +196,16 @@ class CostTradeoff:
         return of
 
     def assignment(self, static: frozenset[str], noise: OptionSensitivities, weight: float) -> Assignment:
-        """Return what it means that these nodes are static, the others taking what is best for them then."""
+        """Return the assignment in which exactly these nodes are static, and the others take their best option."""
         sides = {name: self.float_side(name, noise, weight)[0] for name in self._names if name not in static}
         taken = {name: alternative for name, alternative in sides.items() if alternative is not None}
         return self._assigned(static, taken, noise)
 
     def planned(self, plan: Plan, noise: OptionSensitivities) -> Assignment:
-        """Return what it means that every node is static or dynamic that is so in a plan.
+        """Return the assignment of a plan's static and dynamic nodes.
 
-        One that has to be so together with another, as with its clamp, counts as float where that is.
+        A node that can only be static together with another one, such as its clamp, counts as float if the other is
+        float.
         """
         modes = {one.node: one.mode for one in plan.decisions}
         static = frozenset(name for name in self.costs.static_nodes if modes[name] is Mode.STATIC)
@@ -220,14 +215,14 @@ class CostTradeoff:
         return self._assigned(static, taken, noise)
 
     def alone(self, static: Set[str]) -> list[str]:
-        """Return those of some nodes that cannot be static without others, such as a convolution without its clamp."""
+        """Return the nodes that need others outside of the set to be static, such as a convolution its clamp."""
         company = set(static)
         while alone := {node for node, other in self.costs.followers if node in company and other not in company}:
             company -= alone
         return sorted(static - company)
 
     def repriced(self, assignment: Assignment, noise: OptionSensitivities) -> Assignment:
-        """Return an assignment with the time and noise that are expected of it now."""
+        """Return an assignment with its time and error by the present costs."""
         return self._assigned(assignment.static, assignment.alternatives, noise)
 
     def _assigned(
@@ -240,7 +235,7 @@ class CostTradeoff:
     def _predicted(
         self, static: frozenset[str], taken: Mapping[str, KernelOption], noise: OptionSensitivities
     ) -> float:
-        """Return the noise-to-signal ratio at the worst output that the codes of an assignment add."""
+        """Return the predicted noise-to-signal ratio at the worst output."""
         coded = [QuantizerId(one.tensor) for one in self.costs.borders if one.tensor and is_coded(one, static)]
         weighed = (name for name in self._names if name not in taken and self._is_coarse(name, static))
         coded += [QuantizerId(name, is_node=True) for name in weighed]
@@ -251,12 +246,12 @@ class CostTradeoff:
         return worst_output_nsr(np.atleast_1d(sum(found)))
 
     def sensitivities(self, noise: OptionSensitivities) -> Iterator[NodeSensitivity]:
-        """Yield what each node adds in noise with everything else in float, in each way that was asked about."""
+        """Yield the error of each node alone, in each measured option."""
         for (name, way), ratio in self.ways(noise).items():
             yield NodeSensitivity(name, way.mode, sqnr_of_ratio(ratio))
 
     def ways(self, noise: OptionSensitivities) -> Mapping[NodeOption, float]:
-        """What is known of nodes as integers, by node and what they could be: the noise-to-signal ratio alone."""
+        """Return the noise-to-signal ratio of each node alone in each integer option."""
         found = {(name, STATIC): noise.static.of(self._touched[name]) for name in self.costs.static_nodes}
         for alternative, noises in noise.alternatives.items():
             found.update({(name, alternative): ratio for name, ratio in noises.nodes.items()})
@@ -264,7 +259,7 @@ class CostTradeoff:
 
     @cached_property
     def _touched(self) -> Mapping[str, tuple[QuantizerId, ...]]:
-        """What becomes codes when a node and nothing else is static."""
+        """The quantizers that are on if only one node is static, by node."""
         found: dict[str, list[QuantizerId]] = {
             name: [QuantizerId(name, is_node=True)] for name in self.costs.static_nodes
         }
@@ -274,11 +269,11 @@ class CostTradeoff:
         return {name: tuple(sources) for name, sources in found.items()}
 
     def _is_coarse(self, name: str, static: frozenset[str]) -> bool:
-        """Whether the weights of a node have the codes that the scheme wants."""
+        """Return whether the weights of a node have the scheme's spec."""
         return name in static or name not in self.left
 
     def demotions(self, assignment: Assignment, noise: OptionSensitivities) -> Mapping[str, Demotion]:
-        """Return what makes the planner do what was assigned, with the reasons."""
+        """Return the demotions that make the planner carry out an assignment, with their reasons."""
         found = {}
         for decision in self.costs.full.decisions:
             name = decision.node
@@ -295,11 +290,11 @@ class CostTradeoff:
         return found
 
     def without(self, ways: frozenset[NodeOption]) -> CostTradeoff:
-        """Return the same for a choice in which these nodes may not be that."""
+        """Return the same with these options excluded."""
         return replace(self, excluded=ways)
 
     def corrected(self, assignment: Assignment, observed: NodeTimes) -> CostTradeoff:
-        """Return the same with what the kernels of an assignment's model really took."""
+        """Return the same with the measured kernel times of an assignment's model."""
         return replace(self, costs=self.costs.corrected(assignment.static, assignment.alternatives, observed))
 
     def _problem(self, floats: Mapping[str, float], noise: OptionSensitivities, weight: float) -> Problem:
@@ -320,7 +315,6 @@ class CostTradeoff:
     def _reason(
         self, name: str, noise: OptionSensitivities, wanted: Mode, taken: KernelOption | None
     ) -> tuple[str, str]:
-        """Return why a node is not what the scheme wants, static or dynamic, and the figures behind it."""
         own = noise.static.of(self._touched.get(name, ()))
         ratio = own if wanted is Mode.STATIC else noise.of(KernelOption(Mode.DYNAMIC), name)
         return reason_of(self.costs, name, wanted, ratio, taken) if self.is_timed else untimed_reason(wanted, ratio)

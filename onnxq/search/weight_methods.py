@@ -1,4 +1,4 @@
-"""Accuracy methods for weights: AWQ, GPTQ and sequential bias correction, and how a plan is carried out again."""
+"""Accuracy methods for weights: AWQ, GPTQ and sequential bias correction, and the replay of a plan."""
 
 from __future__ import annotations
 
@@ -32,37 +32,31 @@ from onnxq.runtime.sessions import Array
 from onnxq.search.cross_validation import ALL, LARGE, AlgorithmResult, CrossValidator, Finding, Groups
 from onnxq.search.sensitivity import QuantizerToggleSession
 
-# So often there are Gram matrices at once: of three groups of samples, of three sums of these and a sum in the making,
-# and those that a thread observes and hands over.
+# Hessian matrices in memory at once: of three groups of samples, three sums of these and a sum in the making, and those
+# that a thread collects and hands over.
 _GRAMS = 9
 
 SCALING_WORTH = 0.94
-"""Times the noise of codes without factors that both folds may see at most, so that factors are kept.
+"""Largest ratio of the errors with and without AWQ scales, over both folds, at which the scales are kept.
 
-Chosen on calibration samples alone: eleven parts of those of a vision transformer, in 4 and in 2 bits, each judged by
-others that it had not. Where folds saw 0.93 or less, factors gained 0.2 and 0.4 dB and lost 0.1 dB once; wherever these
-saw 0.947 to 0.985, they lost 0.02 to 1.2 dB, though `WORTH` lets some of that pass.
+Chosen on calibration samples alone: eleven parts of those of a vision transformer, in 4 and 2 bits, each evaluated on
+samples outside of the part. If the folds saw 0.93 or less, scales gained 0.2 and 0.4 dB and lost 0.1 dB once. If they
+saw 0.947 to 0.985, scales lost 0.02 to 1.2 dB, though `WORTH` lets some of these pass.
 """
 
-# Of the size of a channel; none is the first.
+# Powers of the channel size to try; the first means no scales.
 _POWERS = (0.0, 0.15, 0.3, 0.5, 0.7)
-# Channels of less than this part of the largest one show nothing of what they are in other samples.
+# A channel below this share of the largest one says nothing about its size in other samples.
 _LEAST = 1e-4
 _WEIGHT = 1
 
 
 def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
-    """Return the basis with factors for float data that weights of few bits multiply, where these lower the noise.
+    """Scale float activations that low-bit weights multiply (AWQ), if this lowers the error.
 
-    The factors of a tensor are a power of the size of its channels: the power with which what its readers compute has
-    the least error, as the Gram matrix of the data has it.
-
-    Args:
-        validator: say whether they do.
-        plan: what becomes of each node.
-        basis: what codes are chosen by otherwise.
-        accuracy: weights of how many bits are compensated, as the others need no factors either, and what Gram
-            matrices may take.
+    The scales of a tensor are a power of its channel sizes. The power is chosen by the error of the consumers, computed
+    from the Hessian matrix of the activations. `accuracy` limits the bits of the weights and the memory of the
+    matrices.
     """
     bench = validator.evaluator.bench
     rows = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.compensated_bits)
@@ -107,18 +101,21 @@ def gram_bytes(accuracy: Accuracy) -> int:
 
 
 def gram_workers(accuracy: Accuracy) -> Threads | None:
-    """Return what runs samples for Gram matrices: each thread has its own, so memory may allow for one."""
+    """Return the workers that collect Hessian matrices.
+
+    A memory limit means one thread, because each thread has its own matrices.
+    """
     return None if accuracy.memory is None else Threads(1)
 
 
 def _best(one: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> ChannelScales | None:
-    """Return the factors with which the readers of a tensor lose least; None where they lose least without."""
+    """Return the scales with the lowest error in the consumers of a tensor; None if no scales are best."""
     products = gram.moments()[0] if gram.count else np.zeros(0)
     if not products.any() or not np.isfinite(products).all():
         return None
     sizes = np.sqrt(products.diagonal())
     seen = sizes > _LEAST * sizes.max()
-    # About 1, so that nothing grows large, and 1 where nothing is known.
+    # Normalize to about 1, so nothing grows large; unknown channels get 1.
     sizes = np.where(seen, sizes / np.exp(np.log(sizes[seen]).mean()), 1.0)
     tried = [ChannelScales(len(one.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
     losses = [
@@ -129,7 +126,7 @@ def _best(one: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> ChannelS
 
 
 def _lost(reader: Node, weight: Weight, products: NDArray[np.float64], factors: ChannelScales) -> float:
-    """Return the squared error of what a product computes, in its mean over the rows of its data."""
+    """Return the squared error of a matrix multiplication, averaged over the rows of its activations."""
     source, around = reader.inputs[weight.index], WeightRescaling(factors)
     codes = encode_weight(around.weight(reader, weight.index, source.values), weight)
     error = source.values - around.own_weight(reader, weight.index, codes.dequantize())
@@ -141,23 +138,19 @@ def _weight(reader: Node, plan: Plan) -> Weight:
     return next(one for one in plan.by_node[reader.name].weights if one.index == _WEIGHT)
 
 
-# Whether errors of rounding that cancel pay: told on samples that the Gram matrices have not seen.
+# GPTQ, evaluated on samples that its Hessian matrices have not seen
 
-# The fewer samples there are for the columns of a weight, the more damping it takes.
+# The fewer samples there are for the columns of a weight, the more damping it needs.
 _DAMPINGS = (0.01, 0.1, 0.3)
 _LIKELIEST = 0.1
-# Less than this part of all noise is not worth the Gram matrices: without any of it there would be 1.2 dB less.
+# A smaller share of the error is not worth the Hessian matrices: without any of it, the SQNR would rise by 1.2 dB.
 _SHARE = 0.25
 
 
 def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
-    """Return the basis with weights rounded so that their errors cancel, where that lowers the noise.
+    """Round weights so that their errors cancel (GPTQ), if this lowers the error.
 
-    Args:
-        validator: say whether it does.
-        plan: what becomes of each node.
-        basis: what codes are chosen by otherwise.
-        accuracy: weights of how many bits are tried, and what their Gram matrices may take.
+    `accuracy` limits the bits of the weights and the memory of the Hessian matrices.
     """
     bench = validator.evaluator.bench
     first = Gptq.of_samples(
@@ -186,24 +179,24 @@ def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, acc
     def plain(groups: Groups) -> AlgorithmResult:
         return basis
 
-    # What is no better with the likeliest damping pays with no other.
+    # If the likeliest damping gives no gain, no other damping does.
     tried: list[Finding] = [plain, partial(found, basis.recipe, _LIKELIEST)]
     if validator.lowest_error(plan, tried) is plain:
         return basis
     best = lowest_error(replace(basis.recipe, scaling=NOTHING))
-    # Factors that pay where weights are rounded to their nearest codes need not do so where their errors cancel.
+    # AWQ scales that help with round-to-nearest need not help with GPTQ.
     if basis.recipe.scaling.factors and validator.improves(
         plan, scaled := lowest_error(basis.recipe), best, SCALING_WORTH
     ):
         best = scaled
-    # Errors that cancel on few samples need not do so on others.
+    # Errors that cancel on few samples may not cancel on others.
     return best(ALL) if validator.improves_significantly(plan, best, plain) else basis
 
 
 def _obstacle(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, first: Gptq, requests: Sequence[Request]
 ) -> str:
-    """Return why errors of rounding are not made to cancel, or an empty string."""
+    """Return why GPTQ does not apply, or an empty string."""
     bench = validator.evaluator.bench
     if bench.is_large:
         return LARGE
@@ -215,7 +208,7 @@ def _obstacle(
 
 
 def _matters(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> bool:
-    """Whether rounded weights alone make a good part of the noise, as they do where data stays float."""
+    """Return whether rounded weights alone make a good part of the error: all of it with float activations."""
     if not plan.activations:
         return True
     evaluator = replace(validator.evaluator, evidence=basis.evidence)
@@ -228,14 +221,7 @@ def _matters(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> b
 def with_asked_rows(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
 ) -> AlgorithmResult:
-    """Return a basis by which the errors of those weights cancel whose Spec asks for that, without judging it.
-
-    Args:
-        validator: the samples.
-        plan: what becomes of each node.
-        basis: what codes are chosen by otherwise.
-        accuracy: what the Gram matrices may take.
-    """
+    """Apply GPTQ to the weights whose spec requests it, without an evaluation."""
     samples = sum(map(len, validator.groups))
     asked = Gptq.of_samples(samples, _LIKELIEST, bits=0, memory=gram_bytes(accuracy))
     observed = {request.tensor for request in weight_requests(plan, validator.evaluator.bench.graph, asked)}
@@ -246,17 +232,13 @@ def with_asked_rows(
 def with_seen_rows(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, observed: Sequence[str]
 ) -> AlgorithmResult:
-    """Return a basis whose weights are compensated with the Gram matrices for that, summed up as they once were.
+    """Return a result with the Hessian matrices that its GPTQ needs, summed in the same order as before.
 
-    Args:
-        validator: the samples.
-        plan: what becomes of each node.
-        basis: what codes are chosen by, a compensation among it.
-        observed: all tensors whose Gram matrices were seen then, which the plan may need no more.
+    `observed` names all tensors whose matrices were collected then, even if the plan no longer needs them.
     """
     bench, compensation = validator.evaluator.bench, basis.recipe.compensation
     wanted = weight_requests(plan, bench.graph, compensation) if compensation is not None else ()
-    # What had no room in memory then was rounded.
+    # Weights whose matrices had no room in memory then were rounded to nearest.
     requests = tuple(request for request in wanted if request.tensor in observed)
     groups = [validator.groups[group] for group in ALL if requests and len(validator.groups[group])]
     grams = [collect(bench.prepared, group, requests, others=observed) for group in groups]
@@ -266,38 +248,33 @@ def with_seen_rows(
 
 
 def _joined(evidence: CalibrationStatistics, grams: CalibrationStatistics) -> CalibrationStatistics:
-    """Return the evidence with Gram matrices beside, whose samples are not all of its own."""
-    # Rows that wait are multiplied now, and not again for every candidate.
+    """Merge Hessian matrices into the statistics; their samples are not all samples of these statistics."""
+    # Multiply pending rows now, and not again for every candidate.
     whole = {one: gram.multiplied() for one, gram in grams.statistics.items() if isinstance(gram, HessianAccumulator)}
     return replace(evidence, statistics=MappingProxyType({**evidence.statistics, **whole}))
 
 
-# Biases in order, kept where they lower noise on samples that they were not found on.
+# Sequential bias correction, kept if it lowers the error on held-out samples
 
-# More find no better means (of 192 and 36 samples, 8 found the same decibels as 12, and these as 32), and each costs
-# three runs of the float model.
+# More samples find no better means (of 192 and 36 samples, 8 reached the same decibels as 12, and these as 32). Each
+# sample costs three runs of the float model.
 _MOST_SAMPLES = 8
-# Fewer do not tell a mean from chance.
+# With fewer samples, a mean cannot be told from chance.
 _FEWEST_SAMPLES = 3
-# They are shrunk as far as samples disagree, so that few of these need not see all that they gain (0.9 dB of one
-# network with 400, nothing with 12); what is seen to raise noise is left out.
+# Corrections shrink as far as samples disagree, so a few samples need not show the whole gain (0.9 dB of one network
+# with 400, nothing with 12). Only a rise of the error excludes them.
 _HARMLESS = 1.0
-# What rounded weights alone do to the mean of their own layer is made up for without running anything.
+# The mean shift that rounded weights cause in their own layer is corrected without any run.
 _MOSTLY = 0.5
 
 
 def with_bias_correction(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
 ) -> AlgorithmResult:
-    """Return the basis with biases corrected in order, see `with_sequential_biases`, where these lower the noise.
+    """Correct biases in order (see `with_sequential_biases`), if this lowers the error.
 
-    Only plans most of whose layers round their data get them.
-
-    Args:
-        validator: say whether they do.
-        plan: what becomes of each node.
-        basis: what codes are chosen by; its biases were those of another plan.
-        accuracy: with little effort they are found once, and judged by the samples that are left.
+    This applies only to plans in which most layers quantize their activations. Old corrections in `basis` belong to
+    another plan and are dropped. Below full effort, one fold finds the corrections and decides.
     """
     bench, plain = validator.evaluator.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
     layers = layers_of(bench.graph, plan)
@@ -314,7 +291,8 @@ def with_bias_correction(
     @cache
     def found(groups: Groups) -> AlgorithmResult:
         if groups == ALL:
-            # Together the folds have used every sample; what all would give is less shrunk, and nobody judges it.
+            # Together the folds have used every sample. A fit on all samples would shrink less, and no samples would be
+            # left to evaluate it.
             every = validator.found_on if accuracy.thorough else validator.found_on[:1]
             biases = _mean([found(one).recipe.biases for one in every])
             return replace(plain, recipe=replace(plain.recipe, biases=biases))
@@ -332,16 +310,13 @@ def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     }
 
 
-# What a plan does not hold of how its codes were chosen, found again from the same samples to the last bit.
+# The parts of an encoding that a plan does not contain, computed again from the same samples to the last bit
 
 
 def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistics) -> AlgorithmResult:
-    """Return what the codes of a plan are chosen by, with nothing tried.
+    """Return the encoding of a plan from a report or file, without trying anything.
 
-    Args:
-        validator: the samples as they were when it was chosen.
-        plan: from a report or file.
-        evidence: of what the plan needs.
+    `validator` must have the samples that the plan was made with.
     """
     basis = AlgorithmResult(config_from_plan(plan, sum(map(len, validator.groups))), evidence)
     if plan.damping is not None:
@@ -354,23 +329,18 @@ def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistic
 def with_decided_biases(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
 ) -> AlgorithmResult:
-    """Return the basis with biases corrected in order, which are known to pay.
+    """Correct biases in order without an evaluation, because they are known to help.
 
-    Args:
-        validator: the samples that they are found on.
-        plan: what becomes of each node.
-        basis: what codes are chosen by otherwise.
-        accuracy: with how much effort they were found.
+    `accuracy` is the effort that they were found with.
     """
     return with_bias_correction(_Decided(validator.evaluator, validator.samples), plan, basis, accuracy)
 
 
 @dataclass(frozen=True, eq=False)
 class _Decided(CrossValidator):
-    """CrossValidator that take what is found without judging it: that was done when the plan was made."""
+    """A validator that accepts results without an evaluation, because that was done when the plan was made."""
 
     def kept(
         self, plan: Plan, basis: AlgorithmResult, findings: Sequence[Finding], worth: float = 1.0, *, once: bool = False
     ) -> AlgorithmResult:
-        """Return what the first finding makes of all samples."""
         return findings[0](ALL)
