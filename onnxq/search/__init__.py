@@ -1,1 +1,1 @@
-"""Search: plans in, the fastest accurate plan out, by what was measured on this machine. Edits no graph."""
+"""Search for the fastest accurate plan, by measurements on this machine; no graph is edited here."""
