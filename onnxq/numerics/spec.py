@@ -36,7 +36,7 @@ class Rounding(StrEnum):
 
 
 class Method(StrEnum):
-    """How scale, zero point and codes are found; installed packages may have other ways."""
+    """How scales, zero points and quantized values are chosen. Installed packages may add methods."""
 
     MINMAX = "minmax"
     """From the smallest and largest value."""

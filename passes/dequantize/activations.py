@@ -1,4 +1,4 @@
-"""Activations back to floats: QuantizeLinear and DequantizeLinear go, and the clamps that they took over come back."""
+"""Dequantize activations: remove QuantizeLinear and DequantizeLinear, and restore the clamps that they replaced."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from onnxq.passes.dequantize.quantized_values import (
 )
 from onnxq.rewrite import Changes, Pass
 
-# Clamps end at numbers of one digit, above zero also at halves below this; measured ranges hardly ever do.
+# Clamps end at one-digit numbers, and from zero also at halves below this limit. Calibrated ranges hardly ever do.
 _MOST_HALVES: Final = 100.0
-# The range's end went through a float32 scale.
+# Relative tolerance, because the end of the range passed through a float32 scale.
 _CLOSE: Final = 1e-6
 _CLIP_HAS_INPUTS: Final = 11
-# Larger constants are not looked at.
+# Larger constants have no known interval.
 _MOST_ELEMENTS: Final = 1 << 16
 
 
 @dataclass(eq=False)
 class Intervals:
-    """What is known about the values of tensors, whatever the model is fed.
+    """The intervals of tensors, for any input of the model.
 
     Attributes:
-        known: by tensor; one that is missing can have any value.
+        known: interval by tensor; a missing tensor can have any value.
     """
 
     known: dict[Tensor, Interval] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Intervals:
         return self.known.get(tensor, Interval())
 
     def see(self, node: Node) -> None:
-        """Take note of what a node makes; nodes are seen in an order of execution."""
+        """Record the interval of a node's output; call it in execution order."""
         operator = operator_of(node)
         if operator is None or operator.interval is None or not node.outputs:
             return
@@ -79,20 +79,20 @@ class Intervals:
     def clamp(
         self, value: Tensor, low: float, high: float, step: float, opset: int, fresh: Callable[[str], str]
     ) -> Node | None:
-        """Return the Relu or Clip behind a tensor that is given by its codes reaching from ``low`` to ``high``.
+        """Return the Relu or Clip that the quantized range `low` to `high` replaced.
 
-        The quantized model clamps there as well, half a step aside at most, so that the node adds no error.
+        The quantized model clamps at the same values, up to half a step, so the node adds no error.
 
         Args:
             value: the tensor in front of QuantizeLinear.
-            low: what the lowest code stands for.
-            high: what the highest code stands for.
-            step: from a code to the next one.
-            opset: of the default domain.
-            fresh: makes names new.
+            low: lowest representable value.
+            high: highest representable value.
+            step: the scale.
+            opset: opset of the default domain.
+            fresh: makes names unique.
 
         Returns:
-            None when the range is an ordinary one, or the values cannot leave it.
+            None if the range is an ordinary calibrated one, or if the values cannot leave it.
         """
         if not isinstance(value, Variable) or not value.inputs or value.inputs[0].op == "Cast":
             return None
@@ -114,7 +114,7 @@ class Intervals:
 
 
 def _ends(low: float, high: float, step: float) -> Interval | None:
-    """Return where the clamp ends that a range of codes took over; infinity behind a Relu, None where there was none.
+    """Return the limits of the clamp behind a quantized range; high is inf for a Relu, and None means no clamp.
 
     >>> _ends(0.0, 6.0, 6 / 255), _ends(0.0, 4.7312, 4.7312 / 255), _ends(-128 * 2 / 255, 127 * 2 / 255, 2 / 255)
     (Interval(low=0.0, high=6.0), Interval(low=0.0, high=inf), Interval(low=-1.0, high=1.0))
@@ -122,7 +122,7 @@ def _ends(low: float, high: float, step: float) -> Interval | None:
     if low == 0:
         halves = round(2 * high) / 2 if high < _MOST_HALVES else 0.0
         return Interval(0.0, next((one for one in (_rounded(high), halves) if _is_close(one, high, high)), math.inf))
-    # The zero point was rounded, and both ends with it.
+    # The zero point is rounded, so both ends may have moved.
     start, width = _rounded(low), high - low
     end = 0.0 if _is_close(start + width, 0.0, width) else _rounded(start + width)
     moved = abs(start - low) > step / 2 + _CLOSE * width
@@ -137,35 +137,34 @@ def _is_close(one: float, other: float, size: float) -> bool:
     return abs(one - other) <= _CLOSE * size
 
 
-# --- the pass over quantizers ---------------------------------------------------------------------------------------
+# --- quantizers -----------------------------------------------------------------------------------------------------
 
 _QUANTIZERS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _CARRIERS: Final = frozenset(
     {"Identity", "TopK"} | {op for (domain, op), row in OPERATORS.items() if row.moves and not domain}
 )
-# Their second output holds indices.
+# Operators whose second output holds indices.
 _INDEXING: Final = frozenset({"MaxPool", "TopK"})
-# They look at the shape or the order of what they read, which codes and floats share.
+# Operators that read only the shape or order of elements, which quantized values and floats share.
 _READERS: Final = frozenset({"ArgMax", "ArgMin", "Shape", "Size"})
 
 
 class RemoveQuantizeDequantize(Pass):
     """Remove QuantizeLinear, DynamicQuantizeLinear and DequantizeLinear of activations, in every graph of the model.
 
-    Nodes between them that only move codes, such as Reshape or MaxPool, move floats instead. Tools that quantize leave
-    out a Relu or Clip in front of codes that end where it does. A Relu comes back where codes begin at zero and values
-    may lie below, a Clip where codes end at short numbers. Codes that a graph is fed or returns stay,
-    behind float operators, and so do those that a node computes with in another way. A factor that lies in the scale
-    with which codes are decoded becomes a Mul, and so do factors of single channels. Leaves DequantizeLinear of
-    constants, which are weights.
+    Nodes between them that only move values, such as Reshape or MaxPool, move floats instead. Quantizing tools remove a
+    Relu or Clip if the quantized range ends at its limits. A Relu comes back if the range begins at zero and values may
+    be negative, a Clip if the range ends at short numbers. Quantized inputs and outputs of a graph stay behind float
+    operators, and so do quantized values that another operator computes with. A factor between the scales of quantizer
+    and dequantizer becomes a Mul, also for single channels. Skips DequantizeLinear of constants, which are weights.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Remove; ``changed`` holds the names of the nodes that are gone or work on floats now.
+        """Remove the nodes.
 
         Raises:
-            ModelError: a node needs codes that no float operators make, as their scale is measured; the message names
-                it.
+            ModelError: a node needs quantized values that float operators cannot make, because their scale is dynamic.
+                The message names the node.
         """
         rewriting = _Rewriting(Names(graph), graph.opset)
         for scope in all_graphs(graph):
@@ -176,7 +175,7 @@ class RemoveQuantizeDequantize(Pass):
 
 @dataclass(eq=False)
 class _Rewriting:
-    """One walk over all nodes in an order of execution; nodes are put in and taken out when it ends."""
+    """One walk over all nodes in execution order; the lists of nodes are edited at its end."""
 
     names: Names
     opset: int
@@ -192,7 +191,6 @@ class _Rewriting:
     left: list[tuple[str, str]] = field(default_factory=list)
 
     def visit(self, node: Node, scope: Graph) -> None:
-        """Rewrite a node whose inputs have been rewritten."""
         self.owner[node] = scope
         if node.op in _QUANTIZERS:
             self._quantizer(node, scope)
@@ -214,7 +212,6 @@ class _Rewriting:
         self.intervals.see(node)
 
     def finish(self, graph: Graph) -> Changes:
-        """Edit the lists of nodes, and say what was done."""
         gone = set(self.gone)
         for node in self.gone:
             if node.op == "DynamicQuantizeLinear":
@@ -244,13 +241,13 @@ class _Rewriting:
         self._code(codes, QuantizedValue(clamped, coded.scale, coded.zero_point, coded.layout), node, scope)
 
     def _code(self, codes: Variable, coded: QuantizedValue, maker: Node, scope: Graph) -> None:
-        """Note what codes mean; those that a graph returns stay."""
+        """Record the meaning of a quantized tensor; quantized graph outputs stay."""
         self.coded[codes], self.makers[codes] = coded, (maker, scope)
         if codes.graph_output_of:
             self._keep(codes, None)
 
     def _keep(self, codes: Tensor, reader: Node | None) -> None:
-        """Have float operators make the codes that a node reads, or that a graph returns where there is none."""
+        """Insert float operators that compute the quantized values for `reader`; None means a graph output."""
         if codes not in self.coded or codes in self.kept:
             return
         coded, who = self.coded[codes], "a graph" if reader is None else f"node {reader.name} ({reader.op})"
@@ -267,7 +264,7 @@ class _Rewriting:
         self._put(scope, maker, encode_codes(coded.value, scale, zero, codes, self.names, self.opset))
 
     def _spread(self, parameter: Tensor, layout: tuple[int, ...], codes: Tensor) -> Tensor | None:
-        """Return a scale or zero point in a shape that is broadcast to the codes; None where it is not known."""
+        """Return a scale or zero point in a shape that broadcasts; None if it is unknown."""
         if not layout:
             return parameter
         axis, block = layout
@@ -323,7 +320,7 @@ class _Rewriting:
         self._put(scope, node, decode_codes(codes, scale, zero_point, values, self.names))
 
     def _substitute(self, node: Node, values: Variable, value: Tensor, scope: Graph) -> None:
-        """Let the consumers of ``values`` read ``value``; what a graph returns keeps its name and a producer there."""
+        """Let the consumers of `values` read `value`. A graph output keeps its name and a producer in its graph."""
         makers = value.inputs if isinstance(value, Variable) and not value.graph_output_of else []
         own = any(self.owner.get(maker) is scope for maker in makers)
         given, wanted = onnx_dtype(value), onnx_dtype(values)
@@ -338,13 +335,13 @@ class _Rewriting:
         self._put(scope, node, [Node(op, self.names.unique(node.name), attributes, [value], [values])])
 
     def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64], scope: Graph) -> None:
-        """Make ``values`` by a multiplication that codes had in their scale."""
+        """Compute `values` by a Mul, for a factor that was part of the scale."""
         node.outputs.clear()
         factors = constant(self.names.unique(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
         self._put(scope, node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
 
     def _moved(self, node: Node) -> QuantizedValue | None:
-        """Return what the codes mean that a node moves; None where it moves none, or not all of them mean the same."""
+        """Return the meaning of the values that a node moves; None if it moves none or their meanings differ."""
         places = _moved_inputs(node)
         moved = [node.inputs[index] for index in places]
         known = next((self.coded[tensor] for tensor in moved if tensor in self.coded), None) or self._ahead(node)
@@ -360,9 +357,9 @@ class _Rewriting:
         return known if alike and filled and not any(tensor in self.coded for tensor in others) else None
 
     def _carrier(self, node: Node, scope: Graph, coded: QuantizedValue) -> None:
-        """Let a node that moves codes move the floats that they stand for."""
+        """Let a node move floats instead of quantized values."""
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
-            # What is filled in is a code as well; left out it is code zero, which need not mean zero.
+            # The fill value is quantized too. The default 0 need not be the zero point.
             dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8
             node.inputs.extend([Variable("")] * (3 - len(node.inputs)))
             node.inputs[2] = constant(self.names.unique(f"{node.name}.fill"), np.zeros((), dtype))
@@ -378,13 +375,12 @@ class _Rewriting:
         self.changed.append(node.name)
 
     def _decoded(self, tensor: Constant, coded: QuantizedValue) -> Constant:
-        """Return the floats that constant codes stand for."""
         zero_point = coded.zero_point
         tensor_data = dequantized(tensor.tensor_data, coded.scale.tensor_data, zero_point and zero_point.tensor_data)
         return Constant(value_name(tensor.name, self.names), tensor_data)
 
     def _ahead(self, node: Node) -> QuantizedValue | None:
-        """Return what the constant codes that a node moves mean: what the DequantizeLinear says that they reach."""
+        """Return the meaning of moved quantized constants, from the DequantizeLinear that they reach."""
         moved = [node.inputs[index] for index in _moved_inputs(node)]
         if not moved or not all(isinstance(one, Constant) and code_range(one.dtype) is not None for one in moved):
             return None
@@ -400,12 +396,11 @@ class _Rewriting:
         return None
 
     def _zero_point(self, coded: QuantizedValue, codes: Variable) -> Tensor:
-        """Return the zero point, which carries the type of the codes; left out it is a zero of theirs."""
+        """Return the zero point, which also determines the type; a missing one becomes 0."""
         zero = np.zeros((), codes.dtype or np.uint8)
         return coded.zero_point or constant(self.names.unique(f"{codes.name}.zero_point"), zero)
 
     def _put(self, scope: Graph, node: Node, nodes: Sequence[Node]) -> None:
-        """Have nodes inserted behind ``node``."""
         self.behind[scope].setdefault(node, []).extend(nodes)
         self.owner.update(dict.fromkeys(nodes, scope))
 
@@ -415,7 +410,7 @@ class _Rewriting:
 
 
 def _moved_inputs(node: Node) -> list[int]:
-    """Return the inputs whose values a node moves to its outputs as they are; empty where it does anything else."""
+    """Return the inputs whose values a node moves unchanged to its outputs; empty for other nodes."""
     operator = operator_of(node)
     if node.domain or node.op not in _CARRIERS:
         return []
@@ -425,21 +420,19 @@ def _moved_inputs(node: Node) -> list[int]:
     return [0, 2] if filling and optional_input(node, 2) is not None else [0]
 
 
-# --- clamps and sums as float models write them ---------------------------------------------------------------------
+# --- clamps and sums ------------------------------------------------------------------------------------------------
 
 _FLOATS: Final = frozenset({"float16", "float32", "float64"})
 
 
 class RestoreOperators(Pass):
-    """Turn Max and Min with one number into Relu or Clip, and Sum of one or two tensors into nothing or Add.
+    """Turn Max and Min with one number into Relu or Clip, and a Sum of two tensors into Add; drop a Sum of one.
 
-    Quantized models have the former where the latter would keep a runtime from its kernels. Both compute the same, but
-    only the latter are known to whatever quantizes the float model again. Leaves Max and Min of tensors or of integers,
-    and all of them below opset 11.
+    Quantized models use Max, Min and Sum where Relu, Clip and Add would prevent a runtime's kernels. Quantizers of the
+    float model only know Relu, Clip and Add. Skips Max and Min of tensors or integers, and all of them below opset 11.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; ``changed`` holds the names of the nodes."""
         changed: list[str] = []
         gone: list[Node] = []
         for scope in all_graphs(graph):
@@ -462,7 +455,7 @@ class RestoreOperators(Pass):
 
 
 def _add(node: Node) -> list[Node]:
-    """Make a Sum an Add of two tensors, or let its consumers read the only one; return it when it is not needed."""
+    """Turn a Sum of two tensors into Add, or bypass a Sum of one; return it if it can be removed."""
     if len(node.inputs) == 2:
         node.op = "Add"
     elif node.outputs[0].graph_output_of:
@@ -474,7 +467,7 @@ def _add(node: Node) -> list[Node]:
 
 
 def _clamp(node: Node, raised: dict[Variable, Node]) -> list[Node]:
-    """Make a Max or Min with a number a Clip; return the Max that is not needed because Min ends its range."""
+    """Turn a Max or Min into Clip; return a Max that the Clip of a following Min includes."""
     limit = _limit(node)
     data = next(tensor for tensor in node.inputs if tensor is not limit)
     if node.op == "Max":
@@ -491,7 +484,7 @@ def _clamp(node: Node, raised: dict[Variable, Node]) -> list[Node]:
 
 
 def _limit(node: Node) -> Constant | None:
-    """Return the number that is one of two inputs, the other being a tensor."""
+    """Return the only constant of two inputs if it is a float number."""
     numbers = [tensor for tensor in node.inputs if isinstance(tensor, Constant)]
     if len(node.inputs) != 2 or len(numbers) != 1 or numbers[0].shape or numbers[0].dtype.name not in _FLOATS:
         return None

@@ -1,4 +1,4 @@
-"""Operators that compute with quantized values back to the float operators that they stand for."""
+"""Replace operators that compute with quantized values by the float operators they stand for."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _LSTM_INPUTS: Final = 8
 
 
 class ReplaceIntegerOperators(Pass):
-    """Replace the nodes of INTEGER_OPERATORS, and DynamicQuantizeLSTM, by float ones.
+    """Replace the nodes of `INTEGER_OPERATORS`, and DynamicQuantizeLSTM, by float operators.
 
-    A constant operand becomes the float weight that its codes stand for; any other is read through DequantizeLinear,
-    and what comes out passes through QuantizeLinear where it is codes. Works in every graph of the model.
+    A constant operand becomes its dequantized float weight. Other operands are read through DequantizeLinear, and a
+    quantized result passes through QuantizeLinear. Works in every graph of the model.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; ``changed`` holds the names of the nodes.
+        """Replace the operators.
 
         Raises:
-            ModelError: a node says what its codes mean in a way that is not known; the message names it.
+            ModelError: the scale or layout of a node is not supported; the message names the node.
         """
         replacing = _Replacing(Names(graph), graph.opset)
         instead: dict[Node, Sequence[Node]] = {}
@@ -68,14 +68,14 @@ class ReplaceIntegerOperators(Pass):
 
 @dataclass(eq=False)
 class _Replacing:
-    """Makes float nodes; weights that several nodes share are decoded once."""
+    """Makes float nodes; a shared weight is dequantized once."""
 
     names: Names
     opset: int
     weights: dict[tuple[object, ...], Constant] = field(default_factory=dict)
 
     def float_nodes(self, node: Node, row: IntegerOperator) -> list[Node]:
-        """Return the nodes that compute what ``node`` stands for, whose outputs they take over."""
+        """Take the outputs from `node`; return the nodes that compute them in float."""
         triples = _triples(node, row)
         check_inputs(node, [*row.first, *(index for triple in triples for index in triple[:2])])
         attributes = self._attributes(node, row)
@@ -103,7 +103,7 @@ class _Replacing:
         return nodes
 
     def _then(self, nodes: list[Node], op: str, name: str, values: Variable, *others: Tensor) -> None:
-        """Append a node that reads what the last one makes."""
+        """Append a node that reads the output of the last one."""
         values.dtype = others[0].dtype
         nodes[-1].outputs.append(values)
         nodes.append(Node(op, self.names.unique(name), {}, [values, *others]))
@@ -116,7 +116,7 @@ class _Replacing:
         attributes: dict[str, object],
         nodes: list[Node],
     ) -> list[Tensor]:
-        """Return what the float node reads, its bias aside; what decodes it is appended to ``all_nodes``."""
+        """Return the inputs of the float node without its bias; append the nodes that dequantize them."""
         probe = Node(row.float_op, attrs=attributes, domain=row.domain)
         inputs = [node.inputs[index] for index in row.first]
         inputs += [
@@ -131,7 +131,6 @@ class _Replacing:
         return inputs
 
     def _attributes(self, node: Node, row: IntegerOperator) -> dict[str, object]:
-        """Return the attributes of the float node."""
         if node.attrs.get("channels_last", 0):
             raise ModelError(
                 f"node {node.name} ({node.op}) has its channels last, expected first; "
@@ -147,7 +146,7 @@ class _Replacing:
         return {key: value for key, value in node.attrs.items() if key not in row.dropped}
 
     def _operand(self, node: Node, probe: Node, place: int, triple: tuple[int, int, int], nodes: list[Node]) -> Tensor:
-        """Return the floats of an operand: decoded where it is constant, else behind a DequantizeLinear."""
+        """Return an operand in float: dequantized if constant, otherwise behind a DequantizeLinear."""
         codes, scale = node.inputs[triple[0]], node.inputs[triple[1]]
         zero_point = optional_input(node, triple[2])
         if isinstance(codes, Constant):
@@ -168,7 +167,7 @@ class _Replacing:
         return self.weights[key]
 
     def _bias(self, node: Node, row: IntegerOperator, triples: Sequence[tuple[int, int, int]]) -> Tensor | None:
-        """Return the bias as floats: its codes count in the product of the operands' scales."""
+        """Return the float bias; its scale is the product of the operands' scales."""
         bias = optional_input(node, row.bias) if row.bias is not None else None
         if not isinstance(bias, Constant) or bias.dtype.kind != "i":
             return bias
@@ -185,7 +184,7 @@ class _Replacing:
         return self._constant(bias, dequantized(bias.tensor_data, flat.tensor_data, None, len(bias.shape) - 1))
 
     def recurrent(self, node: Node) -> Node:
-        """Return the LSTM that a DynamicQuantizeLSTM stands for; its weights lie transposed."""
+        """Return the LSTM of a DynamicQuantizeLSTM, whose weights are transposed."""
         check_inputs(node, (0, 1, 2, *range(_LSTM_INPUTS, _LSTM_INPUTS + 4)))
         inputs = list(node.inputs[:_LSTM_INPUTS])
         for index, scale in ((1, _LSTM_INPUTS), (2, _LSTM_INPUTS + 2)):
@@ -206,14 +205,14 @@ class _Replacing:
 
 
 def _triples(node: Node, row: IntegerOperator) -> tuple[tuple[int, int, int], ...]:
-    """Return the input indices of codes, scale and zero point of each operand."""
+    """Return the input indices of value, scale and zero point of each operand."""
     if not row.repeats:
         return row.operands
     return tuple((index, index + 1, index + 2) for index in range(row.operands[0][0], len(node.inputs), 3))
 
 
 def _transposed(codes: TensorData, scale: TensorData, zero_point: TensorData) -> Array:
-    """Return [directions, gates, size] weights of an LSTM from [directions, size, gates] codes.
+    """Return [directions, gates, size] weights of an LSTM from [directions, size, gates] integers.
 
     There is one scale for each direction, or one for each direction and gate.
     """
@@ -240,21 +239,20 @@ _SHAPING: Final = frozenset({"Reshape", "Unsqueeze"})
 
 
 class ReplaceIntegerProducts(Pass):
-    """Replace MatMulInteger and ConvInteger, and the Cast and Mul that scale what they give, by MatMul and Conv.
+    """Replace MatMulInteger and ConvInteger, with the Cast and Mul that scale their results, by MatMul and Conv.
 
-    The factors of the scale are those of the operands: what a quantizer measured, and constants, which with constant
-    codes make the float weight. Other factors are multiplied behind the product. A bias that was divided by the scale,
-    rounded and added to the integers is added as it was. Operands that are no constants are read through
-    DequantizeLinear. A product that is not scaled back multiplies the numbers that codes count, and is rounded. Removes
-    what nothing reads any longer.
+    The Mul's factors are the operands' scales: dynamic ones from a quantizer, or constants. Constant factors go into
+    the float weight. Other factors are multiplied behind the result. A bias that was divided by the scale, rounded and
+    added to the integers is added in float. Operands that are not constant are read through DequantizeLinear. If a
+    result is not scaled, its integers are computed in float and rounded. Removes nodes that are no longer read.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; ``changed`` holds the names of the nodes.
+        """Replace the operators.
 
         Raises:
-            ModelError: the scale of an operand is measured, and the product is not scaled by it, or an operand that is
-                no constant has several zero points; the message names the node.
+            ModelError: the dynamic scale of an operand is missing among the factors, or a computed operand has several
+                zero points. The message names the node.
         """
         products = _Products(Names(graph))
         changed = []
@@ -273,12 +271,12 @@ class ReplaceIntegerProducts(Pass):
 
 @dataclass(eq=False)
 class _Scaled:
-    """A product on its way back to floats.
+    """An integer result and the nodes that scale it to floats.
 
     Attributes:
-        last: the node that makes it floats of the right size, or the product itself where none does.
-        factors: what it is multiplied by, broken down.
-        bias: floats that are added behind the factors, or None.
+        last: the last of these nodes, or the integer node itself if there are none.
+        factors: the factors of the result.
+        bias: float bias that is added behind the factors, or None.
         by_channel: whether the bias has one number for each channel of a convolution.
     """
 
@@ -294,7 +292,7 @@ class _Products:
     weights: dict[tuple[Tensor | None, ...], Constant] = field(default_factory=dict)
 
     def float_nodes(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return the node that gave the scaled product, and the nodes that make it instead."""
+        """Return the node that produced the scaled result, and the float nodes that replace it."""
         scaled = _scaled(node) or _Scaled(node)
         op, factors, nodes = _FLOAT_OP[node.op], list(scaled.factors), list[Node]()
         inputs: list[Tensor] = [Variable(""), Variable("")]
@@ -324,13 +322,13 @@ class _Products:
     def _then(
         self, nodes: list[Node], op: str, name: str, output: Variable, *others: Tensor, **attributes: int
     ) -> None:
-        """Append a node that reads what the last one makes."""
+        """Append a node that reads the output of the last one."""
         made = Variable(self.names.unique(f"{output.name}.product"), np.float32, output.shape)
         nodes[-1].outputs.append(made)
         nodes.append(Node(op, self.names.unique(name), attributes, [made, *others]))
 
     def _operand(self, node: Node, index: int, factors: list[Tensor], nodes: list[Node]) -> Variable:
-        """Return the floats of an operand, behind a DequantizeLinear; its scale is taken out of the factors."""
+        """Return an operand behind a DequantizeLinear; its scale is removed from the factors."""
         codes, zero_point = node.inputs[index], optional_input(node, index + 2)
         scale = _measured_scale(codes) or _likely_scale(codes, factors) or self._number(node, np.ones(()))
         found = next((factor for factor in factors if same_parameter(factor, scale)), None)
@@ -355,7 +353,7 @@ class _Products:
         return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))
 
     def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
-        """Return the float weight: constant codes times the factors that are its own."""
+        """Return the float weight: the quantized constant times its factors."""
         codes, zero_point = node.inputs[index], optional_input(node, index + 2)
         if not isinstance(zero_point, Constant | None):
             raise _not_read(node, f"the zero point of {codes.name} is computed, expected a constant")
@@ -377,20 +375,21 @@ def _channels(node: Node, index: int) -> int:
 
 
 def _is_of_channels(factor: Tensor, node: Node, index: int) -> bool:
-    """Whether a factor of the product is a constant of one number, or one for each channel of a constant operand."""
+    """Whether a factor is a constant number, or has one number for each channel of a constant operand."""
     if not isinstance(factor, Constant):
         return False
     shape, weight = factor.shape, node.inputs[index].shape
     if len(shape) > max(1, len(weight)):
         return False
     size, axis = math.prod(shape), _channels(node, index)
-    # The product of a convolution has its channels second, that of a matrix where the weight has them.
+    # The result of a convolution has channels on axis 1, the result of a matrix multiplication where the weight has
+    # them.
     place = 1 - len(weight) if node.op == "ConvInteger" else axis
     return size == 1 or (len(weight) > 1 and size == weight[axis] and -place <= len(shape) and shape[place] == size)
 
 
 def _scaled(node: Node) -> _Scaled | None:
-    """Follow a product to where it has the size of floats: [Add] -> Cast -> Mul [-> Mul]; None where it does not."""
+    """Follow an integer result to its scaled float, [Add] -> Cast -> Mul [-> Mul]; None if it is not scaled."""
     bias = None
     current = sole_consumer(node.outputs[0])
     if current is not None and current.op == "Add":
@@ -413,7 +412,7 @@ def _scaled(node: Node) -> _Scaled | None:
 
 
 def _factors(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors whose product a tensor is."""
+    """Return the factors whose product a tensor is."""
     found, pending = [], [tensor]
     while pending:
         one = pending.pop()
@@ -425,7 +424,7 @@ def _factors(tensor: Tensor) -> list[Tensor]:
 
 
 def _measured_scale(codes: Tensor) -> Tensor | None:
-    """Return the scale of the quantizers that codes come from, through nodes that only move them."""
+    """Return the scale of the quantizers behind a tensor, through nodes that only move values."""
     found: list[Tensor] = []
     pending, seen = [codes], {codes}
     while pending:
@@ -447,7 +446,7 @@ def _measured_scale(codes: Tensor) -> Tensor | None:
 
 
 def _likely_scale(codes: Tensor, factors: Sequence[Tensor]) -> Constant | None:
-    """Return a factor that can be the scale of codes that no quantizer made: what else decodes them has it, or any."""
+    """Return a factor that may be the scale of a tensor without a quantizer: another reader's scale, or any number."""
     numbers = [factor for factor in factors if isinstance(factor, Constant) and math.prod(factor.shape) == 1]
     decoders = [node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes]
     known = (one for one in numbers for node in decoders if same_parameter(one, node.inputs[1]))
@@ -455,7 +454,7 @@ def _likely_scale(codes: Tensor, factors: Sequence[Tensor]) -> Constant | None:
 
 
 def _with_bias(scaled: _Scaled, node: Node, added: Tensor) -> _Scaled | None:
-    """Return a product with what was divided by its factors and rounded to the integers that are added."""
+    """Return the result with the float bias whose quantized form is added to the integers."""
     tensor, shaped = added, False
     while tensor.inputs:
         maker = tensor.inputs[0]
@@ -489,7 +488,7 @@ def _are_same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same constant numbers along the same axes, counted from the last."""
+    """Whether two tensors hold the same constants along the same axes, counted from the last."""
     stored, extents = [], []
     for tensor in (one, other):
         sizes = list(tensor.shape or ())

@@ -1,4 +1,4 @@
-"""Quantized values: which floats they stand for, how float models take them in and give them out, and names."""
+"""Quantized values: the floats they stand for, quantized inputs and outputs of float models, and names."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 @dataclass(frozen=True, eq=False)
 class QuantizedValue:
-    """What codes stand for.
+    """The floats that a quantized tensor stands for.
 
     Attributes:
-        value: the floats.
-        scale: as a tensor.
-        zero_point: as a tensor, or None.
+        value: the float tensor.
+        scale: tensor of the scale.
+        zero_point: tensor of the zero point, or None.
         layout: axis and block size of the scale; empty for a single number.
     """
 
@@ -44,7 +44,7 @@ class QuantizedValue:
 
     @classmethod
     def by(cls, node: Node, value: Tensor) -> QuantizedValue:
-        """Return what a QuantizeLinear or DequantizeLinear says about codes."""
+        """Return the meaning that a QuantizeLinear or DequantizeLinear gives to quantized values."""
         scale = node.inputs[1]
         if isinstance(scale, Constant):
             single = math.prod(scale.shape) == 1
@@ -54,7 +54,7 @@ class QuantizedValue:
         return cls(value, scale, optional_input(node, 2), layout)
 
     def agrees(self, other: QuantizedValue) -> bool:
-        """Whether the same codes mean the same floats."""
+        """Whether both have the same scale and zero point."""
         return (
             self.layout == other.layout
             and same_parameter(self.scale, other.scale)
@@ -62,10 +62,9 @@ class QuantizedValue:
         )
 
     def factor(self, other: QuantizedValue) -> NDArray[np.float64] | None:
-        """Return how many times as large the floats are that another reading makes of the same codes, where it knows.
+        """Return the ratio of another scale to this one, or None if it is unknown or the zero points differ.
 
-        A scale in which a factor lies leaves the zero point as it is. The factor is a single number, or one for each
-        channel in a shape that is broadcast to the floats.
+        The ratio is a number, or has one entry for each channel in a shape that broadcasts to the floats.
         """
         if not _have_one_zero_point(self.zero_point, other.zero_point):
             return None
@@ -74,7 +73,7 @@ class QuantizedValue:
 
     @staticmethod
     def _scales(of: QuantizedValue, value: Tensor) -> NDArray[np.float64] | None:
-        """Return the scale in a shape that is broadcast to the floats, or None where it is not known or in blocks."""
+        """Return the scale in a shape that broadcasts to the floats; None if it is unknown or in blocks."""
         if not isinstance(of.scale, Constant):
             return None
         scales = of.scale.values.astype(np.float64)
@@ -87,7 +86,7 @@ class QuantizedValue:
 
 
 def _have_one_zero_point(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether all codes of two readings have the same zero point, however many times it is written down."""
+    """Whether both zero points are the same number, however often it is repeated."""
     if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
         return one is other
     found = {int(value) for tensor in (one, other) for value in ([0] if tensor is None else tensor.values.reshape(-1))}
@@ -95,7 +94,7 @@ def _have_one_zero_point(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def same_parameter(one: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether two scales or zero points are the same; a zero point that is left out is zero."""
+    """Return whether two scales or zero points are equal; a missing zero point is zero."""
     if one is other:
         return True
     if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
@@ -110,7 +109,7 @@ _ROUND_SINCE: Final = 11
 
 
 def code_range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
-    """Return the lowest and the highest code of an integer type; None for any other type.
+    """Return the lowest and highest value of an integer type; None for other types.
 
     >>> code_range(np.dtype(np.int8))
     (-128, 127)
@@ -123,13 +122,13 @@ def code_range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
 
 
 def decode_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None, values: Variable, names: Names) -> list[Node]:
-    """Return ``Cast -> [Sub] -> Mul``, which computes what DequantizeLinear with one scale does, bit for bit.
+    """Return `Cast -> [Sub] -> Mul`, which equals DequantizeLinear with one scale bit for bit.
 
     Args:
-        codes: what is decoded.
+        codes: the quantized tensor.
         scale: one number.
-        zero_point: one code; None for zero.
-        values: the decoded tensor, which has no producer yet.
+        zero_point: one number; None for zero.
+        values: the float tensor, which has no producer yet.
         names: source of new names.
     """
     to = onnx_dtype(scale) or int(TensorProto.FLOAT)
@@ -149,18 +148,18 @@ def decode_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None, values
 def encode_codes(
     values: Tensor, scale: Tensor, zero_point: Constant, codes: Variable, names: Names, opset: int
 ) -> list[Node]:
-    """Return ``Div -> Round -> Add -> Clip -> Cast``, which computes what QuantizeLinear with one scale does.
+    """Return `Div -> Round -> Add -> Clip -> Cast`, which equals QuantizeLinear with one scale.
 
     Args:
-        values: what is encoded.
+        values: the float tensor.
         scale: one number.
-        zero_point: one code of the type that codes have.
-        codes: the encoded tensor, which has no producer yet.
+        zero_point: one number of the quantized type.
+        codes: the quantized tensor, which has no producer yet.
         names: source of new names.
-        opset: of the default domain.
+        opset: opset of the default domain.
 
     Raises:
-        ModelError: the codes are not integers, or the opset has no Round.
+        ModelError: the type is not an integer, or the opset has no Round.
     """
     limits = code_range(zero_point.dtype)
     if limits is None or opset < _ROUND_SINCE:
@@ -185,12 +184,12 @@ def encode_codes(
 
 # --- constants ------------------------------------------------------------------------------------------------------
 
-# What onnxq and onnxruntime.quantization append to the name of a weight.
+# Suffixes that onnxq and onnxruntime.quantization append to the name of a weight.
 _SUFFIXES: Final = (".codes", "_quantized")
 
 
 def value_name(codes: str, names: Names, otherwise: str = "") -> str:
-    """Return and take a name for the floats behind codes: what they were called before, where that is known and free.
+    """Reserve a name for dequantized values: the original name, if it is known and free.
 
     >>> from onnxq.ir import Graph
     >>> value_name("w.codes", Names(Graph())), value_name("c", Names(Graph()))
@@ -203,13 +202,13 @@ def value_name(codes: str, names: Names, otherwise: str = "") -> str:
 
 
 def dequantized(codes: TensorData, scale: TensorData, zero_point: TensorData | None, axis: int = 1) -> TensorData:
-    """Return ``(codes - zero point) * scale`` in the type of the scale.
+    """Return `(codes - zero point) * scale` in the type of the scale.
 
     Args:
-        codes: of any integer or 8-bit float type.
-        scale: one number, one for each index of ``axis``, or a shape that broadcasts against the codes.
-        zero_point: of the scale's shape or one number; None for zero.
-        axis: axis of the codes that a vector of scales lies along.
+        codes: values of any integer or 8-bit float type.
+        scale: one number, one for each index of `axis`, or a shape that broadcasts against `codes`.
+        zero_point: one number, or in the shape of `scale`; None for zero.
+        axis: axis of a vector of scales.
     """
 
     def compute() -> Array:

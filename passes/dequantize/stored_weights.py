@@ -1,4 +1,4 @@
-"""Weights as codes: in which format a model stores each, how many scales it has, and which node works with it."""
+"""Find the quantized weights of a model: format, number of scales, and the node that uses each."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from onnxq.ops import INTEGER_OPERATORS, operator_of
 from onnxq.passes.dequantize.weights import DequantSubgraphs
 
 _BITS: Final = {row.onnx_type: row.bits for row in FORMATS.values()}
-# Integers of 32 bits are biases, or words of codes.
+# int32 tensors are biases; uint32 tensors may hold packed values.
 _CODED: Final = {type_ for type_, bits in _BITS.items() if bits <= 16} | {TensorProto.UINT32}
 
 
 @dataclass(frozen=True, eq=False)
 class StoredWeight:
-    """A weight that a model stores as codes.
+    """A weight that a model stores quantized.
 
     Attributes:
-        node: what multiplies it, or looks up its rows.
-        format: the numbers that its codes stand for, such as ``int8``, ``uint4`` or ``float4e2m1``.
-        bits: that one code takes.
-        shape: of the weight; None where it is not known.
-        scales: how many there are, those of a second level aside; 0 when none is found.
-        integer: whether the node multiplies integers.
+        node: the node that multiplies it or looks up its rows.
+        format: name of its number format, such as `int8`, `uint4` or `float4e2m1`.
+        bits: bits of one value.
+        shape: shape of the weight; None if unknown.
+        scales: number of scales, without those of a second level; 0 if none is found.
+        integer: whether the node computes with integers.
     """
 
     node: Node
@@ -43,27 +43,27 @@ class StoredWeight:
 
 
 def holds_codes(graph: Graph) -> bool:
-    """Whether any constant of a graph has a type that codes of weights are stored in."""
+    """Whether any constant of a graph has a type for quantized weights."""
     return any(onnx_dtype(tensor) in _CODED for tensor in constants(graph))
 
 
 def stored_weights(graph: Graph) -> list[StoredWeight]:
-    """Find the weights that a graph and its bodies store as codes, in whichever form, in the order of their nodes.
+    """Find the quantized weights of a graph and its bodies, in whichever form, in the order of their nodes.
 
     Args:
-        graph: with inferred shapes; without them, weights whose codes stand in words have none, and tables whose
-            scales are computed are not found.
+        graph: with inferred shapes. Without them packed weights have no shape, and embeddings with computed scales are
+            not found.
     """
     cones = DequantSubgraphs.of(graph)
     positions = {node: index for index, node in enumerate(node for scope in all_graphs(graph) for node in scope.nodes)}
     found = [weight for node in positions for weight in _weights_of(node, cones)]
-    # Rows of one table may be decoded to several results.
+    # Rows of one embedding may be dequantized to several results.
     tables = {one.node: one for tensor in cones.rows if (one := _looked_up(tensor, cones)) is not None}
     return sorted((*found, *tables.values()), key=lambda weight: positions[weight.node])
 
 
 def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
-    """Yield the weights that a node outside of decoders reads."""
+    """Yield the quantized weights of a node that is not part of a dequantizing subgraph."""
     if node in cones.nodes:
         return
     if node.op in _OF_KERNELS:
@@ -80,7 +80,7 @@ def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
 
 
 def _looked_up(tensor: Tensor, cones: DequantSubgraphs) -> StoredWeight | None:
-    """Return the table that rows are decoded from, where the rest of the graph reads them."""
+    """Return the embedding whose dequantized rows the rest of the graph reads."""
     outside = any(consumer not in cones.nodes for consumer in tensor.outputs) or tensor.graph_output_of
     if not outside or tensor not in cones.codes:
         return None
@@ -99,20 +99,20 @@ def _decoded(node: Node, tensor: Tensor, cones: DequantSubgraphs) -> StoredWeigh
     return StoredWeight(node, trace.format, trace.bits, trace.shape(tensor.shape), trace.scales)
 
 
-# --- decoders, from the weight back to its codes ------------------------------------------------------------------
+# --- from a dequantized weight back to its constant -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Trace:
-    """The way from decoded numbers back to their codes.
+    """The path from a dequantized tensor back to its constant.
 
     Attributes:
-        codes: the constant at its end.
-        scales: of the first level.
-        gather: what chooses rows on the way.
-        table: what patterns are looked up in.
-        mask: of the bits of one code in a word; 0 where codes stand in a type of their own.
-        signed: whether a sign bit is turned on the way.
+        codes: the constant at the end.
+        scales: number of first-level scales.
+        gather: the node that selects rows.
+        table: the lookup table of bit patterns.
+        mask: mask of one value in a word; 0 if values are not packed.
+        signed: whether a sign bit is flipped.
     """
 
     codes: Constant
@@ -124,7 +124,7 @@ class _Trace:
 
     @classmethod
     def of(cls, tensor: Tensor, cones: DequantSubgraphs) -> _Trace | None:
-        """Follow the data of each node of a decoder; None where that does not end in a constant."""
+        """Follow the data input of each node; None if the path does not end in a constant."""
         path: list[Node] = []
         while not isinstance(tensor, Constant):
             maker = cones.makers.get(tensor)
@@ -138,7 +138,7 @@ class _Trace:
         return trace
 
     def _behind(self, maker: Node, cones: DequantSubgraphs) -> _Trace:
-        """Return the trace with what one node on the way says."""
+        """Return the trace extended by one node."""
         others = [tensor for tensor in maker.inputs if tensor is not maker.inputs[_data_input(maker, cones)]]
         if maker.op in ("DequantizeLinear", "Mul", "Div") and others:
             return replace(self, scales=max(self.scales, _scales(others[0], cones)))
@@ -147,7 +147,7 @@ class _Trace:
         if maker.op == "Gather" and isinstance(maker.inputs[0], Constant):
             return replace(self, table=maker.inputs[0])
         if maker.op == "BitwiseAnd" and isinstance(others[0], Constant):
-            # Codes are masked behind the shift, all by one mask, or in front of it, the lowest by the least one.
+            # Either one mask follows the shift, or several precede it, of which the smallest is for the lowest bits.
             return replace(self, mask=int(others[0].values.min()))
         return replace(self, signed=True) if maker.op == "BitwiseXor" else self
 
@@ -158,7 +158,6 @@ class _Trace:
 
     @property
     def format(self) -> str:
-        """The numbers that the codes stand for."""
         if self.table is not None:
             values = self.table.values
             for row in FORMATS.values():
@@ -170,11 +169,10 @@ class _Trace:
 
     @property
     def bits(self) -> int:
-        """The bits that one code takes."""
         return self.mask.bit_length() or _bits(self.codes)
 
     def shape(self, inferred: object) -> tuple[int, ...] | None:
-        """Return the shape of the weight: the inferred one, or where there is none that of codes outside of words."""
+        """Return the inferred shape; if unknown, the shape of the constant unless it is packed."""
         extents = tuple(inferred) if isinstance(inferred, list | tuple) else (None,)
         if all(isinstance(extent, int) for extent in extents):
             return extents
@@ -182,7 +180,7 @@ class _Trace:
 
 
 def _data_input(node: Node, cones: DequantSubgraphs) -> int:
-    """Return which input of a decoder's node leads to the codes: scales and zero points are fewer than these."""
+    """Return the input that leads to the quantized values: scales and zero points have fewer elements."""
     if node.op == "Gather":
         return 0 if _chooses_rows(node, cones) else 1
     if node.op not in ("Add", "Div", "Mul", "Sub"):
@@ -196,7 +194,7 @@ def _chooses_rows(node: Node, cones: DequantSubgraphs) -> bool:
 
 
 def _scales(tensor: Tensor | None, cones: DequantSubgraphs) -> int:
-    """Return how many numbers a scale has, which nodes may compute from how it is stored."""
+    """Return the number of elements of a scale, also if nodes compute it."""
     while tensor is not None and not isinstance(tensor, Constant):
         maker = cones.makers.get(tensor)
         if maker is None:
@@ -205,24 +203,24 @@ def _scales(tensor: Tensor | None, cones: DequantSubgraphs) -> int:
     return math.prod(tensor.shape) if tensor is not None else 0
 
 
-# --- operators that read codes ------------------------------------------------------------------------------------
+# --- operators that read quantized weights --------------------------------------------------------------------------
 
 
 def _plain(node: Node, index: int, scales: int, *, integer: bool = True) -> Iterator[StoredWeight]:
-    """Yield the constant of two axes or more at an input, as codes."""
+    """Yield the constant at an input if it has two axes or more."""
     codes = _input(node, index)
     if isinstance(codes, Constant) and len(codes.shape) > 1:
         yield StoredWeight(node, _type_name(codes), _bits(codes), tuple(codes.shape), scales, integer)
 
 
 def _integer_product(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
-    """Yield the weights of MatMulInteger and ConvInteger, whose sums are scaled behind them."""
+    """Yield the weights of MatMulInteger and ConvInteger, whose results are scaled afterwards."""
     for index in (0, 1):
         yield from _plain(node, index, max((_later_scales(tensor, cones) for tensor in node.outputs), default=0))
 
 
 def _later_scales(product: Variable, cones: DequantSubgraphs) -> int:
-    """Return how many scales an integer product is multiplied with, alone or times the scale of its data."""
+    """Return the number of scales that multiply an integer result, alone or times the input scale."""
     casts = [node for node in product.outputs if node.op == "Cast"]
     factors = [
         other
@@ -253,7 +251,7 @@ def _block_lookup(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]
 
 
 def _blocks(node: Node, bits: int, shape: tuple[int, ...], cones: DequantSubgraphs) -> StoredWeight:
-    """Return a weight of packed blocks; without zero points its codes are counted from the middle of their range."""
+    """Return a weight of packed blocks. Without zero points its format is signed."""
     format = f"{'int' if _input(node, 3) is None else 'uint'}{bits}"
     return StoredWeight(node, format, bits, shape, _scales(_input(node, 2), cones))
 

@@ -1,4 +1,4 @@
-"""Weights back to floats: subgraphs of constants that dequantize, and onnxruntime's packed blocks."""
+"""Dequantize weights: subgraphs of constants that dequantize, and onnxruntime's packed blocks."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import Array, Step, computed, dequantize_linear, evaluate, is_small
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-# Wider constants of float models are indices, sizes and masks, unless their bits are taken apart.
+# Wider constants are indices, sizes and masks in float models, unless bitwise operators read them.
 _CODES: Final = frozenset(map(np.dtype, (np.int8, np.uint8, np.int16, np.uint16, np.uint32)))
 _BITWISE: Final = frozenset({"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"})
 _LINEAR: Final = frozenset({"DequantizeLinear", "QuantizeLinear"})
-# Each row of what they make comes from that row of what they read.
+# Operators that compute each row of the output from the same row of the input.
 _ROW_BY_ROW: Final = frozenset(
     {
         *_BITWISE,
@@ -65,11 +65,11 @@ _ROW_BY_ROW: Final = frozenset(
         "Where",
     }
 )
-# What decoders are made of; nothing random, nothing with bodies.
+# Operators of dequantizing subgraphs; none is random or has bodies.
 _DECODING: Final = _ROW_BY_ROW | {"Concat", "Exp", "Expand", "Flatten", "Mod", "Split", "Squeeze", "Tile", "Transpose"}
-# They read scales that are constants, and decode the rest themselves.
+# Operators that dequantize themselves and need constant scales.
 _KERNELS: Final = frozenset({"GatherBlockQuantized", "MatMulNBits"})
-# A word holds at most sixteen codes; scales that are spread out and small tables make the rest.
+# A word holds at most 16 values; broadcast scales and small lookup tables account for the rest.
 _MOST_GROWTH = 64
 _ALWAYS_FINE = 1 << 20
 _SAMPLED_ROWS = 5
@@ -79,7 +79,7 @@ _MIXED = "its rows cannot be computed one by one"
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """A choice of rows: some tensor's indices into tables of this many rows."""
+    """A selection of rows: a tensor of indices into tables of `count` rows."""
 
     indices: Variable
     count: int
@@ -87,15 +87,15 @@ class GatheredRows:
 
 @dataclass(frozen=True, eq=False)
 class DequantizedResult:
-    """Something that a decoder gives to the rest of the graph.
+    """A tensor that a dequantizing subgraph passes to the rest of the graph.
 
     Attributes:
         tensor: the result.
-        scope: the graph that lists its maker.
-        codes: name of a constant that it is computed from.
-        tensor_data: its values, or those of the whole table; None when they cannot take its place.
-        rows: which rows of the table it is; None when it is all.
-        obstacle: why the values cannot take its place, where they cannot.
+        scope: the graph of its producer.
+        codes: name of a quantized constant it is computed from.
+        tensor_data: its values, or those of the whole table; None if they cannot replace it.
+        rows: the selected rows of the table; None for all.
+        obstacle: why the values cannot replace it.
         recipe: how the values are computed; equal recipes give equal values.
     """
 
@@ -110,15 +110,15 @@ class DequantizedResult:
 
 @dataclass(eq=False)
 class DequantSubgraphs:
-    """The decoders of a graph and its bodies.
+    """The dequantizing subgraphs of a graph and its bodies.
 
     Attributes:
-        nodes: in an order of execution, with the graph that lists each.
-        positions: of the nodes in that order.
-        makers: the node of each tensor.
-        codes: for each tensor computed from codes the name of the first constant that holds them.
-        elements: how many stored elements each tensor is computed from, those read twice counted twice.
-        rows: for each tensor that holds chosen rows only, which.
+        nodes: in execution order, with the graph of each.
+        positions: index of each node in that order.
+        makers: producer of each tensor.
+        codes: for each dequantized tensor, the name of the first quantized constant it is computed from.
+        elements: number of stored elements each tensor is computed from; elements read twice count twice.
+        rows: selected rows, for each tensor that holds only these.
     """
 
     nodes: dict[Node, Graph] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class DequantSubgraphs:
 
     @classmethod
     def of(cls, graph: Graph) -> DequantSubgraphs:
-        """Find the decoders; nodes are in an order of execution."""
+        """Find the subgraphs."""
         cones = cls()
         for scope in all_graphs(graph):
             for node in scope.nodes:
@@ -170,13 +170,13 @@ class DequantSubgraphs:
         return is_constant(tensor) or tensor in self.makers
 
     def results(self, opset: int) -> list[DequantizedResult]:
-        """Return the float tensors computed from codes that the rest of the graph reads, in an order of execution.
+        """Return the dequantized float tensors that the rest of the graph reads, in execution order.
 
-        Where the values of one cannot take its place, or it is no float, its node is left to the rest of the graph, and
-        what that node reads is a result.
+        If a tensor cannot be replaced or is no float, its producer stays, and the inputs of that producer become
+        results.
 
         Raises:
-            ModelError: one cannot be computed; the message names the node.
+            ModelError: a tensor cannot be computed; the message names the node.
         """
         found: list[DequantizedResult] = []
         left: set[Node] = set()
@@ -195,7 +195,7 @@ class DequantSubgraphs:
         return found[::-1]
 
     def _result(self, tensor: Variable, maker: Node, opset: int) -> DequantizedResult | None:
-        """Return a tensor with its values, or what is in their way; None where it turns out to be no float."""
+        """Return a tensor with its values, or with what prevents them; None if it is no float."""
         rows, steps = self.rows.get(tensor), self._steps(tensor)
         if rows is None:
             tensor_data, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
@@ -215,7 +215,7 @@ class DequantSubgraphs:
         return computed(partial(evaluate, steps, tensor, opset), onnx_dtype(tensor), tensor.shape)
 
     def _steps(self, tensor: Tensor) -> tuple[Step, ...]:
-        """Return what computes a tensor, in an order of execution."""
+        """Return the steps that compute a tensor, in execution order."""
         needed: set[Node] = set()
         pending = [tensor]
         while pending:
@@ -226,7 +226,7 @@ class DequantSubgraphs:
         return tuple(map(Step.of, sorted(needed, key=self.positions.__getitem__)))
 
     def unread(self) -> set[Node]:
-        """Return the nodes whose results nothing reads any longer."""
+        """Return the nodes whose results are no longer read."""
         found: set[Node] = set()
         for node in reversed(self.nodes):
             if not any(tensor.graph_output_of or set(tensor.outputs) - found for tensor in node.outputs if tensor.name):
@@ -235,13 +235,13 @@ class DequantSubgraphs:
 
 
 def _table(tensor: Variable, steps: Sequence[Step], rows: GatheredRows, opset: int) -> TensorData | None:
-    """Return all rows, where each depends on nothing but its own index."""
+    """Return all rows if each depends only on its own index; None otherwise."""
     rank = len(rows.indices.shape or ())
     if not rank or not rows.count:
         return None
 
     def rows_at(indices: Array) -> Array:
-        """Return the rows, one behind the other, whatever the shape of the indices."""
+        """Return the rows one after the other, for indices of any shape."""
         found = evaluate(steps, tensor, opset, {rows.indices: indices})
         if found.shape[:rank] != indices.shape:
             raise ModelError(f"node {steps[-1].node} ({steps[-1].op}) joins rows; expected one result for each")
@@ -260,7 +260,7 @@ def _table(tensor: Variable, steps: Sequence[Step], rows: GatheredRows, opset: i
 
 
 def _recipe(tensor: Variable, steps: Sequence[Step], rows: GatheredRows | None) -> tuple[object, ...]:
-    """Return the steps with their places instead of their names."""
+    """Return the steps with positions instead of names."""
     places: dict[object, object] = {} if rows is None else {rows.indices: rows.count}
     found: list[object] = []
     for index, step in enumerate(steps):
@@ -275,24 +275,24 @@ def _is_codes(tensor: Constant) -> bool:
     return dtype in _CODES or (is_small(dtype) and dtype != np.dtype(ml_dtypes.bfloat16))
 
 
-# --- the pass over such subgraphs -----------------------------------------------------------------------------------
+# --- subgraphs of constants -----------------------------------------------------------------------------------------
 
 
 class DequantizeWeights(Pass):
-    """Compute the float weights that subgraphs of constants decode from codes, in every graph of the model.
+    """Compute the float weights of dequantizing subgraphs, in every graph of the model.
 
-    A subgraph counts when it holds DequantizeLinear, takes the bits of integers apart, or reads constants of a type
-    that codes have, and gives floats. One that decodes rows which a Gather chose from codes becomes a Gather from the
-    decoded table. Large weights are computed one by one when the model is written, and those that are decoded alike are
-    one. A weight takes the name of its codes without their suffix where that is free. Leaves the constants of float
-    models alone, and results far larger than what they are computed from.
+    A subgraph counts if it gives floats and holds DequantizeLinear, bitwise operators, or constants of a quantized
+    type. If it dequantizes the rows that a Gather selects, it becomes a Gather from the dequantized table. Large
+    weights are computed one by one when the model is written. Equal computations give one weight. A weight takes the
+    name of its quantized tensor without the suffix if that is free. Skips the constants of float models, and results
+    far larger than their inputs.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Decode; ``changed`` holds the names of the tensors that became initializers or rows of one.
+        """Dequantize the weights.
 
         Raises:
-            ModelError: a decoder cannot be computed; the message names its node.
+            ModelError: a weight cannot be computed; the message names its node.
         """
         names = Names(graph)
         cones = DequantSubgraphs.of(graph)
@@ -327,7 +327,7 @@ class DequantizeWeights(Pass):
 
 
 def _make_by_node(found: DequantizedResult, values: Constant, names: Names) -> None:
-    """Have a node make the tensor from its values: what a graph returns must be made, and rows must be chosen."""
+    """Let a node produce the tensor from its values, for graph outputs and selected rows."""
     maker = found.tensor.inputs[0]
     maker.outputs[maker.outputs.index(found.tensor)] = Variable("")
     op = "Identity" if found.rows is None else "Gather"
@@ -338,21 +338,21 @@ def _make_by_node(found: DequantizedResult, values: Constant, names: Names) -> N
 # --- packed blocks of MatMulNBits, MatMulBnb4 and GatherBlockQuantized ----------------------------------------------
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
-# Of bitsandbytes, by the attribute quant_type; the first type keeps the sign in the highest bit.
+# Values of bitsandbytes by the attribute `quant_type`; in FP4 the highest bit is the sign.
 _BNB_VALUES: Final = (np.array([*_FP4, *(-value for value in _FP4)], np.float32), FORMATS["nf4"].values)
 
 
 class UnpackBlockWeights(Pass):
     """Replace MatMulNBits and MatMulBnb4 by MatMul, and GatherBlockQuantized by Gather, in every graph of the model.
 
-    Their weights become floats of the type that the scales have; a weight that several nodes share is decoded once.
+    The weights become floats in the type of the scales. A shared weight is dequantized once.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; ``changed`` holds the names of the nodes.
+        """Replace the operators.
 
         Raises:
-            ModelError: a node's weight is not constant, or is packed for one machine; the message names the node.
+            ModelError: a weight is not constant, or is packed for one machine; the message names the node.
         """
         unpacking = _Unpacking(Names(graph))
         packed = (node for _, node in all_nodes(graph) if node.op in _OPERATORS)
@@ -367,7 +367,7 @@ class _Unpacking:
     weights: dict[tuple[object, ...], Constant] = field(default_factory=dict)
 
     def float_nodes(self, node: Node) -> list[Node]:
-        """Return the nodes that do the same with a float weight, whose output they take over."""
+        """Take the outputs from a node; return the nodes that compute them with a float weight."""
         check_inputs(node, (0, 1, 2))
         outputs = list(node.outputs)
         if node.op == "GatherBlockQuantized":
@@ -410,7 +410,7 @@ class _Unpacking:
 
 
 def _decoded(op: str, attributes: dict[str, Any], *payloads: TensorData) -> Array:
-    """Return a weight in the type of the scales, which are the second tensor_data."""
+    """Return a weight in the type of the scales, the second payload."""
     values = _OPERATORS[op](attributes, *(tensor_data.load() for tensor_data in payloads))
     return values.astype(payloads[1].dtype, copy=False)
 
@@ -420,7 +420,7 @@ def _matmul_nbits(attributes: dict[str, Any], codes: Array, scales: Array, zero_
     found = unpack_matmul_nbits(codes, scales, zero_points, bits=bits, block_size=block_size, rows=rows)
     if zero_points is None or zero_points.dtype == np.uint8:
         return found.dequantize()
-    # The kernel rounds the product of a float zero point and the scale by itself.
+    # The kernel rounds the product of a float zero point and the scale separately.
     scale = found.parameters.scale
     values = dequantize_linear(found.codes, scale, None, 0, block_size)
     values -= np.repeat(scale * np.asarray(found.parameters.zero_point), block_size, axis=0)[:rows]
@@ -443,7 +443,7 @@ def _gather_block_quantized(
 
 
 def _matmul_bnb4(attributes: dict[str, Any], codes: Array, largest: Array) -> Array:
-    """Return a weight whose codes lie transposed, the first of two in the high bits of a byte."""
+    """Return a weight that is stored transposed, with the first of two values in the high bits of a byte."""
     rows, columns = int(attributes["K"]), int(attributes["N"])
     flat = codes.reshape(-1)
     found = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)[: rows * columns]

@@ -1,4 +1,4 @@
-"""Write the activations of a plan: QuantizeLinear and DequantizeLinear, and a HardSigmoid between them."""
+"""Write the activations of a plan: QuantizeLinear and DequantizeLinear, and static HardSigmoids."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from onnxq.rewrite import Changes, Pass
 
 @dataclass(frozen=True, eq=False)
 class InsertQuantizeDequantize(Pass):
-    """Insert one QuantizeLinear for each activation of the plan, and a DequantizeLinear in each graph with readers.
+    """Insert one QuantizeLinear for each activation of the plan, and a DequantizeLinear in each graph that reads it.
 
-    The QuantizeLinear stands behind the node that makes the tensor, and static nodes in bodies around which it does
-    read its codes: runtimes fuse nodes of one graph only. Where the plan says so, every consumer reads the dequantized
-    tensor, graph outputs included, which keep their names; elsewhere only the static nodes do. Where several float
-    nodes read it, they can share a copy. A constant that static nodes compute with is stored as codes. Leaves a tensor
-    that has a pair already, or that no node reads.
+    The QuantizeLinear stands behind the producer. Static nodes in bodies read a DequantizeLinear in their own graph,
+    because runtimes fuse nodes of one graph only. If the plan marks an activation `every_consumer`, all consumers and
+    graph outputs read the dequantized tensor; otherwise only static nodes do. Graph outputs keep their names. Several
+    float consumers can share a copy. A constant operand of static nodes is stored quantized. Skips tensors that are
+    already dequantized or have no reader.
 
     Attributes:
         plan: names the tensors and the static nodes.
-        codes: scale and zero point of each activation, and the codes of constants among them.
-        copies: whether float nodes read copies, for a runtime that would give each a DequantizeLinear of its own.
+        codes: encodings of the activations and constants.
+        copies: whether float nodes read a copy, for runtimes that give each of them its own DequantizeLinear.
     """
 
     plan: Plan
@@ -55,7 +55,6 @@ class InsertQuantizeDequantize(Pass):
     copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:
-        """Insert the nodes; new tensors are called ``t.codes``, ``t.dequantized`` and ``t.copy``."""
         names = Names(graph)
         static = {decision.node for decision in self.plan.decisions if decision.mode is Mode.STATIC}
         owners = owner_graphs(graph)
@@ -101,7 +100,7 @@ class InsertQuantizeDequantize(Pass):
             pair = Pair(activation, tensor, self.codes, names)
             new = pair.quantizer()
             floats = {node for node in near if node.name not in static}
-            # Codes of what was divided mean something else to float nodes and callers than to static nodes.
+            # Static nodes read divided values; float nodes and graph outputs need the factors multiplied back.
             apart = pair.factors is not None and bool(floats or is_output)
             if apart:
                 new.extend(pair.multiplied())
@@ -111,7 +110,7 @@ class InsertQuantizeDequantize(Pass):
                 new.append(_copy(new[-1].outputs[0], floats, activation, names))
             if near or is_output:
                 decoder = pair.decoder()
-                # The dequantized tensor takes over the name of a graph output.
+                # The dequantized tensor takes the name of a graph output.
                 replace_uses(tensor, decoder.outputs[0], near, graph_outputs=is_output)
                 new.append(decoder)
                 if self.copies and len(floats) > 1 and not apart:
@@ -129,7 +128,7 @@ class InsertQuantizeDequantize(Pass):
     def _store(
         self, activation: Activation, tensor: Constant, static: set[str], owners: Mapping[Node, Graph], names: Names
     ) -> Iterator[tuple[Graph, Node]]:
-        """Let static nodes read a constant from codes, and yield the node that decodes them in each graph."""
+        """Replace a constant operand of static nodes by quantized values; yield the DequantizeLinear of each graph."""
         format = format_named(activation.spec.format)
         codes = self.codes.constants[activation.tensor]
         inputs = [
@@ -150,8 +149,8 @@ class InsertQuantizeDequantize(Pass):
 def _copy(values: Variable, consumers: set[Node], activation: Activation, names: Names) -> Node:
     """Let several float nodes read a copy.
 
-    A runtime gives each of them a DequantizeLinear of its own otherwise, and finds none of the patterns that it fuses
-    in float (GELU, LayerNormalization), since these begin at one tensor.
+    Otherwise the runtime gives each its own DequantizeLinear. Then it misses the float patterns that it fuses (GELU,
+    LayerNormalization), because they begin at one tensor.
     """
     copy = copy_of(values, activation.tensor, names)
     replace_uses(values, copy.outputs[0], consumers)
@@ -159,11 +158,11 @@ def _copy(values: Variable, consumers: set[Node], activation: Activation, names:
 
 
 class Pair:
-    """The nodes that make codes of one tensor and decode them.
+    """The nodes that quantize and dequantize one tensor.
 
-    Its factors are a multiplication beside one scale, unless nobody knows how many axes the tensor has. Scales of their
-    own for each channel would do as much, but onnxruntime takes thirty times as long for them where channels lie last,
-    as it lets them in front of integer convolutions, and with them OpenVINO is slower too.
+    Equalization factors become a Mul beside a single scale. If the rank of the tensor is unknown, they become
+    per-channel scales. onnxruntime is 30 times slower with per-channel scales when channels are the last axis, as in
+    front of integer convolutions. OpenVINO is slower with them, too.
     """
 
     def __init__(self, activation: Activation, tensor: Variable, codes: Encodings, names: Names) -> None:
@@ -177,7 +176,7 @@ class Pair:
         self.one: list[Constant] = []
 
     def quantizer(self) -> list[Node]:
-        """Return the nodes that make codes, the last of which gives them."""
+        """Return the nodes that quantize; the last one produces the quantized tensor."""
         factors, data, new = None if self.divided else self.factors, self.tensor, list[Node]()
         if factors is not None and self.tensor.shape is not None:
             new.append(self._scaled(data, 1 / self._along(factors), "divided"))
@@ -187,11 +186,11 @@ class Pair:
         return [*new, Node("QuantizeLinear", name, attributes, [data, *parameters], [self.codes])]
 
     def decoder(self) -> Node:
-        """Return the node that decodes the codes for static nodes."""
+        """Return the DequantizeLinear for static nodes."""
         return self._decoder(None)
 
     def multiplied(self) -> list[Node]:
-        """Return the nodes that decode the codes for all others, the last of which gives the values."""
+        """Return the nodes that dequantize for all other readers, factors undone; the last one produces the values."""
         factors = self.factors
         if factors is None or self.tensor.shape is None:
             return [self._decoder(factors)]
@@ -205,7 +204,7 @@ class Pair:
         return Node("DequantizeLinear", name, attributes, [self.codes, *parameters], [values])
 
     def _parameters(self, factors: ChannelScales | None) -> tuple[dict[str, int], list[Constant]]:
-        """Return the attributes and inputs that scale codes, which all that need no factors share."""
+        """Return attributes and inputs of the scale; all nodes without factors share them."""
         if factors is not None:
             scales = np.maximum(factors.values * self.scale, SMALLEST_SCALE).astype(np.float32)
             zero_points = np.full(scales.shape, self.zero_point)
@@ -220,7 +219,7 @@ class Pair:
         return {}, self.one
 
     def _along(self, factors: ChannelScales) -> Array:
-        """Return the factors in the shape in which the tensor is multiplied by them."""
+        """Return the factors in a shape that broadcasts to the tensor."""
         behind = (1,) * (len(self.tensor.shape or ()) - 1 - factors.axis)
         return factors.values.reshape(-1, *behind)
 
@@ -231,20 +230,20 @@ class Pair:
 
 
 def _zero_point(parameters: QuantParams, format: QuantDType) -> Array:
-    """Return the zero point, which also carries the type of the codes, so that a symmetric tensor has a zero."""
+    """Return the zero point, which also determines the type; a symmetric tensor gets 0."""
     return np.zeros((), format.dtype) if parameters.zero_point is None else np.asarray(parameters.zero_point)
 
 
-# --- HardSigmoid as an addition, for which there is an integer kernel -----------------------------------------------
+# --- HardSigmoid as an Add, which has an integer kernel -------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class AddToCodes(Pass):
     """Replace each static HardSigmoid by an Add and a Clip.
 
-    Codes times a slope are the same codes with another scale, so the data is decoded with that and what is left is to
-    add the middle, itself a code. The codes behind it begin at 0 and end at 1, which is where runtimes drop the Clip.
-    Leaves a HardSigmoid whose data is not decoded from codes.
+    The slope goes into the scale of the DequantizeLinear in front, and the Add adds the middle, a quantized constant.
+    The quantizer behind has the range 0 to 1, so runtimes drop the Clip. Skips a HardSigmoid whose input is not
+    dequantized.
 
     Attributes:
         plan: names the nodes.
@@ -253,7 +252,6 @@ class AddToCodes(Pass):
     plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; ``changed`` holds the names of the nodes, which their Adds keep."""
         names = Names(graph)
         changed: list[str] = []
         left: list[tuple[str, str]] = []
@@ -276,7 +274,7 @@ class AddToCodes(Pass):
 
 
 def _decoded(value: float, dtype: np.dtype[np.generic], name: str, names: Names) -> tuple[Node, Variable]:
-    """Return the node that decodes a number from the code that stands for exactly that, and its output."""
+    """Return the node that dequantizes a number exactly, and its output."""
     format = format_named(dtype.name)
     codes = quantize(np.asarray(value, np.float32), params_from_range(value, value, format, symmetric=False), format)
     inputs = [

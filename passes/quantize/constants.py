@@ -1,4 +1,4 @@
-"""Make the file small: equal, repeated and 16-bit constants, and attributes that have their default value."""
+"""Reduce the file size: equal, repeated and 16-bit constants, and attributes with default values."""
 
 from __future__ import annotations
 
@@ -38,27 +38,26 @@ from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import without_repeats
 
 _BITS_SET: Final = np.array([number.bit_count() for number in range(256)], np.uint8)
-# Codes that share bytes, which bytes and words of several hold in the same order.
+# Formats whose values share bytes; uint8 and uint32 tensors hold them in the same order.
 _IN_WORDS: Final = {FORMATS[name].onnx_type: FORMATS[name] for name in ("int4", "uint4", "int2", "uint2")}
 _LOOK_UPS: Final = frozenset({"Gather", "GatherBlockQuantized"})
 
 
 @dataclass(frozen=True)
 class DeduplicateTransposedWeights(Pass):
-    """Let initializers of equal bytes, reshaped or transposed, come from the first by nodes that a runtime folds.
+    """Replace initializers that equal another one, reshaped or transposed, by nodes that a runtime folds.
 
-    A table whose rows are looked up, and which a product reads transposed, is stored once. Codes of 4 and 2 bits are
-    also taken out of bytes and words. Leaves initializers that are inputs or outputs of a graph, text, those that the
-    other's graph does not show, and those of fewer than ``smallest`` bytes.
+    An embedding that a matrix multiplication reads transposed is stored once. Values of 4 and 2 bits are also extracted
+    from uint8 and uint32 tensors. Skips graph inputs and outputs, strings, initializers outside the scope of the first
+    one, and initializers of fewer than `smallest` bytes.
 
     Attributes:
-        smallest: bytes below which the nodes cost more than they save.
+        smallest: size in bytes below which the nodes cost more than they save.
     """
 
     smallest: int = 1 << 12
 
     def apply(self, graph: Graph) -> Changes:
-        """Store; ``changed`` holds the names of the initializers that are no longer read."""
         names = Names(graph)
         changed: list[str] = []
         nodes: dict[Graph, list[NodeBuilder]] = defaultdict(list)
@@ -81,25 +80,25 @@ class DeduplicateTransposedWeights(Pass):
         return Changes(tuple(changed))
 
     def _candidates(self, graph: Graph) -> Iterator[tuple[Constant, Graph]]:
-        """Yield the initializers that may hold the same as others, with their graphs, the ones to be kept first."""
+        """Yield groups of possibly equal initializers with their graphs; those to keep come first."""
         groups: dict[int, list[tuple[Constant, Graph]]] = defaultdict(list)
         for scope, tensors in place_constants(graph).items():
             for tensor in tensors:
                 if _may_be_shown(tensor) and tensor.nbytes >= self.smallest:
                     groups[tensor.nbytes].append((tensor, scope))
         for alike in groups.values():
-            # Numbers that share bytes with others have no ends of their own.
+            # Packed types have no fingerprint.
             in_words = any(onnx_dtype(tensor) in _IN_WORDS for tensor, _ in alike)
             for near in [alike] if in_words else _grouped(alike, lambda tensor_data: tensor_data.fingerprint):
                 for group in _grouped(near, _bits_set):
-                    # Rows are looked up where they lie; the sort keeps the order of the graphs otherwise.
+                    # Embeddings come first, so lookups read the stored tensor. The stable sort keeps the graph order.
                     yield from sorted(group, key=lambda pair: not _is_looked_up(pair[0]))
 
 
 def _grouped(
     alike: list[tuple[Constant, Graph]], key: Callable[[TensorData], Hashable]
 ) -> Iterator[list[tuple[Constant, Graph]]]:
-    """Yield groups of two constants and more that have the same key; of one alone it is not asked."""
+    """Yield groups of two or more constants with the same key; a single constant needs no key."""
     groups: dict[Hashable, list[tuple[Constant, Graph]]] = defaultdict(list)
     for tensor, scope in alike if len(alike) > 1 else ():
         groups[key(tensor.tensor_data)].append((tensor, scope))
@@ -109,7 +108,7 @@ def _grouped(
 def _find(
     stored: dict[tuple[int, bytes], tuple[Constant, Graph]], dtype: int, digest: bytes, home: Graph
 ) -> Constant | None:
-    """Return a constant of these bytes that a graph can see."""
+    """Return a constant of these bytes that is visible in a graph."""
     kinds = (dtype, TensorProto.UINT8, TensorProto.UINT32) if dtype in _IN_WORDS else (dtype,)
     for kind in kinds:
         if (kind, digest) in stored:
@@ -123,7 +122,7 @@ def _find(
 
 
 def _shown(chain: NodeBuilder, source: Constant, tensor: Constant, *, turned: bool) -> Tensor:
-    """Append what makes one constant of another and return it; nothing is made where they are equal."""
+    """Append nodes that compute one constant from another, and return the result; equal constants need no node."""
     shape = _squeezed(tensor)
     before = shape[::-1] if turned else tensor.shape
     in_words = onnx_dtype(source) != onnx_dtype(tensor)
@@ -142,7 +141,7 @@ def _shown(chain: NodeBuilder, source: Constant, tensor: Constant, *, turned: bo
 
 
 def _may_be_shown(tensor: Constant) -> bool:
-    """Whether nodes may make a constant; shapes are left, which such nodes read themselves."""
+    """Whether nodes may compute a constant. Shapes stay, because Reshape reads them itself."""
     shapes = any(node.op == "Reshape" and node.inputs[0] is not tensor for node in tensor.outputs)
     return is_constant(tensor) and bool(tensor.outputs) and not tensor.graph_output_of and not shapes
 
@@ -160,14 +159,14 @@ def _transposed(tensor: Constant) -> TensorData:
 
 
 def _bits_set(tensor_data: TensorData) -> int:
-    """Return how many bits are one, which is the same in whatever order the elements lie."""
+    """Return the number of one bits, which does not depend on the order of the elements."""
     return sum(int(_BITS_SET[np.frombuffer(chunk, np.uint8)].sum(dtype=np.int64)) for chunk in tensor_data.chunks())
 
 
 # --- constants that repeat along an axis ----------------------------------------------------------------------------
 
 _EXPAND_SINCE: Final = 8
-# Codes are small, and their kernels want them stored.
+# Quantized types are left out: the constants are small, and kernels need initializers.
 _TYPES: Final = frozenset(
     {TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
@@ -178,20 +177,19 @@ _CELL_BIAS: Final = 3
 
 @dataclass(frozen=True)
 class ExpandConstants(Pass):
-    """Let large constants that repeat along an axis, such as zeros, come from an Expand, which a runtime folds.
+    """Replace large constants that repeat along an axis, such as zeros, by an Expand that a runtime folds.
 
-    Exporters write them so, and folding made them large. Weights and biases stay, since several engines accept them
-    only as initializers. So do inputs and outputs of a graph, constants that nodes on quantized values read, constants
-    of less than ``smallest`` bytes, and everything below opset 8.
+    Exporters write an Expand, and constant folding made it large. Weights and biases stay, because several engines need
+    them as initializers. Graph inputs and outputs, operands of quantized operators, constants below `smallest` bytes
+    and models below opset 8 stay, too.
 
     Attributes:
-        smallest: bytes below which the nodes cost more than they save.
+        smallest: size in bytes below which the nodes cost more than they save.
     """
 
     smallest: int = 1 << 14
 
     def apply(self, graph: Graph) -> Changes:
-        """Store; ``changed`` holds the names of the initializers that are no longer read."""
         changed: list[str] = []
         chains: dict[Graph, list[NodeBuilder]] = defaultdict(list)
         names = Names(graph)
@@ -217,7 +215,7 @@ class ExpandConstants(Pass):
 
 
 def _wants_initializer(node: Node, tensor: Constant) -> bool:
-    """Whether a node works on quantized values, or reads the tensor as a weight or bias."""
+    """Whether a node computes with quantized values, or reads the tensor as a weight or bias."""
     if node.op in ALREADY_QUANTIZED:
         return True
     operator = operator_of(node)
@@ -230,28 +228,26 @@ def _wants_initializer(node: Node, tensor: Constant) -> bool:
 # --- floats that were 16 bits wide ----------------------------------------------------------------------------------
 
 _FLOAT = np.dtype(np.float32)
-# A Cast and its names take about the bytes that so many values save.
+# A Cast with its names takes about as many bytes as narrowing this many values saves.
 _SMALLEST = 128
-# They want constants as they are.
+# Operators that need their constants as initializers.
 _KEPT = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 
 @dataclass(frozen=True)
 class NarrowConstants(Pass):
-    """Store float32 constants in 16 bits, behind a Cast, where each value is one of that type.
+    """Store float32 constants in 16 bits behind a Cast, if every value is exact in that type.
 
-    A runtime folds the Cast when it loads the model, so nothing changes but the size of the file. Leaves constants of
-    fewer than 128 values, those that a caller may override or that a graph returns, scales, and what operators of
-    other domains read.
+    A runtime folds the Cast when it loads the model, so only the file size changes. Skips constants of fewer than 128
+    values, overridable inputs, graph outputs, scales, and constants of other operator domains.
 
     Attributes:
-        type: ``TensorProto.DataType`` of 16-bit floats.
+        type: `TensorProto.DataType` of a 16-bit float.
     """
 
     type: int = TensorProto.FLOAT16
 
     def apply(self, graph: Graph) -> Changes:
-        """Narrow; new tensors are called ``w.narrow`` and ``w.wide``."""
         names = Names(graph)
         dtype = numpy_dtype(self.type)
         changed = []
@@ -288,20 +284,18 @@ def _may_be_cast(tensor: Constant) -> bool:
 
 # --- attributes of default value ------------------------------------------------------------------------------------
 
-# What the standard says in words, for every spatial axis.
+# Defaults that the standard declares in prose only, for every spatial axis.
 _SPATIAL: Final = frozenset({"AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool"})
 _OF_AXES: Final[Mapping[str, int]] = {"dilations": 1, "strides": 1, "pads": 0}
 
 
 class DropDefaults(Pass):
-    """Drop attributes of standard operators that have the value that they have without being written.
+    """Drop attributes of standard operators that equal their default.
 
-    Exporters write all of them: a fiftieth of a small network of convolutions in 8 bits. Leaves those of functions and
-    other domains, and those in bodies as everywhere.
+    Exporters write them all: 2 % of a small 8-bit convolutional network. Skips functions and other domains.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Drop; ``changed`` holds the names of the nodes."""
         changed = []
         for _, node in all_nodes(graph):
             if node.domain or not node.attrs:
@@ -319,8 +313,8 @@ class DropDefaults(Pass):
 
 @cache
 def _defaults(op: str, opset: int) -> Mapping[str, Any]:
-    """Return the values that the standard declares for the attributes of an operator; none of an unknown one."""
-    # Optimisers write some operators at opsets that do not have them yet, which onnxruntime runs all the same.
+    """Return the declared default attributes of an operator; none if the operator is unknown."""
+    # Some optimizers write operators at opsets that lack them; onnxruntime runs these models all the same.
     if not defs.has(op, opset, ""):
         return {}
     declared = defs.get_schema(op, opset).attributes

@@ -1,4 +1,4 @@
-"""Write dynamic nodes: matrix multiplications and recurrent cells whose data is quantized anew in each run."""
+"""Write dynamic nodes: matrix multiplications and LSTMs that quantize their activations in each run."""
 
 from __future__ import annotations
 
@@ -35,21 +35,20 @@ _PRODUCTS = frozenset(op for (domain, op), row in OPERATORS.items() if row.produ
 
 @dataclass(frozen=True, eq=False)
 class QuantizeDynamically(Pass):
-    """Replace each dynamic MatMul and Gemm by DynamicQuantizeLinear, MatMulInteger, and the scales' product.
+    """Replace each dynamic MatMul and Gemm by DynamicQuantizeLinear, MatMulInteger and a Mul by the scales.
 
-    Products of one graph that read the same data share its DynamicQuantizeLinear. The nodes are standard ONNX; a
-    runtime may fuse them into one kernel. Leaves nodes whose weight is codes already. Works in bodies as well.
+    Nodes of one graph that read the same activations share the DynamicQuantizeLinear. All nodes are standard ONNX; a
+    runtime may fuse them into one kernel. Skips nodes with an already quantized weight. Works in bodies as well.
 
     Attributes:
         plan: names the nodes and their weights.
-        codes: what was chosen for their weights and biases.
+        codes: encodings of their weights and biases.
     """
 
     plan: Plan
     codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; new tensors are called ``x.codes``, ``w.codes``, ``w.scale`` and ``y.accumulator``."""
         names = Names(graph)
         quantizers: dict[tuple[Graph, Variable], Node] = {}
 
@@ -73,7 +72,7 @@ class QuantizeDynamically(Pass):
 def _integer_product(
     node: Node, source: Constant, weight: Array, weight_scale: Array, quantizer: Node, names: Names
 ) -> list[Node]:
-    """Take the output away from ``node`` and return the nodes that compute it with integers."""
+    """Take the output from `node` and return the nodes that compute it with integers."""
     output = node.outputs[0]
     data_codes, data_scale, data_zero_point = quantizer.outputs
     codes = constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(weight))
@@ -108,35 +107,34 @@ def _quantizer(data: Variable, names: Names) -> Node:
 
 _CELL: Final = "LSTM"
 _INPUTS: Final = 8
-# The operator does not have it, and with another value than 0 a node is not planned.
+# DynamicQuantizeLSTM lacks this attribute. Cells with another value than 0 are never planned.
 _LAYOUT: Final = "layout"
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizeRecurrentCells(Pass):
-    """Replace each dynamic LSTM by DynamicQuantizeLSTM of onnxruntime, which reads its weights transposed.
+    """Replace each dynamic LSTM by onnxruntime's DynamicQuantizeLSTM, which reads transposed weights.
 
-    In each direction every row of a weight has a scale of its own where the plan says per channel. All data has one
-    scale, and so have the hidden states of a step that one thread computes. A weight that several cells share is
-    quantized once. Leaves cells with a weight that is not constant. Works in bodies as well.
+    With per-channel granularity each row of a weight in each direction has a scale. All activations have one scale, and
+    so have the hidden states of each step that one thread computes. A weight that several cells share is quantized
+    once. Skips cells with a computed weight. Works in bodies as well.
 
     Attributes:
         plan: names the cells and their weights.
-        codes: what was chosen for their weights.
+        codes: encodings of their weights.
     """
 
     plan: Plan
     codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
         names = Names(graph)
         made: dict[tuple[Constant, Weight], tuple[Constant, Constant, Constant]] = {}
         changed, left = [], []
         for _, node, decision in planned_nodes(graph, self.plan, Mode.DYNAMIC):
             if node.op != _CELL:
                 continue
-            # The parameters stand behind one another in the order of the weights among the inputs.
+            # Scales and zero points follow in the order of the weights.
             weights = sorted(decision.weights, key=lambda weight: weight.index)
             sources = {weight: node.inputs[weight.index] for weight in weights}
             if not all(is_constant(source) for source in sources.values()):
@@ -157,7 +155,7 @@ class QuantizeRecurrentCells(Pass):
 
 
 def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) -> tuple[Constant, Constant, Constant]:
-    """Return codes of shape [directions, size, gates], and scale and zero point for each direction or its gates."""
+    """Return values of shape [directions, size, gates], and scale and zero point for each direction or its gates."""
     directions, gates, _ = source.shape
     codes, scale = quantized.codes.transpose(0, 2, 1), quantized.parameters.scale
     if weight.spec.per is Granularity.CHANNEL:

@@ -1,4 +1,4 @@
-"""Fake quantization behind switches, which are fed with each sample: the model that measures sensitivity."""
+"""Fake quantization behind switches that are model inputs: the model that measures sensitivities."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ from onnxq.rewrite import Changes, Pass
 
 _FLOAT = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
-# The opset from which on a Split of equal parts has to say how many.
+# From this opset on a Split into equal parts needs `num_outputs`.
 _COUNTED = 18
 
 
 @dataclass(frozen=True)
 class FakeQuantSwitches:
-    """The input of a graph that says what is codes: as many truth values as there are switches.
+    """The graph input that selects what is quantized: a vector of one bool for each switch.
 
-    A single input, as the runtime looks for each of those that are fed among all: of 8,000 a run took 0.4 seconds.
+    All switches share one input, because the runtime searches each fed input among all: with 8,000 inputs a run took
+    0.4 seconds.
 
     Attributes:
-        name: of the input.
-        tensors: place of the value by tensor.
-        nodes: place of the value by node, for its weights and what it alone reads with dynamic scales.
+        name: name of the input.
+        tensors: index of the switch by tensor.
+        nodes: index of the switch by node, for its weights and its dynamically quantized activations.
     """
 
     name: str = "switches"
@@ -61,13 +62,13 @@ class FakeQuantSwitches:
 
 
 def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> FakeQuantSwitches:
-    """Return a switch for everything that a plan makes codes of whose error is its own.
+    """Return a switch for each quantized tensor and node of a plan with an error of its own.
 
-    Tensors that only get the codes of others passed on have none.
+    Tensors that only pass on the quantized values of others have none.
 
     Args:
-        graph: the prepared graph, whose names they do not take.
-        plan: of it.
+        graph: the prepared graph.
+        plan: its plan.
         only: nodes that get a switch, and no tensors; None means all.
     """
     passed_on = set(_passed_on(graph, plan))
@@ -84,15 +85,15 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Fake
 
 @dataclass(frozen=True, eq=False)
 class InsertFakeQuantSwitches(Pass):
-    """Let tensors, and nodes with weights or dynamic data, be what their codes stand for where switches say so.
+    """Insert fake quantization of tensors, weights and dynamic activations, each behind a switch.
 
-    Where a switch is false, all is as it was and nothing more is computed, so that one session tells what any of the
-    codes do. Leaves what has no switch.
+    If a switch is false, its float branch runs and costs nothing more, so one session measures any combination. Tensors
+    and nodes without a switch stay.
 
     Attributes:
-        plan: says what would become codes.
-        codes: what was chosen for them.
-        switches: the input that is added, and what its values switch.
+        plan: names what may be quantized.
+        codes: encodings of the plan.
+        switches: the input to add, and what its values switch.
     """
 
     plan: Plan
@@ -100,7 +101,6 @@ class InsertFakeQuantSwitches(Pass):
     switches: FakeQuantSwitches = FakeQuantSwitches()
 
     def apply(self, graph: Graph) -> Changes:
-        """Insert the nodes; new tensors are called ``t.switched``, ``t.coded`` and ``t.float``."""
         if not self.switches or any(tensor.name == self.switches.name for tensor in graph.inputs):
             return Changes()
         _Edit(graph, self).run()
@@ -119,7 +119,7 @@ def _passed_on(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 class _Edit:
-    """The nodes that go beside those of a graph, or in their place."""
+    """The new nodes beside those of a graph, and replacements."""
 
     def __init__(self, graph: Graph, step: InsertFakeQuantSwitches) -> None:
         self.graph, self.plan, self.codes, self.switches = graph, step.plan, step.codes, step.switches
@@ -132,7 +132,6 @@ class _Edit:
         self.values = [Variable(self.names.unique("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
 
     def run(self) -> None:
-        """Edit the graph."""
         self.first[self.graph].append(self._split())
         homes = {tensor: scope for scope in self.behind for tensor in scope.inputs}
         tensors = {tensor.name: tensor for node in self.owners for tensor in (*node.outputs, *node.inputs)}
@@ -150,14 +149,14 @@ class _Edit:
         replace_nodes(self.graph, {node: [self._node(node, self.plan.by_node[node.name])] for node in switched})
 
     def _split(self) -> Node:
-        """Return the node that gives each switch its value, of an input that it adds to the graph."""
+        """Add the input and return the Split that gives each switch its value."""
         given = Variable(self.switches.name, _BOOL, [len(self.values)])
         self.graph.inputs.append(given)
         attributes = {"axis": 0} | ({"num_outputs": len(self.values)} if self.graph.opset >= _COUNTED else {})
         return Node("Split", self.names.unique("split_switches"), attributes, [given], self.values)
 
     def _tensor(self, activation: Activation, tensor: Variable | Constant) -> Node:
-        """Let the readers of a tensor that would get codes read what these stand for."""
+        """Return the If of a tensor, and let the readers that would get the quantized tensor read it."""
         if isinstance(tensor, Constant):
             readers = {node for node in tensor.outputs if node.name in self.static and tensor in data_inputs(node)}
             factors = self.codes.factors.get(tensor.name)
@@ -166,7 +165,7 @@ class _Edit:
             coded = [self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")]
         else:
             readers = {node for node in tensor.outputs if activation.every_consumer or node.name in self.static}
-            # In float nothing comes divided.
+            # In the float branch producers do not divide.
             pair = Pair(activation, tensor, replace(self.codes, divided=frozenset()), self.names)
             coded = [*pair.quantizer(), *pair.multiplied()]
         switched = self._like(tensor, "switched")
@@ -175,7 +174,7 @@ class _Edit:
         return found
 
     def _node(self, node: Node, decision: Decision) -> Node:
-        """Return what stands for a node that may compute with its weights, and dynamic data, as codes."""
+        """Return the If that replaces a node, with its weights and dynamic activations quantized in one branch."""
         read = read_factors(node, decision, self.codes.factors, self.codes.activations)
         around = WeightRescaling(read, self.makers.get(node.name))
         inputs: list[Variable | Constant] = list(node.inputs)
@@ -205,7 +204,7 @@ class _Edit:
         return self._switch(self.switches.nodes[node.name], coded, floats, outputs)
 
     def _moved_bias(self, node: Node, around: WeightRescaling) -> tuple[int | None, Constant] | None:
-        """Return the bias that makes up for a weight's rounding and its input, or none and what is to be added."""
+        """Return the input index and the corrected bias; index None with a difference to add behind the node."""
         bias = self.codes.biases.get(node.name)
         place = bias_of(node) if bias is not None and bias.values is not None else None
         if bias is None or bias.values is None or place is None:
@@ -227,7 +226,7 @@ class _Edit:
         ]
 
     def _switch(self, place: int, coded: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]) -> Node:
-        """Return a node that computes one or the other; the value in this place says which."""
+        """Return an If whose switch selects one of two lists of nodes."""
         switch, branches = self.values[place], {}
         for branch, nodes in (("then_branch", coded), ("else_branch", floats)):
             given = [tensor for tensor in nodes[-1].outputs if tensor.name]
@@ -242,7 +241,7 @@ class _Edit:
         return Node(node.op, name, dict(node.attrs), list(inputs), outputs, domain=node.domain)
 
     def _own(self, tensor: Constant) -> Constant:
-        # The runtime lays weights out for its kernels only where the graph that reads them declares them.
+        # The runtime prepacks a weight only if the graph that reads it declares it.
         return Constant(self.names.unique(f"{tensor.name}.float"), tensor.tensor_data)
 
     def _same(self, tensor: Variable | Constant, what: str) -> Node:

@@ -1,4 +1,4 @@
-"""Write what onnxruntime fuses: biases into its integer kernels, and nodes that it must not fuse apart from them."""
+"""Help onnxruntime's fusions: biases into integer kernels, and nodes that it must not fuse."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ from onnxq.passes.quantize.planned import copy_of
 from onnxq.planning.plan import Plan
 from onnxq.rewrite import Changes, Pass
 
-# The other half of an int32 accumulator is left to the products.
+# The other half of the int32 accumulator is for the products.
 _LARGEST_CODE = 2.0**30
 _MATRIX = 2
 
 
 class FuseBiases(Pass):
-    """Turn a MatMul of codes and the Add of its bias into a Gemm, whose kernel adds the bias to its sums.
+    """Turn a quantized MatMul and the Add of its bias into a Gemm, whose kernel adds the bias to its sums.
 
-    A Gemm multiplies matrices, so data of another rank is reshaped, as codes, and so is what comes out; neither takes
-    time. A pass over all results saved is a fifth of the time of small products. Leaves a MatMul whose result others
-    read, or whose bias is no vector of its channels or too large for its accumulator.
+    A Gemm multiplies matrices, so quantized activations and the result of another rank are reshaped, which takes no
+    time. The fusion saves a pass over the result: a fifth of the time of small matrix multiplications. Skips a MatMul
+    with other readers. Its bias must be a vector of its channels and fit the accumulator.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Fuse; ``changed`` holds the names of the products, ``left`` of those that an Add of a constant follows."""
         names = Names(graph)
         changed, left = [], []
         for scope in all_graphs(graph):
@@ -71,7 +70,7 @@ class FuseBiases(Pass):
 
 
 class _Product(NamedTuple):
-    """A MatMul between decoders of codes, and the Add of a constant that alone reads it."""
+    """A MatMul of dequantized inputs, and the Add of a constant that is its only reader."""
 
     node: Node
     data: Node
@@ -96,7 +95,7 @@ def _product(node: Node) -> _Product | None:
 
 
 def _bias(product: _Product) -> QTensor | str:
-    """Return the codes of the bias, or why the product cannot have them."""
+    """Return the quantized bias, or why the Gemm cannot have it."""
     shape, codes = product.node.inputs[0].shape, product.weight.inputs[0]
     if product.bias.overridable_input is not None:
         return "its bias can be overridden by an input"
@@ -115,14 +114,14 @@ def _bias(product: _Product) -> QTensor | str:
 
 @dataclass(eq=False)
 class _Reshaped:
-    """The data of the products of one graph as matrices; products of the same data share one."""
+    """The activations of one graph's Gemms as matrices; Gemms with the same activations share one."""
 
     names: Names
     matrices: dict[Node, Variable] = field(default_factory=dict)
     leading: dict[Node, Variable] = field(default_factory=dict)
 
     def rewrite(self, product: _Product, bias: QTensor) -> tuple[list[Node], list[Node]]:
-        """Make the product a Gemm, and return the nodes that must stand before and behind it."""
+        """Turn the MatMul into a Gemm; return the nodes to insert before and after it."""
         node, output = product.node, product.add.outputs[0]
         shape = node.inputs[0].shape
         channels = product.weight.inputs[0].shape[1]
@@ -148,7 +147,7 @@ class _Reshaped:
         return before, after
 
     def _matrix(self, decoder: Node, extent: int, before: list[Node]) -> Variable:
-        """Return the data with all axes but the last in one."""
+        """Return the activations with all axes but the last merged."""
         if decoder not in self.matrices:
             codes, values = decoder.inputs[0], decoder.outputs[0]
             rows = constant(self.names.unique(f"{codes.name}.shape"), np.array([-1, extent], np.int64))
@@ -163,7 +162,7 @@ class _Reshaped:
     def _shape(
         self, product: _Product, leading: Sequence[object] | None, channels: int, before: list[Node]
     ) -> Constant | Variable:
-        """Return the shape of what comes out, which is known beforehand when at most one of its extents is not."""
+        """Return the shape of the result, a constant if at most one of its extents is unknown."""
         known = [extent if isinstance(extent, int) else -1 for extent in leading or ()]
         name = f"{product.node.name}.shape"
         if leading is not None and known.count(-1) <= 1 and 0 not in known:
@@ -175,7 +174,7 @@ class _Reshaped:
         return shape
 
     def _leading(self, decoder: Node, before: list[Node]) -> Variable:
-        """Return all extents of the data but the last."""
+        """Return all extents of the activations but the last."""
         if decoder not in self.leading:
             codes = decoder.inputs[0]
             shape = Variable(self.names.unique(f"{codes.name}.extents"), np.dtype(np.int64))
@@ -190,30 +189,33 @@ class _Reshaped:
         return self.leading[decoder]
 
 
-# --- nodes behind compute nodes on quantized values -----------------------------------------------------------------
+# --- nodes behind quantized compute nodes ---------------------------------------------------------------------------
 
 _CLAMPS = frozenset({"Clip", "Relu"})
 
 
 @dataclass(frozen=True, eq=False)
 class IsolateProducts(Pass):
-    """Write what follows a product of codes in operators that onnxruntime does not take for something else.
+    """Write the nodes behind quantized compute nodes in operators that onnxruntime does not fuse wrongly.
 
-    Then it decodes the codes in each run: it takes a Relu or Clip behind a product, with or without a bias between
-    them, for the beginning of a quantizer, and a QuantizeLinear behind a weight-only product for the end of a static
-    one; it merges an Add of matrices into a product, and one of a bias into a static product that gives floats. Such
-    clamps become Max and Min, such an Add becomes a Sum, and the QuantizeLinear reads a copy, as it does where others
-    read a static product besides. Leaves clamps whose limits are attributes, as models below opset 11 have them, and
-    what stands in another graph than the product, since onnxruntime takes together nodes of one graph only.
+    After these fusions onnxruntime would dequantize in each run:
+
+    - It takes a Relu or Clip behind a compute node, also behind its bias, for the beginning of a quantizer.
+    - It takes a QuantizeLinear behind a weight-only node for the end of a static node.
+    - It merges the Add of a matrix into a matrix multiplication.
+    - It merges the Add of a bias into a static node with a float result.
+
+    A clamp becomes Max and Min, an Add becomes a Sum, and a QuantizeLinear reads a copy. It also reads a copy if a
+    static node has other readers. Skips clamps with limits in attributes (below opset 11), and nodes in another graph,
+    because onnxruntime fuses nodes of one graph only.
 
     Attributes:
-        plan: names the products.
+        plan: names the compute nodes.
     """
 
     plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; a Clip between two limits becomes two nodes, and copies are called ``t.copy``."""
         names = Names(graph)
         changed = []
         for scope in all_graphs(graph):
@@ -248,7 +250,7 @@ class IsolateProducts(Pass):
 
 
 def _reader_here(tensor: Variable, here: Set[Node]) -> Node | None:
-    """Return the node that alone reads a tensor, where that is one of the same graph."""
+    """Return the only reader of a tensor if it is in the same graph."""
     reader = sole_consumer(tensor)
     return reader if reader in here else None
 
@@ -258,7 +260,7 @@ def _quantizers(tensor: Variable) -> list[Node]:
 
 
 def _is_quantized(tensor: Variable, here: Set[Node]) -> bool:
-    """Return whether only a quantizer reads a tensor, a clamp between them aside."""
+    """Return whether the only reader is a quantizer, directly or behind a clamp."""
     reader = _reader_here(tensor, here)
     if reader is not None and reader.op in _CLAMPS:
         reader = _reader_here(reader.outputs[0], here)
@@ -266,14 +268,14 @@ def _is_quantized(tensor: Variable, here: Set[Node]) -> bool:
 
 
 def _copied(product: Variable, names: Names) -> Node:
-    """Let the quantizers of a product read a copy, and return the node that makes it."""
+    """Let the quantizers of a tensor read a copy; return the node that makes it."""
     copy = copy_of(product, product.name, names)
     replace_uses(product, copy.outputs[0], set(_quantizers(product)))
     return copy
 
 
 def _is_merged(reader: Node, product: Variable) -> bool:
-    """Return whether onnxruntime merges the Add that reads a product into it, a vector aside."""
+    """Return whether onnxruntime may merge the Add of a matrix into the compute node."""
     others = [tensor for tensor in reader.inputs if tensor is not product]
     return _may_have_rank_2(product) and any(_may_have_rank_2(tensor) for tensor in others)
 
@@ -283,7 +285,7 @@ def _may_have_rank_2(tensor: Tensor) -> bool:
 
 
 def _ends(clamp: Node, names: Names) -> list[tuple[str, Tensor]]:
-    """Return the operators that clamp from below and above, each with its limit; none where nothing is to be done."""
+    """Return Max and Min with their limits for a clamp; none if it stays."""
     if clamp.op not in _CLAMPS or clamp.domain or clamp.attrs or not clamp.outputs[0].outputs:
         return []
     if clamp.op == "Relu":
@@ -294,7 +296,7 @@ def _ends(clamp: Node, names: Names) -> list[tuple[str, Tensor]]:
 
 
 def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[Node]:
-    """Turn a clamp into its last operator, and return the one that must stand before it, if any."""
+    """Turn a clamp into its last operator; return the one to insert before it, if any."""
     data, (last, limit) = clamp.inputs[0], ends[-1]
     before = []
     if len(ends) > 1:
@@ -307,27 +309,25 @@ def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[
 
 # --- float compute nodes between quantized values -------------------------------------------------------------------
 
-# Others are left as they are between codes.
+# Operators for which onnxruntime does this.
 _TAKEN = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 @dataclass(frozen=True, eq=False)
 class IsolateFloats(Pass):
-    """Let products that compute in float read a copy of what was decoded, where what they make becomes codes.
+    """Let float compute nodes between DequantizeLinear and QuantizeLinear read a copy.
 
-    Between a DequantizeLinear and a QuantizeLinear onnxruntime takes a product of float weights for a static one: when
-    it loads the model it makes codes of the weights itself, coarser than those that they were stored as, and runs an
-    integer kernel, which fails where the quantizer has a scale for each channel. It looks through clamps and through
-    what only moves elements.
+    Otherwise onnxruntime takes them for static nodes. It then quantizes their weights at load time, more coarsely than
+    they were stored, and runs an integer kernel. The kernel fails if the quantizer has a scale for each channel.
+    onnxruntime also looks through clamps and nodes that only move elements.
 
     Attributes:
-        plan: names the products that are static.
+        plan: names the static nodes.
     """
 
     plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
-        """Insert the copies; new tensors are called ``t.copy``."""
         names = Names(graph)
         changed = []
         for scope in all_graphs(graph):
@@ -344,7 +344,7 @@ class IsolateFloats(Pass):
 
 
 def _is_between_codes(node: Node) -> bool:
-    """Return whether what a product reads was decoded, and what it makes becomes codes."""
+    """Return whether the input of a compute node is dequantized and its output is quantized."""
     made: Tensor = node.inputs[0]
     while isinstance(made, Variable) and (maker := producer(made)) is not None and _is_a(maker, Role.PASS_THROUGH):
         made = maker.inputs[0]

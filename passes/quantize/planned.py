@@ -1,4 +1,4 @@
-"""What the passes share that carry out a plan: which nodes it means, and new nodes in their place."""
+"""Shared by the passes that apply a plan: select its nodes and replace them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class NodeReplacement:
     """The new nodes of one planned node.
 
     Attributes:
-        instead: what takes its place and makes its outputs; the node stays where there is nothing.
-        first: what computes from constants what the node reads, and goes to the beginning of its graph.
+        instead: nodes that replace it and produce its outputs; if empty, the node stays.
+        first: nodes that compute its inputs from constants, for the beginning of its graph.
     """
 
     instead: Sequence[Node] = ()
@@ -40,28 +40,28 @@ class NodeReplacement:
 
 
 def copy_of(data: Tensor, name: str, names: Names) -> Node:
-    """Return a node that copies a tensor in each run, so that a runtime does not take what reads the copy together.
+    """Return a node that copies a tensor in each run, so that a runtime does not fuse its readers with its producer.
 
     Args:
-        data: the tensor, which nobody reads the copy of yet.
-        name: what the copy is called after.
-        names: of the graph.
+        data: the tensor. Its readers do not change.
+        name: prefix of the new names.
+        names: names of the graph.
     """
     copy = Variable(names.unique(f"{name}.copy"), data.dtype, data.shape)
-    # The sum of one tensor is no no-op to a runtime, unlike Identity.
+    # A runtime removes an Identity, but not a Sum of one tensor.
     return Node("Sum", names.unique(f"{name}.share"), {}, [data], [copy])
 
 
 def planned_nodes(
     graph: Graph, plan: Plan, mode: Mode, op_types: Collection[str] | None = None
 ) -> Iterator[tuple[Graph, Node, Decision]]:
-    """Yield the nodes of a graph and its bodies to which a plan gives a mode, with the graph that lists each.
+    """Yield the nodes of a graph and its bodies that a plan gives a mode, each with its graph.
 
     Args:
         graph: the graph.
-        plan: names the nodes.
-        mode: of the nodes that are meant.
-        op_types: their operators; None means all.
+        plan: gives the modes.
+        mode: the wanted mode.
+        op_types: the wanted operators; None means all.
     """
     for scope in all_graphs(graph):
         for node in scope.nodes:
@@ -77,15 +77,15 @@ def rewrite_planned(
     rewrite: Callable[[Graph, Node, Constant, Weight], NodeReplacement | str],
     op_types: Collection[str] | None = None,
 ) -> Changes:
-    """Rewrite the planned nodes of one weight, and leave those whose weight is codes already.
+    """Rewrite planned nodes with one weight; skip nodes whose weight is already quantized.
 
     Args:
-        graph: the graph, which is edited in place with its bodies when all nodes have been looked at.
+        graph: edited in place with its bodies, after all nodes were visited.
         plan: names the nodes and their weights.
-        mode: of the nodes that are meant.
-        rewrite: takes the graph that lists a node, the node, its float weight, and what is planned for that; returns
-            the new nodes, or the reason why it leaves the node as it is.
-        op_types: the operators that are meant; None means all.
+        mode: the wanted mode.
+        rewrite: takes a graph, its node, the float weight and its plan. Returns the new nodes, or why it skips the
+            node.
+        op_types: the wanted operators; None means all.
     """
     changed: list[str] = []
     left: list[tuple[str, str]] = []
@@ -109,14 +109,14 @@ def rewrite_planned(
 
 
 def correct_bias(node: Node, codes: Encodings, names: Names) -> None:
-    """Let a product have the bias that makes up for the rounding of its weight, where there is one.
+    """Replace the bias of a compute node by the corrected one, if there is one.
 
-    A bias that several nodes share becomes one for each, called ``b.corrected``; a convolution that had none gets one.
+    A shared bias becomes a separate `b.corrected` for each node. A node without a bias gets one.
 
     Args:
-        node: the product, which still reads its float weight.
-        codes: hold the bias.
-        names: of the graph.
+        node: the compute node, which still reads its float weight.
+        codes: encodings with the bias.
+        names: names of the graph.
     """
     bias = codes.biases.get(node.name)
     place = bias_of(node) if bias is not None and bias.values is not None else None

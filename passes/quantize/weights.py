@@ -1,4 +1,4 @@
-"""Write the weights of a plan: behind DequantizeLinear, in onnxruntime's packed operators, or compressed on disk."""
+"""Write the weights of a plan: behind DequantizeLinear, packed for onnxruntime's operators, or compressed on disk."""
 
 from __future__ import annotations
 
@@ -49,22 +49,21 @@ _BYTE = 8
 
 @dataclass(frozen=True, eq=False)
 class QuantizeWeights(Pass):
-    """Replace the constant weight and bias of each static node by codes and a DequantizeLinear.
+    """Replace the constant weight and bias of each static node by quantized values and a DequantizeLinear.
 
-    The DequantizeLinear stands in the graph of the node, bodies included, since runtimes fuse nodes of one graph only;
-    what it reads may be declared in a graph around it. Leaves nodes whose weight is codes already. The float
-    initializer goes when no other node uses it.
+    The DequantizeLinear stands in the graph of the node, because runtimes fuse nodes of one graph only. An outer graph
+    may declare its inputs. Skips nodes with an already quantized weight. A float initializer without other readers
+    goes.
 
     Attributes:
         plan: names the nodes, their weights and biases.
-        codes: what was chosen for their weights and biases.
+        codes: encodings of their weights and biases.
     """
 
     plan: Plan
     codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
-        """Quantize; new tensors are called ``w.codes``, ``w.scale``, ``w.zero_point`` and ``w.dequantized``."""
         names = Names(graph)
         decoders: dict[Graph, list[Node]] = {}
         changed, left = [], []
@@ -77,7 +76,7 @@ class QuantizeWeights(Pass):
             decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
             changed.append(node.name)
         for scope, nodes in decoders.items():
-            # In front: onnxruntime takes quadratic time to load nodes without data spread among the others.
+            # At the front: onnxruntime takes quadratic time to load such nodes if they are spread among the others.
             insert_nodes(scope, first=nodes)
         return Changes(tuple(changed), tuple(left))
 
@@ -93,7 +92,7 @@ class QuantizeWeights(Pass):
 
 
 def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names) -> Node:
-    """Make the input read a DequantizeLinear of the codes, and return that node."""
+    """Replace an input by a DequantizeLinear of quantized values; return that node."""
     source = node.inputs[index]
     scale = quantized.parameters.scale
     attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
@@ -101,7 +100,7 @@ def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names
     chain, codes = NodeBuilder(source.name, names), quantized.codes.reshape(source.shape)
     inputs = [chain.store_codes("codes", codes, quantized.format), chain.store("scale", flat)]
     if quantized.format.bits == _BYTE:
-        # Integer kernels are found by it, though it is 0.
+        # Runtimes need the zero point, though it is 0, to select an integer kernel.
         inputs.append(chain.store("zero_point", np.zeros(flat.shape, quantized.codes.dtype)))
     values = Variable(names.unique(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
     decoder = Node("DequantizeLinear", names.unique(f"{source.name}.dequantize"), attributes, inputs, [values])
@@ -109,20 +108,20 @@ def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names
     return decoder
 
 
-# --- weight-only: a runtime multiplies or looks up quantized weights ------------------------------------------------
+# --- weight-only: standard ONNX -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class DecodeWeights(Pass):
-    """Put a DequantizeLinear of codes in front of weight-only products, and decode the rows that Gather looks up.
+    """Dequantize the weights of matrix multiplications by DequantizeLinear, and the rows that Gather selects.
 
-    onnxruntime turns such a product into one kernel. A Gemm that transposes its weight gets transposed codes. Leaves
-    nodes whose weight is codes already.
+    onnxruntime fuses such a multiplication into one kernel. A Gemm that transposes its weight gets a transposed one.
+    Skips nodes with an already quantized weight.
 
     Attributes:
         plan: names the nodes and weights.
-        codes: what was chosen for their weights and biases.
-        emit: strict keeps every Gather, behind a DequantizeLinear of its whole table.
+        codes: encodings of their weights and biases.
+        emit: `STRICT` dequantizes the whole embedding in front of each Gather.
     """
 
     plan: Plan
@@ -130,7 +129,6 @@ class DecodeWeights(Pass):
     emit: AllowedOps = AllowedOps.QDQ
 
     def apply(self, graph: Graph) -> Changes:
-        """Decode; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
         names = Names(graph)
 
         def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement:
@@ -141,7 +139,7 @@ class DecodeWeights(Pass):
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
     def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        """Make the node read a DequantizeLinear of codes, and return the nodes that compute it."""
+        """Replace the weight by a DequantizeLinear; return the nodes that compute it."""
         quantized = self.codes.weights[node.name, weight.index]
         correct_bias(node, self.codes, names)
         if node.op == "Gemm" and node.attrs.pop("transB", 0):
@@ -154,7 +152,7 @@ class DecodeWeights(Pass):
         return chain.nodes
 
     def _rows(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        """Take the output away from a Gather and return the nodes that compute it from codes."""
+        """Take the output from a Gather; return the nodes that compute it from quantized rows."""
         indices, output = node.inputs[1], node.outputs[0]
         quantized = self.codes.weights[node.name, weight.index]
         chain = NodeBuilder(source.name, names)
@@ -164,20 +162,20 @@ class DecodeWeights(Pass):
         return chain.nodes
 
 
-# --- weight-only: operators of onnxruntime that read packed blocks --------------------------------------------------
+# --- weight-only: onnxruntime's operators for packed blocks ---------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class ReplaceWithContrib(Pass):
     """Replace weight-only MatMul and Gemm by MatMulNBits, and Gather by GatherBlockQuantized.
 
-    Leaves nodes whose format, blocks or storage these operators do not know, those that are as fast in standard ONNX
-    unless all are to be replaced, and those whose weight is codes already.
+    Skips nodes whose format, blocks or storage the operator does not support, and nodes with an already quantized
+    weight. Nodes that are as fast in standard ONNX stay too, unless `emit` replaces all.
 
     Attributes:
         plan: names the nodes and weights.
-        codes: what was chosen for their weights and biases.
-        emit: what may be written.
+        codes: encodings of their weights and biases.
+        emit: the allowed operators.
     """
 
     plan: Plan
@@ -185,7 +183,6 @@ class ReplaceWithContrib(Pass):
     emit: AllowedOps = AllowedOps.ORT
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; new tensors are called ``w.codes``, ``w.scale`` and ``w.zero_point``."""
         names = Names(graph)
 
         def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement | str:
@@ -201,7 +198,7 @@ class ReplaceWithContrib(Pass):
 
 
 def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
-    """Take the output away from a node and return the nodes that compute it from packed codes."""
+    """Take the output from a node; return the nodes that compute it from packed values."""
     output, spec, dtype = node.outputs[0], weight.spec, onnx_dtype(source)
     chain = NodeBuilder(source.name, names)
     if node.op == "Gather":
@@ -220,16 +217,16 @@ def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTenso
 
 @dataclass(frozen=True, eq=False)
 class CompressWeights(Pass):
-    """Replace the weights of storage nodes by codes and the nodes that decode them, in the graph that declares them.
+    """Replace the weights of storage nodes by quantized values and dequantizing nodes, in the graph that declares them.
 
-    A runtime folds these nodes of constants when it loads the model, so inference runs at float speed; a
-    DequantizeLinear in their place would run at every inference. A weight shared by several nodes is stored once.
+    A runtime folds these nodes when it loads the model, so inference has float speed. A DequantizeLinear would run at
+    each inference instead. A weight shared by several nodes is stored once.
 
     Attributes:
         plan: names the nodes and weights.
-        codes: what was chosen for their weights and biases.
-        emit: strict decodes by DequantizeLinear, all others by nodes that are folded.
-        constants: op types whose weights the runtime wants folded, but does not fold from narrow codes.
+        codes: encodings of their weights and biases.
+        emit: `STRICT` uses DequantizeLinear, the others use nodes that a runtime folds.
+        constants: op types whose weights the runtime needs as constants, but does not fold from narrow types.
     """
 
     plan: Plan
@@ -238,7 +235,6 @@ class CompressWeights(Pass):
     constants: frozenset[str] = frozenset()
 
     def apply(self, graph: Graph) -> Changes:
-        """Store; new tensors are called ``w.codes``, ``w.scale``, ``w.decoded`` and alike."""
         names = Names(graph)
         wanted: dict[tuple[Constant, Weight], dict[Node, QTensor]] = {}
         for _, node, decision in planned_nodes(graph, self.plan, Mode.STORAGE):
@@ -272,23 +268,22 @@ class CompressWeights(Pass):
         return chain.nodes
 
 
-# --- AWQ: divide the channels of float data -------------------------------------------------------------------------
+# --- AWQ: divide the channels of float activations ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class DivideChannels(Pass):
-    """Give normalizations and Muls the constants that divide what they make.
+    """Replace the constants of normalizations and Muls so that their outputs are divided.
 
-    Works in the main graph. A constant that others read as well stays theirs.
+    Works in the main graph. Other readers of a constant keep the original.
 
     Attributes:
-        codes: hold the constants.
+        codes: encodings with the constants.
     """
 
     codes: Encodings
 
     def apply(self, graph: Graph) -> Changes:
-        """Divide; the new constants are called ``c.divided``."""
         names: Names | None = None
         changed: dict[str, None] = {}
         for node in graph.nodes if self.codes.floats else ():
