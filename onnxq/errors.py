@@ -91,11 +91,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_name(what: str, name: str, known: Collection[str]) -> None:
-    """Refuse an unknown name.
-
-    Raises:
-        SchemeError: the name is unknown; the message suggests the closest one.
-    """
+    """Raise SchemeError for an unknown name; the message suggests the closest one."""
     if name not in known:
         raise SchemeError(unknown_name(what, name, known))
 
@@ -111,10 +107,7 @@ def parse_choice(kind: type[Choice], what: str, given: object) -> Choice:
 
 
 def check_type(value: object, kinds: type | tuple[type, ...], what: str, expected: str) -> None:
-    """Refuse an argument of another type. True and False are not numbers here.
-
-    Raises:
-        SchemeError: the argument has another type.
+    """Raise SchemeError for an argument of another type. True and False are not numbers here.
 
     >>> check_type("20", (int, float), "the target SQNR", "decibels such as 20")
     Traceback (most recent call last):
@@ -127,11 +120,7 @@ def check_type(value: object, kinds: type | tuple[type, ...], what: str, expecte
 
 
 def check_path(value: object, what: str) -> None:
-    """Refuse an argument that is not a path.
-
-    Raises:
-        SchemeError: the argument is neither str nor a path object.
-    """
+    """Raise SchemeError for an argument that is neither str nor a path object."""
     check_type(value, (str, os.PathLike), what, "a path")
 
 
@@ -151,12 +140,7 @@ _OF_CANDIDATES = (CandidateError, EngineError, LoadError, RunError)
 
 @dataclass(frozen=True)
 class Failure:
-    """A part of a run that failed and was left out.
-
-    Attributes:
-        part: what failed, such as ``accuracy method 'bias-correction'``.
-        reason: class and text of the error.
-    """
+    """A part of a run, such as ``accuracy method 'bias-correction'``, that failed and was left out."""
 
     part: str
     reason: str
@@ -170,11 +154,7 @@ _collected: ContextVar[list[Failure] | None] = ContextVar("failures", default=No
 
 @contextmanager
 def collect_failures() -> Iterator[list[Failure]]:
-    """Collect the failures of a run.
-
-    Yields:
-        The list that `tolerate` adds to. It grows while the run goes on.
-    """
+    """Collect the failures of a run in a list, which grows while the run goes on."""
     found: list[Failure] = []
     token = _collected.set(found)
     try:
@@ -185,12 +165,9 @@ def collect_failures() -> Iterator[list[Failure]]:
 
 @contextmanager
 def tolerate(part: str) -> Iterator[None]:
-    """Collect the error of a block and continue after it.
+    """Collect the error of a block and continue after it; ``part`` names what is left out.
 
     Fatal errors (`is_fatal`) are raised as usual. Outside of `collect_failures`, all errors are raised.
-
-    Args:
-        part: what is left out, for the report.
 
     >>> with collect_failures() as failures:
     ...     with tolerate("accuracy method 'bias-correction'"):
@@ -206,11 +183,7 @@ def tolerate(part: str) -> Iterator[None]:
 
 
 def note_failure(part: str, error: Exception) -> bool:
-    """Collect the error of a part that was left out.
-
-    Returns:
-        False outside of `collect_failures`, where nothing is collected.
-    """
+    """Collect the error of a part that was left out; return False if `collect_failures` is not active."""
     failures = _collected.get()
     if failures is None:
         return False

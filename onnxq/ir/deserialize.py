@@ -27,14 +27,9 @@ _KINDS = {"sequence_type": "sequence_type", "sparse_tensor_type": "sparse_tensor
 def deserialize_graph(
     proto: GraphProto, opset_imports: dict[str, int], tensor_data: Callable[[TensorProto], TensorData]
 ) -> Graph:
-    """Return the graph of a proto with its bodies, with nodes in the order of the proto.
+    """Return the graph of a proto with its bodies; nodes keep their order.
 
-    The graph keeps a reference to the proto.
-
-    Args:
-        proto: the main graph.
-        opset_imports: version by domain.
-        tensor_data: wraps each stored tensor.
+    The graph refers to the proto. ``opset_imports`` has the version of each domain.
 
     Raises:
         ModelError: a name is not text, is declared twice, or is read but never declared. The number of inputs or
@@ -47,11 +42,7 @@ def deserialize_graph(
 
 
 def check_text(*names: str) -> None:
-    """Refuse names that are not UTF-8, which protobuf returns as bytes.
-
-    Raises:
-        ModelError: a name is not text.
-    """
+    """Raise ModelError if a name is not UTF-8; protobuf returns bytes for it."""
     for name in names:
         if not isinstance(name, str):
             raise ModelError(f"the model holds the text {name[:_SHOWN]!r}, which is not UTF-8; it is damaged")
@@ -245,8 +236,7 @@ def _check_attributes(node: NodeProto, signature: _Signature) -> None:
 
 
 class _Side(NamedTuple):
-    """How many inputs or outputs an operator has, and which indices cannot be omitted."""
-
+    # `required` has the indices that cannot be omitted.
     least: int
     most: int
     required: tuple[int, ...]
@@ -264,10 +254,9 @@ class _Side(NamedTuple):
 
 
 class _Signature(NamedTuple):
-    """Inputs, outputs and attributes of an operator; ``attributes`` maps names to ``AttributeProto.AttributeType``."""
-
     inputs: _Side
     outputs: _Side
+    # By name, values of AttributeProto.AttributeType.
     attributes: Mapping[str, int]
     required_attributes: frozenset[str]
 

@@ -22,16 +22,10 @@ def insert_nodes(
     after: Mapping[Node, Sequence[Node]] | None = None,
     first: Sequence[Node] = (),
 ) -> None:
-    """Insert nodes into one graph, in one pass over its list.
-
-    Args:
-        graph: the graph that lists the anchor nodes; its bodies are not searched.
-        before: for each anchor, the new nodes right before it.
-        after: for each anchor, the new nodes right after it.
-        first: new nodes at the beginning.
+    """Insert nodes into one graph in one pass: at its beginning (``first``), before anchor nodes and after them.
 
     Raises:
-        ModelError: the graph does not list an anchor node.
+        ModelError: the graph does not list an anchor node; its bodies are not searched.
     """
     before, after = before or {}, after or {}
     if not before and not after:
@@ -66,9 +60,7 @@ def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
 def replace_nodes(graph: Graph, replacements: Mapping[Node, Sequence[Node]]) -> None:
     """Replace nodes of a graph or its bodies, and detach the old nodes as `remove_nodes` does.
 
-    Args:
-        graph: searched with its bodies.
-        replacements: for each old node the new nodes, which already make the outputs that others read.
+    The new nodes must already make the outputs that others read.
     """
     if not replacements:
         return
@@ -193,12 +185,9 @@ def metadata_bytes(graph: Graph) -> int:
 
 
 def strip_metadata(graph: Graph) -> list[str]:
-    """Remove the metadata of nodes, tensors and graphs from what is written.
+    """Remove the metadata of nodes, tensors and graphs from what is written; return the names of nodes and tensors.
 
     The documentation of graphs and the metadata of the model stay. Protos that were read are not changed.
-
-    Returns:
-        The names of the nodes and tensors that had metadata.
     """
     changed: list[str] = []
     for scope in all_graphs(graph):

@@ -23,11 +23,7 @@ Origins: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, eq=False)
 class OpaqueAttribute:
-    """A node attribute that GraphSurgeon has no value for: a type, a sparse tensor or a list of tensors.
-
-    Attributes:
-        proto: the attribute, which is written unchanged.
-    """
+    """A node attribute that GraphSurgeon has no value for: a type, a sparse tensor or a list of tensors."""
 
     proto: AttributeProto
 
@@ -114,10 +110,9 @@ class Node(Identity, gs.Node):
         self.__dict__["domain"] = domain
 
     def subgraphs(self, recursive: bool = False) -> list[Any]:
-        """Return the control-flow bodies of this node in attribute order, each before those inside it.
+        """Return the control-flow bodies of this node in attribute order.
 
-        Args:
-            recursive: also return the bodies inside bodies.
+        With ``recursive``, each body is followed by the bodies inside it.
         """
         found = subgraphs_of(self.attrs.values())
         if not recursive:

@@ -27,7 +27,6 @@ class DataFolder:
     """The folder that a model's external data must lie in.
 
     Attributes:
-        path: the folder the model file was opened from.
         real: if the model file is a link, the folder of its target; data may lie there as well.
     """
 
@@ -80,8 +79,6 @@ class DataRange:
 
     Attributes:
         tensor: name of the tensor, for messages.
-        offset: first byte.
-        length: in bytes.
         stamp: identity of the file when the model was read.
     """
 
@@ -126,12 +123,7 @@ def stamp(status: os.stat_result) -> Stamp:
 
 
 def locate(proto: TensorProto, folder: DataFolder | None, nbytes: int) -> DataRange:
-    """Return where the data of an external tensor lies.
-
-    Args:
-        proto: the tensor, whose ``external_data`` is read.
-        folder: the folder of the model; None if the model was read without one.
-        nbytes: the size that the tensor's shape and type require.
+    """Return where the data of an external tensor lies; its shape and type require ``nbytes``.
 
     Raises:
         ModelError: there is no folder, or location, offset and length do not name ``nbytes`` bytes of a file in it.

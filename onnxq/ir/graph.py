@@ -55,9 +55,8 @@ class Graph(Identity, gs.Graph):
         sparse_initializers: sparse constants, written unchanged, each with the Variable that stands for it.
         opset_imports: version by domain; ``""`` is the domain of ONNX. Shared with all bodies.
         ir_version: version of the file format, raised on writing if the opset needs a higher one.
-        functions: model-local functions, written unchanged.
         folder: the folder of the model's external data, or None.
-        parent: the enclosing graph of a body, or None.
+        parent: the enclosing graph of a body; None for the main graph.
         source: the GraphProto it was read from, or None.
         model_source: the ModelProto around the main graph, or None.
     """
@@ -217,13 +216,10 @@ _SHARED = ("name", "doc_string", "ir_version", "producer_name", "producer_versio
 
 
 def copy_graph(graph: AnyGraph) -> AnyGraph:
-    """Return a graph with its own nodes and tensors, in bodies too.
+    """Return a copy with its own nodes and tensors, in bodies too, of a graph without plain GraphSurgeon objects.
 
     Values of constants and protos that nodes were read from are shared, because they are never changed. The copy of a
     body reads the same tensors of the enclosing graphs.
-
-    Args:
-        graph: a Graph that holds no plain GraphSurgeon objects (see `restore_classes`).
     """
     root: Any = graph
     around: list[Any] = list(all_graphs(root))

@@ -205,11 +205,7 @@ _IR_BY_OPSET: Final = ((25, 13), (24, 12), (23, 11), (21, 10), (19, 9), (13, 7))
 
 
 def minimum_ir_version(opset: int, *, all_initializers_are_inputs: bool = True) -> int:
-    """Return the lowest IR version that a model of this ONNX opset may have, at most 13.
-
-    Args:
-        opset: of the default domain.
-        all_initializers_are_inputs: False if an initializer is not among the graph inputs, which takes IR version 4.
+    """Return the lowest IR version for an ONNX opset, at most 13. Initializers beside graph inputs need version 4.
 
     >>> minimum_ir_version(21)
     10

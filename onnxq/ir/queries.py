@@ -54,12 +54,7 @@ def inner_variables(graph: Any) -> Iterator[Variable]:
 
 @dataclass(eq=False)
 class Visible:
-    """The tensors that nodes of a graph can name: its own and those of the enclosing graphs.
-
-    Attributes:
-        parent: the tensors of the enclosing graph; None for the main graph.
-        tensors: the graph's own tensors by name.
-    """
+    """The tensors that nodes of a graph can name: its own, and those of the enclosing graphs in ``parent``."""
 
     parent: Visible | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)

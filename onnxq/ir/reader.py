@@ -30,12 +30,7 @@ _GIT_LFS = b"version https://git-lfs"
 
 
 def load(path: str | os.PathLike[str]) -> Graph:
-    """Read a model file.
-
-    External data must exist and fit, but is not loaded.
-
-    Args:
-        path: an ONNX file; its external data lies in the same folder.
+    """Read a model file. Its external data must exist in the same folder and fit, but is not loaded.
 
     Raises:
         ModelError: the file is missing, is not ONNX, is damaged, or holds a graph that cannot be executed.
@@ -112,13 +107,10 @@ def from_graphsurgeon(graph: gs.Graph) -> Graph:
 
 
 def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
-    """Return a Graph that the caller may edit; the given model stays as it is.
-
-    Args:
-        model: a path, a ModelProto or a GraphSurgeon graph. The values of its constants are shared, not copied.
+    """Return a Graph that the caller may edit. The given model stays as it is; the values of its constants are shared.
 
     Raises:
-        ModelError: the model cannot be read, or is of another type.
+        ModelError: the model cannot be read, or is not a path, a ModelProto or a GraphSurgeon graph.
     """
     if isinstance(model, ModelProto):
         graph = read_model(model)
@@ -157,14 +149,9 @@ def _check_model(model: ModelProto) -> None:
 
 
 def open_model(model: str | Path | Any, output: str | Path | None) -> tuple[Graph, Path | None, Path | None]:
-    """Open a model, and refuse an output path that would overwrite it.
+    """Open a model, and refuse an output path that would overwrite it; return the graph and both paths.
 
-    Args:
-        model: a path, a ModelProto or a GraphSurgeon graph.
-        output: the file to write; None if nothing is written.
-
-    Returns:
-        The graph; the model's file, None if the model was not given as a path; and the file to write.
+    The first path is None if the model was not given as a path, the second if ``output`` is None.
 
     Raises:
         ModelError: the model cannot be read.
@@ -181,15 +168,7 @@ def open_model(model: str | Path | Any, output: str | Path | None) -> tuple[Grap
 
 
 def refuse_overwriting(graph: Graph, data: Path) -> None:
-    """Refuse an output whose external data would overwrite the model's own.
-
-    Args:
-        graph: the model.
-        data: the external data file to write.
-
-    Raises:
-        OutputError: the model reads ``data``.
-    """
+    """Raise OutputError if ``data``, the external data file to write, is read by the model."""
     external = (tensor.tensor_data for tensor in constants(graph) if tensor.tensor_data.external)
     read = {tensor_data.data_range().path for tensor_data in external if isinstance(tensor_data, ProtoTensor)}
     if data.exists() and any(data.samefile(path) for path in read):

@@ -27,12 +27,7 @@ _NODE_FIELDS = {"input", "output", "name", "op_type", "domain", "attribute"}
 
 
 def serialize_model(graph: Graph, placed: Mapping[Graph, list[Constant]], store: Store) -> ModelProto:
-    """Return the proto of a graph.
-
-    Args:
-        graph: the main graph, after `restore_classes`.
-        placed: the constants that each graph declares.
-        store: writes the values of each constant.
+    """Return the proto of a main graph after `restore_classes`; ``placed`` has the constants that each graph declares.
 
     Raises:
         ModelError: two tensors of a graph share a name, a node reads a tensor that it cannot see, or text is not UTF-8.
@@ -294,7 +289,6 @@ def attribute_constants(scope: Graph) -> Iterator[Constant]:
 
 
 def _common(one: Graph, other: Graph, depth: dict[Graph, int]) -> Graph:
-    """Return the innermost graph around both."""
     while one is not other:
         if depth[one] < depth[other]:
             one, other = other, one

@@ -44,11 +44,7 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
 
 class TensorData(LazyValues):
-    """The values of one constant.
-
-    Attributes:
-        onnx_dtype: ``TensorProto.DataType`` of the elements.
-    """
+    """The values of one constant; ``onnx_dtype`` is the ``TensorProto.DataType`` of the elements."""
 
     onnx_dtype: int
     shape: tuple[int, ...]
@@ -135,11 +131,7 @@ class TensorData(LazyValues):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ArrayData(TensorData):
-    """Values in a numpy array, which is not copied unless it is spilled to a file.
-
-    Attributes:
-        array: an array of any type that ONNX has.
-    """
+    """Values in a numpy array, which is not copied unless it is spilled to a file."""
 
     array: npt.NDArray[np.generic]
 
@@ -189,10 +181,8 @@ class ArrayData(TensorData):
 class PackedTensor(TensorData):
     """Raw data as ONNX stores it, for any type but strings.
 
-    Attributes:
-        onnx_dtype: ``TensorProto.DataType`` of the elements.
-        shape: the dimensions, counted in elements.
-        data: the bytes. 4-bit types store the first element in the low half, 2-bit types in the lowest quarter.
+    4-bit types store the first element in the low half of a byte, 2-bit types in the lowest quarter. The shape counts
+    elements.
 
     >>> PackedTensor(TensorProto.INT4, (3,), bytes([0x21, 0x03])).load()
     array([1, 2, 3], dtype=int4)
@@ -278,11 +268,7 @@ _DESCRIBING = tuple(field.name for field in TensorProto.DESCRIPTOR.fields if fie
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProtoTensor(TensorData):
-    """Values of a TensorProto as read from a model, inline or in an external file.
-
-    Attributes:
-        proto: the tensor, which is never changed.
-        folder: the folder of external data; None if the model was read without one.
+    """Values of a TensorProto as read from a model, inline or in an external file. The proto is never changed.
 
     Raises:
         ModelError: type, dimensions and data do not fit together.
@@ -333,11 +319,7 @@ class ProtoTensor(TensorData):
         return self.proto.data_location == TensorProto.EXTERNAL
 
     def lies_in(self, folder: Path) -> bool:
-        """Return whether the values are external data of a model in this folder.
-
-        Args:
-            folder: a resolved path.
-        """
+        """Return whether the values are external data of a model in this folder, a resolved path."""
         return self.external and self.folder is not None and self.folder.path.resolve() == folder
 
     def data_range(self) -> DataRange:
@@ -402,11 +384,7 @@ class ProtoTensor(TensorData):
 
 
 def as_tensor_data(values: npt.NDArray[Any] | LazyValues, export_dtype: object = None) -> TensorData:
-    """Return the data of an array or of GraphSurgeon's lazy values.
-
-    Args:
-        values: an array, or lazy values of GraphSurgeon.
-        export_dtype: a type to convert an array to; None keeps its own.
+    """Return the data of an array, cast to ``export_dtype`` if it is given, or of GraphSurgeon's lazy values.
 
     Raises:
         ModelError: the values are sparse, or of a type that ONNX does not have.
@@ -431,7 +409,6 @@ def as_tensor_data(values: npt.NDArray[Any] | LazyValues, export_dtype: object =
 
 
 def _shares_entries(data_type: int) -> bool:
-    """Whether several elements share an entry of ``int32_data``, because they share a byte."""
     return is_packed(data_type) and 8 % bits_per_element(data_type) == 0
 
 
@@ -460,14 +437,10 @@ SMALLEST_SPILLED_BYTES = 1 << 20
 
 @contextmanager
 def spilling(folder: Path, name: str = "") -> Iterator[None]:
-    """Move arrays of 1 MiB and more that become constants to a file, and map them from there.
+    """Move arrays of 1 MiB and more that become constants to a file in a folder, and map them from there.
 
     A file without a name disappears with the context and the last of its arrays. A file with a name stays, and later
     contexts append to it, so that models beside it can refer to its contents (`place_of`).
-
-    Args:
-        folder: a folder on a disk with space for all of these arrays.
-        name: name of the file; empty for a temporary one.
     """
     with _opened(folder / name) if name else tempfile.TemporaryFile(dir=folder) as file:
         token = KEEP.set(partial(_spilled, file))

@@ -57,13 +57,10 @@ def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[
 
 
 def forget_claims(graph: Graph) -> None:
-    """Forget names of dimensions that only an exporter claims.
+    """Forget names of dimensions that only an exporter claims, in a main graph and its bodies.
 
     Equal names in the model's inputs mean equal numbers, except placeholders and a name that one input has twice.
     Names in outputs and inner tensors, and all names in bodies, are forgotten unless they were inferred.
-
-    Args:
-        graph: the main graph.
     """
     for scope in all_graphs(graph):
         for tensor in scope.inputs:
@@ -205,12 +202,7 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
 def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
     """Set dtype and shape of a node's outputs from the types of its inputs.
 
-    Outputs of unknown operators and of operators with bodies stay as they are. The same holds if the type of an input
-    is unknown.
-
-    Args:
-        node: a node.
-        opset_imports: version by domain.
+    Nothing changes for unknown operators, for operators with bodies, and if the type of an input is unknown.
 
     Raises:
         ValueError: onnx refuses the inputs or attributes of the node.
@@ -304,13 +296,10 @@ def _read(made: TypeProto) -> tuple[Any, Shape | None]:
 
 
 def types_to_declare(graph: Any) -> frozenset[str]:
-    """Return the names of inner tensors whose types a runtime cannot infer.
+    """Return the names of inner tensors whose types a runtime cannot infer, given a graph with inferred types.
 
     A Reshape that copies some dimensions and infers another loses their names. Its output must be declared, so that a
     runtime knows which dimensions are equal there and downstream.
-
-    Args:
-        graph: a Graph with inferred types.
     """
     return frozenset(tensor.name for _, node in all_nodes(graph) for tensor in _lost_names(node, graph.opset_imports))
 

@@ -26,9 +26,7 @@ _LARGEST_INLINE = 1900 * 2**20
 def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> ModelProto:
     """Return the model in memory, with external data read in.
 
-    Args:
-        graph: the main graph.
-        folder: if given, values that lie in a file of this folder stay there, and the model refers to them.
+    If ``folder`` is given, values that lie in a file of this folder stay there, and the model refers to them.
 
     Raises:
         ModelError: the graph is not consistent, its external data cannot be read, or the model would exceed 2 GiB.
@@ -60,11 +58,8 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
     Weights are streamed, so memory is bounded by the largest one. Files are written into a temporary folder and renamed
     when complete. A graph may be saved over the files that it was read from.
 
-    Args:
-        graph: the main graph.
-        path: the model file, replaced if it exists.
-        external_data: whether tensors of 1 KiB and more go to the data file. None for external data if the graph was
-            read with external data or is larger than 1.9 GiB.
+    With ``external_data``, tensors of 1 KiB and more go to the data file. It is the default if the graph was read with
+    external data or is larger than 1.9 GiB.
 
     Raises:
         ModelError: the graph is not consistent, its external data cannot be read, or it exceeds 2 GiB in one file.
@@ -156,9 +151,9 @@ class SidecarWriter:
         self._written: dict[TensorData, tuple[int, int]] = {}
 
     def store(self, proto: TensorProto, tensor_data: TensorData, name: str) -> None:
-        """Write a tensor into the file and a reference to it into ``proto``.
+        """Write a tensor into the file and a reference into ``proto``.
 
-        Tensors below 1 KiB and strings are written into ``proto`` itself.
+        Strings and tensors below 1 KiB are written into ``proto`` itself.
         """
         source = tensor_data.data_range() if isinstance(tensor_data, ProtoTensor) and tensor_data.external else None
         if tensor_data.nbytes < SMALLEST_EXTERNAL_BYTES:
@@ -189,14 +184,7 @@ class SidecarWriter:
 
 
 def refer(proto: TensorProto, location: str, offset: int, length: int) -> None:
-    """Make a tensor refer to external data.
-
-    Args:
-        proto: the tensor, without values.
-        location: name of the file.
-        offset: first byte.
-        length: in bytes.
-    """
+    """Make a tensor without values refer to ``length`` bytes at ``offset`` of the file called ``location``."""
     proto.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         proto.external_data.add(key=key, value=value)
@@ -221,7 +209,7 @@ def _copy(source: DataRange, target: BinaryIO, offset: int) -> None:
 
 
 def _copy_in_kernel(file: BinaryIO, source: DataRange, target: BinaryIO, offset: int) -> int:
-    """Return how many bytes the system kernel copied; the caller copies the rest."""
+    # Return the number of bytes copied, which may be less than all.
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done

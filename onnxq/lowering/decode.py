@@ -41,12 +41,8 @@ def native_numbers(
 ) -> Variable:
     """Return quantized values as float32 numbers.
 
-    Args:
-        build: receives the nodes.
-        codes: the quantized values.
-        format: their format.
-        strict: store them in their own ONNX type even if onnxruntime cannot read it.
-        widened: cast them to a wider type first, for a runtime that does not fold quantized constants.
+    With ``strict`` they are stored in their own ONNX type even if onnxruntime cannot read it. With ``widened`` they are
+    cast to a wider type first, for a runtime that does not fold quantized constants.
     """
     stored = format if strict and format.codebook is None else stored_format(format)
     if format.is_float and not stored.is_float:
@@ -106,14 +102,9 @@ def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...],
 def numbers_in(
     build: NodeBuilder, words: Tensor, shape: tuple[int, ...], format: QuantDType, word: np.dtype[Any] = _WORD
 ) -> Variable:
-    """Return the float32 numbers packed in words.
+    """Return the float32 numbers of a format of 8, 4 or 2 bits, packed in words of type ``word``.
 
-    Args:
-        build: receives the nodes.
-        words: the words.
-        shape: shape of the numbers; an extent of 0 copies that of the words.
-        format: a format of 8, 4 or 2 bits.
-        word: type of the words.
+    An extent of 0 in the shape of the numbers copies that of the words.
     """
     extent, held = shape[-1], _held(word, format)
     spread = build.then("Unsqueeze", "spread", [words, build.store("spread.axis", np.array([-1]))])
@@ -137,7 +128,7 @@ def numbers_in(
 
 
 def _held(word: np.dtype[Any], format: QuantDType) -> int:
-    """Return the number of values in a word."""
+    # Values in a word.
     return 8 * word.itemsize // format.bits
 
 
@@ -145,15 +136,7 @@ def _held(word: np.dtype[Any], format: QuantDType) -> int:
 
 
 def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape: Sequence[int], dtype: int) -> Tensor:
-    """Return the scale in a shape and type, as a constant or as nodes that a runtime folds.
-
-    Args:
-        build: receives the nodes.
-        quantized: the weight.
-        spec: its spec, which names the format of the stored scales.
-        shape: a shape with as many elements as there are scales.
-        dtype: ``TensorProto.DataType`` of a float type.
-    """
+    """Return the scale in a shape and float type, as a constant or as nodes that a runtime folds."""
     scale = np.reshape(quantized.parameters.scale, tuple(shape))
     if quantized.parameters.tensor_scale is None:
         return stored_scale(build, scale, spec.scale, dtype)
@@ -203,11 +186,7 @@ def zero_point_numbers(
 ) -> Tensor | None:
     """Return the zero point in a shape as float32 numbers; None if the weight has none.
 
-    Args:
-        build: receives the nodes.
-        quantized: the weight.
-        shape: a shape with as many elements as there are zero points.
-        in_bytes: store them as bytes, because the format's own ONNX type needs a later opset.
+    With ``in_bytes`` it is stored as bytes, because the format's own ONNX type needs a later opset.
     """
     zero_point = quantized.parameters.zero_point
     if zero_point is None:
@@ -232,15 +211,8 @@ def decode_folded(
     """Append ``Cast -> [Pad] -> [Reshape] -> [Sub] -> Mul -> [Reshape] -> [Slice] -> [Cast]`` and return the weight.
 
     The computation is float32 in the order of ``QTensor.dequantize``, so its values are equal bit for bit. A weight of
-    another type is rounded last. A runtime folds these nodes of constants at load.
-
-    Args:
-        build: receives the nodes.
-        quantized: the weight.
-        spec: its spec.
-        dtype: ``TensorProto.DataType`` of the weight.
-        strict: store quantized values in their own ONNX type even if onnxruntime cannot read it.
-        widened: cast them to a wider type first; see `native_numbers`.
+    another ONNX type ``dtype`` is rounded last. A runtime folds these nodes of constants at load. For ``strict`` and
+    ``widened`` see `native_numbers`.
     """
     layout = Layout.of(quantized)
     if spec.storage is Storage.WORDS:
@@ -275,14 +247,9 @@ def is_linear(quantized: QTensor, spec: QuantSpec) -> bool:
 def decode_linear(
     build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int, *, strict: bool = False
 ) -> Variable:
-    """Append a DequantizeLinear and return the weight.
+    """Append a DequantizeLinear and return the weight, which `is_linear` must accept.
 
-    Args:
-        build: receives the nodes.
-        quantized: a weight that `is_linear` accepts.
-        spec: its spec.
-        dtype: ``TensorProto.DataType`` of the weight.
-        strict: whether the scale keeps the type that it is stored in; otherwise it is cast to ``dtype``.
+    With ``strict`` the scale keeps the type that it is stored in; otherwise it is cast to the ONNX type ``dtype``.
     """
     linear = Layout.of(quantized).linear
     assert linear is not None, "the layout is looked at first"
@@ -312,16 +279,10 @@ def decode_rows(
 ) -> Variable:
     """Append a Gather of quantized rows and the nodes that dequantize them, and return the rows.
 
+    The weight has rank 2, and a scale may span several rows only if it spans all. ``rank`` is that of the indices.
+
     onnxruntime gathers neither elements smaller than a byte nor 8-bit floats. Small elements are gathered as bytes that
     hold several, which all runtimes shift and mask alike. 8-bit floats are gathered as bit patterns.
-
-    Args:
-        build: receives the nodes.
-        quantized: a weight of rank 2. A scale may span several rows only if it spans all.
-        spec: its spec.
-        indices: indices of the rows.
-        rank: rank of the indices.
-        dtype: ``TensorProto.DataType`` of the weight.
     """
     layout = Layout.of(quantized)
     rows, extent = layout.shape

@@ -34,11 +34,7 @@ class AllowedOps(StrEnum):
 
 
 def allowed_ops_named(name: str) -> AllowedOps:
-    """Return the member of AllowedOps with this value.
-
-    Raises:
-        SchemeError: there is none; the message suggests the closest one.
-    """
+    """Return the member of AllowedOps with this value; raise SchemeError if there is none."""
     check_name("emit", name, [str(one) for one in AllowedOps])
     return AllowedOps(name)
 
@@ -68,17 +64,11 @@ def kernel_supports(spec: QuantSpec, op_type: str) -> bool:
 
 
 def should_use_kernel(spec: QuantSpec, op_type: str, emit: AllowedOps, *, in_body: bool) -> bool:
-    """Whether MatMulNBits or GatherBlockQuantized is written in place of a node.
+    """Whether MatMulNBits or GatherBlockQuantized is written in place of a node, which may be in a control-flow body.
 
     onnxruntime fuses a DequantizeLinear and a matrix multiplication to the same kernel, but not in bodies. It looks up
     rows of 2 and 4 bits 2 to 5 times as fast as the standard operators that decode them (onnxruntime 1.32, embeddings
     of 30,000 rows of 384 and 1024 values).
-
-    Args:
-        spec: spec of the weight.
-        op_type: op type of the node.
-        emit: the allowed operators.
-        in_body: whether the node is in a control-flow body.
     """
     if not kernel_supports(spec, op_type) or not emit.has_own:
         return False
@@ -91,13 +81,8 @@ def matmul_nbits(
 ) -> Variable:
     """Append a MatMulNBits and return its output.
 
-    Args:
-        build: receives the node.
-        quantized: the weight of shape ``[K, N]``, in blocks along its first axis.
-        spec: a spec that `kernel_supports` accepts.
-        data: the activations.
-        bias: ``N`` values; None for no bias.
-        dtype: ``TensorProto.DataType`` of activations and scales.
+    The weight of shape ``[K, N]`` has blocks along its first axis, and a spec that `kernel_supports` accepts. A bias
+    has ``N`` values. ``dtype`` is the ``TensorProto.DataType`` of activations and scales.
     """
     rows, columns = quantized.codes.shape
     block_size = _block_size(spec)
@@ -123,12 +108,8 @@ def gather_block_quantized(
 ) -> Variable:
     """Append a GatherBlockQuantized and return the rows.
 
-    Args:
-        build: receives the node.
-        quantized: an embedding of rank 2, in blocks along its last axis.
-        spec: a spec that `kernel_supports` accepts.
-        indices: indices of the rows.
-        dtype: ``TensorProto.DataType`` of the rows and scales.
+    The embedding of rank 2 has blocks along its last axis, and a spec that `kernel_supports` accepts. ``dtype`` is the
+    ``TensorProto.DataType`` of rows and scales.
     """
     block_size = _block_size(spec)
     codes, *parameters = _stored(build, pack_gather_blocks(quantized, block_size), quantized, spec, dtype)
@@ -173,11 +154,7 @@ _BITS_OF_BYTE = 8
 def minimum_opset(spec: QuantSpec, op_type: str, emit: AllowedOps, *, folded: bool) -> int:
     """Return the lowest opset of the default domain that has all types and operators to decode a weight.
 
-    Args:
-        spec: spec of the weight.
-        op_type: op type of the node that uses it.
-        emit: the allowed operators.
-        folded: whether the weight is dequantized at load.
+    ``op_type`` is the operator that uses the weight; ``folded`` weights are dequantized at load.
     """
     format, blocked = format_named(spec.format), isinstance(spec.per, tuple)
     if emit is AllowedOps.STRICT:

@@ -92,12 +92,9 @@ def transposed(quantized: QTensor) -> QTensor:
 
 @dataclass(frozen=True)
 class Linear:
-    """Attributes of a DequantizeLinear and the shape of its scale.
+    """Axis and block size of a DequantizeLinear, and the shape of its scale and zero point.
 
-    Attributes:
-        axis: None for one scale.
-        block_size: None without blocks.
-        shape: shape of scale and zero point.
+    The axis is None for one scale, the block size without blocks.
     """
 
     axis: int | None

@@ -25,20 +25,10 @@ from onnxq.numerics.packing import pack
 
 
 class NodeBuilder:
-    """Nodes under construction, in execution order.
-
-    Attributes:
-        nodes: the nodes made so far.
-    """
+    """Nodes under construction, in execution order."""
 
     def __init__(self, base: str, names: Names, origins: Origins = ()) -> None:
-        """Start without nodes.
-
-        Args:
-            base: prefix of all names: the float weight or the node that the nodes replace.
-            names: makes names unique.
-            origins: origins of each node.
-        """
+        """Start without nodes. All names begin with ``base``: the float weight or the node that the nodes replace."""
         self.nodes: list[Node] = []
         self._base = base
         self._names = names

@@ -67,7 +67,6 @@ def _check_overridable(graph: Graph) -> None:
 
 
 def _infer(model: ModelProto) -> ModelProto | None:
-    """Return the model with inferred types, or None if onnx refuses the model."""
     for trust_outputs in (True, False):
         if not trust_outputs:
             for info in model.graph.output:
@@ -200,17 +199,12 @@ _EINSUM_OPSET = 12
 
 
 def substitute_unknown_operators(graph: GraphProto, model: ModelProto, opset: int) -> set[str]:
-    """Replace a graph's nodes that onnx does not know, if the operator table has substitutes for them.
+    """Replace a graph's nodes that onnx does not know or whose shapes it infers wrongly.
 
-    Nodes whose shapes onnx infers wrongly are replaced as well.
-
-    Args:
-        graph: is edited; its bodies are not.
-        model: the model around it, which gets functions and an additional input.
-        opset: version of the default domain.
+    The operator table has the substitutes. Bodies are not edited. The model gets functions and an additional input.
 
     Returns:
-        The names of outputs that onnx cannot infer: it does not know the operator, or has no inference for it.
+        The names of outputs that onnx cannot infer.
     """
     made = {name for node in graph.node if not _is_inferred(node, opset) for name in node.output if name}
     nodes = [list(_stand_ins(node, model, opset)) for node in graph.node]
@@ -319,7 +313,6 @@ def _of_foreign(node: NodeProto, opset: int) -> Iterator[NodeProto]:
 
 
 def _standard(node: NodeProto, row: Operator, opset: int) -> NodeProto | None:
-    """Return the operator of ONNX that makes the same first output."""
     if row.standard is None or any(proto.name.startswith(_TRANSPOSES) and proto.i for proto in node.attribute):
         return None
     op, indices = row.standard

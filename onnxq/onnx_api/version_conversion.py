@@ -43,12 +43,8 @@ _NODE_TOPOLOGY = {"input", "output", "op_type", "domain", "attribute", "name"}
 def upgrade_opset(graph: Graph, version: int) -> Graph:
     """Return the graph at a newer ONNX opset; a graph at that opset or a newer one is returned as it is.
 
-    Local functions are inlined first. Values of constants are shared with the given graph. Documentation, metadata and
-    declarations are kept for everything that keeps its name.
-
-    Args:
-        graph: the main graph, which is not changed.
-        version: the wanted version of the default domain, at most 26.
+    The given graph is not changed and shares its values with the new graph. Local functions are inlined first.
+    Documentation, metadata and declarations are kept for everything that keeps its name.
 
     Raises:
         ModelError: onnxruntime does not load the version, or an operator of the model cannot be converted.
@@ -168,9 +164,9 @@ def _unify_types(node: NodeProto, schema: defs.OpSchema, types: dict[str, int], 
 
 
 def _element_types(model: ModelProto) -> dict[str, int]:
-    """Return the element types of all tensors by name; 0 if unknown."""
     with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
         model = shape_inference.infer_shapes(model)
+    # By name; 0 if unknown.
     types: dict[str, int] = {}
     for graph in subgraph_protos(model.graph):
         types.update((tensor.name, tensor.data_type) for tensor in graph.initializer)

@@ -21,10 +21,9 @@ _LOCATION = "onnxq.skeleton"
 
 @dataclass(frozen=True, eq=False)
 class WeightlessModel:
-    """A model whose large weights are replaced by numbered references.
+    """A model whose large weights are replaced by references: number ``i`` is external data at offset ``i``.
 
     Attributes:
-        model: the model; reference number ``i`` is external data at offset ``i``.
         payloads: the weights.
         folder: the folder of the graph's external data.
     """
@@ -51,11 +50,7 @@ class WeightlessModel:
         return cls(model, payloads, graph.folder)
 
     def restore(self, model: ModelProto | None = None) -> Graph:
-        """Return a model as a graph, with the weights back in place.
-
-        Args:
-            model: converted from ``self.model``; None for ``self.model`` itself.
-        """
+        """Return a model as a graph, with the weights back in place; by default ``self.model``."""
         return read_model(model if model is not None else self.model, self.folder, tensor_data=self._payload)
 
     def _payload(self, proto: TensorProto) -> TensorData:
@@ -79,8 +74,5 @@ def weightless_model(graph: Graph, threshold: int = 1024) -> ModelProto:
     """Return the model with references in place of weights of at least ``threshold`` bytes.
 
     The references point nowhere. The model is for onnx's converters and inference, which never read large weights.
-
-    Raises:
-        ModelError: the graph is not consistent.
     """
     return WeightlessModel.of(graph, threshold).model

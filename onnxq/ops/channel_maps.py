@@ -124,14 +124,12 @@ def _rank(tensor: Tensor) -> int:
 
 
 def _extent(tensor: Tensor, axis: int) -> int:
-    """Return an extent; 0 if unknown."""
     shape = tensor.shape or ()
     found: Any = shape[axis] if 0 <= axis < len(shape) else 0
     return found if isinstance(found, int) else 0
 
 
 def _volume(shape: Sequence[Any]) -> int:
-    """Return the product of extents; 0 if one is unknown."""
     return math.prod(shape) if all(isinstance(extent, int) for extent in shape) else 0
 
 

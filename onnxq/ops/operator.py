@@ -165,11 +165,7 @@ class IntegerOperator:
 
 
 def check_inputs(node: Node, needed: Iterable[int]) -> None:
-    """Check that a node has certain inputs, for operators whose schema onnx does not know.
-
-    Raises:
-        ModelError: an input is missing.
-    """
+    """Raise ModelError unless a node has certain inputs, for operators whose schema onnx does not know."""
     missing = [index for index in needed if index >= len(node.inputs) or not node.inputs[index].name]
     if missing:
         raise ModelError(

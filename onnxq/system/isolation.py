@@ -50,16 +50,13 @@ def forbid_another_try() -> None:
 
 
 def run_isolated(program: Callable[[], None]) -> None:
-    """Run a program in a child process and exit with its code.
+    """Run a program in a child process and exit with its code. The program prints its own errors.
 
     A crash becomes a message and exit code 2. If the program called `allow_another_try` before the crash, and not
     `forbid_another_try` since, it runs again. The child ends with its parent, requests to stop the parent are passed
     on, and folders that a killed child had staged are removed.
 
     Call it before any thread starts. If processes cannot be forked, the program runs in this process.
-
-    Args:
-        program: ends by returning or by SystemExit, and prints its own errors.
     """
     if not hasattr(os, "fork"):
         program()

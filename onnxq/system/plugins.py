@@ -20,15 +20,10 @@ def registered_names(group: str) -> list[str]:
 
 
 def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | None:
-    """Return the object that an installed package registers under a name; None if no package does.
-
-    Args:
-        group: group of entry points.
-        name: name of the entry point.
-        what: begins the sentence of an error, as in "Calibration method".
+    """Return the object that an installed package registers under ``name`` in a group of entry points, or None.
 
     Raises:
-        SchemeError: the object cannot be loaded, or is None.
+        SchemeError: the object cannot be loaded, or is None. ``what`` begins the message, as in "Calibration method".
     """
     for entry in entry_points(group=group, name=name):
         try:
@@ -50,11 +45,9 @@ def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | No
 
 @contextmanager
 def wrap_plugin_errors(what: str | Callable[[], str], kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
-    """Raise errors of a plugin's code as an error that names the plugin.
+    """Raise errors of a plugin's code as errors of class ``kind`` that name the plugin.
 
-    Args:
-        what: names the plugin, as in "source 'raw'"; a function is called only after an error.
-        kind: class of the error to raise.
+    If ``what`` is a function, it is called only after an error.
 
     >>> with wrap_plugin_errors("source 'raw'"):
     ...     {}["rows"]
@@ -71,15 +64,11 @@ def wrap_plugin_errors(what: str | Callable[[], str], kind: type[OnnxqError] = S
 
 
 def import_plugin(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:
-    """Import the module that a user names, which runs its code.
-
-    Args:
-        place: the name of a module, or the path of a ``.py`` file.
-        what: begins the sentence of an error, as in "metric 'scores.py:best'".
-        known: names that the user may have meant; the message suggests the closest one.
+    """Import the module or ``.py`` file that a user names, which runs its code.
 
     Raises:
-        SchemeError: the module or file does not exist, or its import fails.
+        SchemeError: it does not exist, or its import fails. ``what`` begins the message, as in "metric
+            'scores.py:best'". The message suggests the closest of the ``known`` names.
     """
     if place.endswith(".py"):
         return _module_of_file(Path(place), what)

@@ -41,10 +41,7 @@ on_staging: ContextVar[Callable[[Path], None] | None] = ContextVar("on_staging",
 def check_output(output: Path, source: Path | None, read: Iterable[object] = ()) -> None:
     """Refuse an output that cannot be written, or that is the model itself or another input file.
 
-    Args:
-        output: the file to write.
-        source: the model's file; None if it is in memory.
-        read: other arguments of the user; only str and Path count, as paths of input files.
+    ``read`` has other arguments of the user: str and Path count as paths of input files.
 
     Raises:
         OutputError: the folder is missing or not writable, or the output is not a regular file or is an input.
@@ -72,12 +69,9 @@ def check_output(output: Path, source: Path | None, read: Iterable[object] = ())
 
 @contextlib.contextmanager
 def staging(output: Path | None) -> Iterator[Path]:
-    """Yield a temporary folder, and remove it afterwards.
+    """Yield a temporary folder on the output's file system, or in the system's temporary folder; remove it afterwards.
 
     Folders that killed processes left at the same place are removed first.
-
-    Args:
-        output: the folder is made on its file system; None for the system's temporary folder.
 
     Raises:
         OutputError: the folder cannot be made, or the disk is full while it is in use.
@@ -118,10 +112,6 @@ def publish(staged: Path, output: Path) -> None:
 
     If a model with data is replaced, it is set aside meanwhile. If the process is killed between the renames, the
     output is missing until the next run restores the old one.
-
-    Args:
-        staged: the model, in a folder of `staging`.
-        output: its final path.
 
     Raises:
         OutputError: the file system refuses; the old output stays.
@@ -213,14 +203,10 @@ def _is_own_folder(entry: os.DirEntry[str]) -> bool:
 
 @contextlib.contextmanager
 def replace_file(path: Path, what: str) -> Iterator[Path]:
-    """Yield a temporary file for the new content of a file, and rename it when complete.
-
-    Args:
-        path: the file; a link is followed.
-        what: what the file holds, for messages.
+    """Yield a temporary file for the new content of a file, and rename it when complete. A link is followed.
 
     Raises:
-        OutputError: the file cannot be written. The old content stays, and nothing is left beside it.
+        OutputError: the file cannot be written, and ``what`` names it. The old content stays, and nothing beside it.
     """
     target = path.resolve()
     if target.exists() and not target.is_file():
@@ -239,12 +225,7 @@ def replace_file(path: Path, what: str) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str, what: str) -> None:
-    """Write a text file in UTF-8, with the same line ends on all systems.
-
-    Args:
-        path: the file, replaced if it exists.
-        text: its content.
-        what: what the file holds, for messages.
+    """Write a text file in UTF-8, with the same line ends on all systems; ``what`` names it in messages.
 
     Raises:
         OutputError: the file cannot be written; the old content stays.

@@ -105,7 +105,7 @@ def read_value(hint: Any, key: str, found: Any, named: Named = _NOTHING) -> Any:
         return hint(_choice(key, found, [choice.value for choice in hint]))
     if hint is float and isinstance(found, str):
         found = _NO_NUMBERS.get(found, found)
-    # In Python True is an int, and an int may stand for a float. In a file only the latter is accepted.
+    # In Python True is an int, and an int may stand for a float. In a file an int may stand for a float, but not True.
     if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool) is not (hint is bool):
         raise RecordError(f"{key} is {_KINDS[hint]}, found {found!r}")
     return hint(found)
@@ -161,11 +161,9 @@ def is_option_type(kind: Any) -> bool:
 
 
 def parse_option(text: str, kind: Any) -> Any:
-    """Parse the text of an option as a declared type.
+    """Parse the text of an option as a type that `is_option_type` accepts.
 
-    Args:
-        text: commas separate the values of a tuple or frozenset. ``none`` is None if the type allows None.
-        kind: a type that `is_option_type` accepts.
+    Commas separate the values of a tuple or frozenset. ``none`` is None if the type allows None.
 
     Raises:
         ValueError: the text is not of the type; the message names what is expected.

@@ -47,12 +47,9 @@ def resident_bytes() -> int:
 
 
 def parallel_map(work: Callable[[Given], Found], given: Iterable[Given], most: int | None = None) -> Iterator[Found]:
-    """Yield the results of a function in the order of its arguments; threads compute several at once.
+    """Yield the results of a function in the order of its arguments, computed by threads: by default one per core.
 
-    Args:
-        work: the function.
-        given: its arguments, consumed only as fast as results are computed.
-        most: number of threads; None for one per core.
+    Arguments are consumed only as fast as results are computed.
 
     >>> list(parallel_map(abs, [3, -1, 2]))
     [3, 1, 2]
@@ -72,10 +69,7 @@ def parallel_map(work: Callable[[Given], Found], given: Iterable[Given], most: i
 
 @dataclass(frozen=True)
 class Deadline:
-    """When work has to end.
-
-    Attributes:
-        at: value of the monotonic clock in seconds; infinite without a limit.
+    """When work has to end: ``at`` is a value of the monotonic clock in seconds, infinite without a limit.
 
     >>> Deadline().left, Deadline.within(0).left
     (inf, 0.0)
@@ -98,12 +92,7 @@ class Deadline:
         return Deadline(min(self.at, time.monotonic() + seconds))
 
     def part(self, share: float, reserved: float = 0.0) -> Deadline:
-        """Return the deadline after a share of the seconds left.
-
-        Args:
-            share: from 0 to 1.
-            reserved: seconds to subtract first, for the work that follows.
-        """
+        """Return the deadline after a share (0 to 1) of the seconds that are left and not reserved."""
         return Deadline.within(share * max(self.left - reserved, 0.0))
 
 
@@ -117,8 +106,7 @@ NEVER = Deadline()
 def cached_by_mtime(find: Callable[[Path], Found]) -> Callable[[Path], Found]:
     """Return a function of a file that calls ``find`` again only if the file's size or time of change differs.
 
-    Args:
-        find: reads the file. All callers share its result. If there is no file, it is called each time.
+    All callers share the result. If there is no file, ``find`` is called each time.
 
     >>> lines = cached_by_mtime(lambda path: path.read_text().splitlines())
     >>> lines(Path(__file__))[0].startswith('\"\"\"Cores'), lines(Path(__file__)) is lines(Path(__file__))
@@ -143,8 +131,7 @@ def cached_by_mtime(find: Callable[[Path], Found]) -> Callable[[Path], Found]:
 def cached_by_array(find: Callable[[NDArray[Any]], Found]) -> Callable[[NDArray[Any]], Found]:
     """Return a function of an array that computes its result once for as long as the array lives.
 
-    Args:
-        find: a function of an array that is never changed. All callers share its result, which must not be a view.
+    The array must never be changed. All callers share the result, which must not be a view.
 
     >>> import numpy as np
     >>> total = cached_by_array(lambda array: [array.sum()])
