@@ -1,1 +1,1 @@
-"""Runtimes that execute models: onnxruntime here, other engines, other processes, other machines."""
+"""Run models on onnxruntime in this process, on other engines, in other processes and on other machines."""

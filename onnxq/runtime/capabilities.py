@@ -1,4 +1,4 @@
-"""What a runtime can do: which kernels are fast, and which codes it reads."""
+"""Describe what a runtime can do: its fast kernels, and the quantized values that it reads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from onnxq.numerics.spec import QuantSpec
 
 @dataclass(frozen=True)
 class Fused:
-    """What a runtime makes one integer kernel of.
+    """Nodes that a runtime fuses into one integer kernel.
 
     Attributes:
-        ops: op types that run as integer kernels when every data input and the output stand between DequantizeLinear
-            and QuantizeLinear.
-        float_output: those whose kernel can also give float, so that the output needs no QuantizeLinear of its own.
-        either_output: those whose kernels give floats as fast as codes where not all want codes.
-        clamps: op types that vanish between an integer kernel and the QuantizeLinear behind it.
-        whole: op types that are computed in the kernel before them, unlike the nodes that others split them into.
+        ops: op types that run as integer kernels if DequantizeLinear precedes every data input and QuantizeLinear
+            follows the output.
+        float_output: op types whose kernel can also output float, so that the output needs no QuantizeLinear.
+        either_output: op types whose kernel outputs float as fast as quantized values if not all consumers are integer.
+        clamps: op types that are absorbed between an integer kernel and the QuantizeLinear after it.
+        whole: op types that the preceding kernel computes, and that are therefore not decomposed into other nodes.
     """
 
     ops: frozenset[str]
@@ -30,12 +30,12 @@ class Fused:
 
 @dataclass(frozen=True)
 class Forms:
-    """Which other forms of operators a runtime has faster integer kernels for, as a rule.
+    """Graph variants for which a runtime usually has faster integer kernels.
 
     Attributes:
-        convolves_pooled: whether a product of what is left of an image is faster as a convolution of one pixel.
+        convolves_pooled: whether a matrix multiplication after global pooling is faster as a convolution of one pixel.
         pads_channels: whether a transposed convolution of few channels takes as long as one of many.
-        scans: whether a Scan that multiplies codes of a large weight is faster than a recurrent cell of floats.
+        scans: whether a Scan that multiplies a large quantized weight is faster than a float recurrent cell.
     """
 
     convolves_pooled: bool = False
@@ -45,20 +45,20 @@ class Forms:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a runtime has fast kernels for.
+    """The fast kernels of a runtime.
 
     Attributes:
-        fused: what it makes one integer kernel of.
-        dynamic: op types that multiply integers fast when the scale of their data is computed in each run.
-        own_dynamic: op types that multiply integers so, but only as operators of the runtime's own, which are written
-            on wish.
-        multiplied: weights that float data multiplies as codes, in one kernel, from the finest to the coarsest.
-        in_bodies: whether integer kernels are known to be made in bodies of control flow too.
+        fused: nodes that it fuses into one integer kernel.
+        dynamic: op types that are fast with dynamic quantization.
+        own_dynamic: op types with dynamic quantization only as operators of the runtime, which are written on request.
+        multiplied: specs of weights that a kernel multiplies with float activations, from the finest to the coarsest.
+        in_bodies: whether integer kernels are known to be fused in control-flow subgraphs too.
         half: whether it computes in 16-bit floats, rather than in float32 between casts.
-        forms: other forms of operators that its integer kernels are faster with.
-        pairs: which products of uint8 data and int8 weights of a convolution are added in 16 bits, by itself or by
-            onnxruntime, with which plans for all are tried: on x86 processors without VNNI MLAS does so (ONNX Runtime
-            documentation, "Quantize ONNX Models", data type selection). Those of matrices then as well.
+        forms: graph variants for which its integer kernels are faster.
+        pairs: which products of uint8 activations and int8 weights in a convolution are added in 16 bits, by the
+            runtime or by onnxruntime, which evaluates plans for all targets. Products of matrices are then added so
+            too. On x86 processors without VNNI, MLAS adds in 16 bits (ONNX Runtime documentation, "Quantize ONNX
+            Models", data type selection).
     """
 
     fused: Fused
@@ -73,18 +73,18 @@ class Kernels:
 
 @dataclass(frozen=True)
 class ReadCodes:
-    """Which codes a runtime reads as the standard says.
+    """The quantized values that a runtime reads as the ONNX standard says.
 
     Attributes:
-        fewest_bits: of any weight.
-        static_bits: fewest bits of weights between quantizers of data.
-        multiplied_bits: fewest bits of weights that its integer kernels multiply; others it decodes in each run.
-        words: whether it shifts and masks uint32.
-        integer_bias: whether a bias may be int32 codes behind a DequantizeLinear.
-        constants: op types whose weights have to be constants, which codes of 8 bits and fewer are not folded to.
-        whole_blocks: whether codes in blocks are read only where all blocks are whole.
-        looks_up: whether rows of a large table had better be looked up as codes than the table decoded ahead, which
-            takes as much memory as floats, and time to load.
+        fewest_bits: minimum bits of any weight.
+        static_bits: minimum bits of weights between quantized activations.
+        multiplied_bits: minimum bits of weights that its integer kernels multiply; others are dequantized in each run.
+        words: whether it shifts and masks uint32 correctly.
+        integer_bias: whether a bias may be int32 before a DequantizeLinear.
+        constants: op types whose weights must be constants; values of 8 bits and fewer are not folded to constants.
+        whole_blocks: whether it reads blocks only if all blocks are full.
+        looks_up: whether looking up quantized rows of a large table is better than dequantizing the table at load,
+            which takes as much memory as floats, and load time.
     """
 
     fewest_bits: int = 2

@@ -1,4 +1,4 @@
-"""What is started as an engine of its own: a Python that is sent all it needs, or any other command."""
+"""Run an engine in its own process, here or on another machine, so that a crash becomes an error message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onnxq.runtime.protocol import PROTOCOL, receive, send
 from onnxq.runtime.sessions import Array
 
 _SENT = ("interleaved_timing", "protocol")
-# Reads the modules that it is sent on standard input, exactly, and runs them; the last one serves.
+# Reads modules from standard input, without reading further, and runs them; the last one serves.
 _BOOT = """
 import json, sys, types
 pipe, data, size = open(0, "rb", 0, closefd=False), b"", int(sys.argv[1])
@@ -41,12 +41,11 @@ for name, text in json.loads(data):
 
 @dataclass(frozen=True)
 class Program:
-    """What to start, and what to send it before the first message.
+    """A command and the bytes that it receives before the first message.
 
     Attributes:
         command: the words of the command.
-        sent: bytes.
-        remote: whether it sees no files of this machine, so that models are sent too.
+        remote: whether it has no access to local files, so that models are sent too.
     """
 
     command: tuple[str, ...]
@@ -55,12 +54,12 @@ class Program:
 
 
 def python_program(python: str, backend: str, *arguments: str) -> Program:
-    """Return how a Python, which need not have onnxq, serves with a backend.
+    """Return the program of a Python, which need not have onnxq, that serves a backend.
 
     Args:
         python: its path.
         backend: source of a module that ends with a call of `onnxq.runtime.protocol.serve`.
-        arguments: what the module finds behind the second of `sys.argv`.
+        arguments: the module finds them from ``sys.argv[2]`` on.
     """
     here = files("onnxq.runtime")
     modules = [(f"onnxq.runtime.{name}", (here / f"{name}.py").read_text(encoding="utf-8")) for name in _SENT]
@@ -69,32 +68,32 @@ def python_program(python: str, backend: str, *arguments: str) -> Program:
 
 
 def backend_source(name: str) -> str:
-    """Return the source of one of the backends beside this module."""
+    """Return the source of a backend module in this package."""
     return (files("onnxq.runtime") / f"{name}.py").read_text(encoding="utf-8")
 
 
-# An engine in a process of its own, here or on another machine, so that its crash is a sentence.
+# An engine in its own process.
 
 _LONGEST_REASON = 300
-# Seconds for an answer; a model of many weights takes minutes to load.
+# Seconds for an answer; a model with many weights takes minutes to load.
 _PATIENCE = 600.0
 
 
 class ChildEngine(Engine):
-    """An engine that answers messages, see `onnxq.runtime.protocol`, those of one thread after those of another.
+    """An engine that answers messages (`onnxq.runtime.protocol`), one at a time for all threads.
 
     Args:
-        name: the name users write.
-        program: what to start.
-        patience: seconds after which an engine that does not answer is ended.
+        name: the name that users write.
+        program: the process to start.
+        patience: seconds after which an engine that does not answer is killed.
 
     Raises:
-        EngineError: there is no such program.
+        EngineError: the program does not exist.
     """
 
     def __init__(self, name: str, program: Program, patience: float = _PATIENCE) -> None:
         self.name, self.patience, self.remote = name, patience, program.remote
-        # Whoever asks is to know where it lies.
+        # The path of each sent model on the other machine.
         self._sent_models: dict[Path, str] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -112,7 +111,7 @@ class ChildEngine(Engine):
         self._asking, self._has_started = threading.RLock(), False
 
     def started(self) -> None:
-        """Wait until it has started, which it may do while something else is done; it is ended if it is of no use."""
+        """Wait for the start, which may proceed in the background; if it fails, the engine is closed."""
         with self._asking:
             if self._has_started:
                 return
@@ -135,12 +134,12 @@ class ChildEngine(Engine):
         self.threads = self.threads or header.get("threads")
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
-        """Load a model; it is sent where the engine does not see it."""
+        """Load a model; it is sent first if the engine has no access to local files."""
         [loaded] = self.load_all([model], threads)
         return loaded
 
     def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
-        """Load models at once, as far as the engine can."""
+        """Load models, in parallel if the engine can."""
         self.started()
         asked = {"ask": "load", "models": [self._place(model) for model in models], "threads": threads or self.threads}
         header, _ = self.ask(asked, doing=f"load {' and '.join(map(str, models))}")
@@ -154,7 +153,7 @@ class ChildEngine(Engine):
         turn: int = 0,
         enough: int | None = None,
     ) -> list[list[Turn]]:
-        """Have models of its own timed where they run, so that no message takes part."""
+        """Time models in the engine's process, so that no message is part of a time."""
         numbers = [model.number for model in models if isinstance(model, _ChildModel)]
         asked = {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough}
         header, _ = self.ask(
@@ -168,7 +167,7 @@ class ChildEngine(Engine):
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
     ) -> tuple[Kernel, ...]:
-        """Return what the engine tells itself, or read what onnxruntime has written there."""
+        """Return the kernels that the engine reports, or read the profile that onnxruntime wrote there."""
         self.started()
         asked = {"ask": "profile", "model": self._place(model), "repeats": repeats, "threads": self.threads_given}
         header, arrays = self.ask(asked, samples, doing=f"profile {model}")
@@ -206,13 +205,13 @@ class ChildEngine(Engine):
         """Send a message and return the answer.
 
         Args:
-            header: what is asked.
-            samples: arrays that go with it.
-            doing: what the answer is for, as in "start".
-            patience: seconds.
+            header: the message.
+            samples: arrays of the message.
+            doing: the purpose, for errors, as in "start".
+            patience: seconds; None takes that of the engine.
 
         Raises:
-            EngineError: it refuses, ends, hangs or answers nonsense.
+            EngineError: the engine refuses, ends, hangs or sends an invalid answer.
         """
         with self._asking:
             self.started()
@@ -257,7 +256,6 @@ class ChildEngine(Engine):
         return answer, found
 
     def _ending(self, doing: str, seconds: float | None) -> str:
-        """Say how the process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
         code = self._process.poll()
@@ -270,7 +268,6 @@ class ChildEngine(Engine):
         return f"engine {self.name} has ended when it was to {doing}{self._last_words()}"
 
     def _last_words(self) -> str:
-        """Return the last line that the process has printed, behind a colon."""
         if self._errors.closed:
             return ""
         self._errors.seek(0)
@@ -278,7 +275,6 @@ class ChildEngine(Engine):
         return f": {_short(told[-1])}" if told else ""
 
     def _place(self, model: Path) -> str:
-        """Return where the engine finds a model."""
         if not self.remote:
             return str(model.resolve())
         if model not in self._sent_models:
@@ -316,7 +312,6 @@ class _ChildModel(LoadedModel):
 
 
 def _outside(model: Path) -> tuple[str, ...]:
-    """Return the names of the files that a model keeps weights in."""
     try:
         return external_locations(onnx.load(model, load_external_data=False))
     except (DecodeError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What runs models: a runtime of some version, here, in another process or on another machine."""
+"""Engines run models: a runtime of some version in this process, in another process or on another machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from onnxq.system.resources import available_cores
 
 
 class LoadedModel(ABC):
-    """A model that an engine has loaded.
-
-    Attributes:
-        outputs: names of its outputs in order.
-    """
+    """A model that an engine has loaded; `outputs` names its outputs in order."""
 
     outputs: tuple[str, ...]
 
@@ -37,17 +33,17 @@ class LoadedModel(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """Give its memory back; nothing runs afterwards."""
+        """Release the memory; the model cannot run afterwards."""
 
 
 class Engine(ABC):
-    """A runtime. It is closed when it is not needed any more, as a context manager or by `close`.
+    """A runtime; close it after use, as a context manager or with `close`.
 
     Attributes:
-        name: the name users write.
-        version: the runtime and its version, as in ``openvino 2026.4.1 in f32``, which stands beside every figure.
-        profiles: whether it tells what each node takes; a search times whole models where it does not.
-        threads: how many an operator is given where a load does not say it; None stands for as many as there are cores.
+        name: the name that users write.
+        version: the runtime and its version, as in ``openvino 2026.4.1 in f32``; it is shown with every figure.
+        profiles: whether it reports the time of each node; otherwise a search times whole models.
+        threads: threads of an operator, unless a load names another number; None takes all cores.
     """
 
     name: str
@@ -57,7 +53,7 @@ class Engine(ABC):
 
     @property
     def threads_given(self) -> int:
-        """How many threads an operator is given by this engine: what is timed, and what is profiled, has as many."""
+        """Number of threads of an operator in this engine, equal for timing and profiling."""
         return self.threads or available_cores()
 
     @abstractmethod
@@ -66,22 +62,17 @@ class Engine(ABC):
 
         Args:
             model: the file; its external data lies beside it.
-            threads: threads inside an operator; None takes the engine's own number, and leaves it to the runtime where
-                there is none.
+            threads: threads of an operator; None takes the engine's number, or the runtime's default without one.
 
         Raises:
-            OnnxqError: the runtime refuses it.
+            OnnxqError: the runtime refuses the model.
         """
 
     def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
-        """Load model files, which takes less time than one behind the other where the runtime loads several at once.
-
-        Args:
-            models: the files.
-            threads: see `load`.
+        """Load model files, in parallel if the runtime can; see `load`.
 
         Raises:
-            OnnxqError: the runtime refuses one.
+            OnnxqError: the runtime refuses a model.
         """
         return [self.load(model, threads) for model in models]
 
@@ -99,28 +90,28 @@ class Engine(ABC):
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
     ) -> tuple[Kernel, ...]:
-        """Return how long each kernel of a model takes in `threads_given`, in order of execution.
+        """Return the time of each kernel of a model with `threads_given` threads, in order of execution.
 
         Args:
             model: the file.
             samples: each is run ``repeats`` times.
-            folder: where the runtime may write.
+            folder: the runtime may write temporary files here.
             repeats: at least one.
 
         Raises:
-            EngineError: this engine does not tell.
+            EngineError: this engine does not report times of nodes.
         """
         raise EngineError(f"engine {self.name} does not tell what each node takes; time whole models")
 
     def started(self) -> None:  # noqa: B027
-        """Wait until it has started and knows its version, where that goes on after it was made.
+        """Wait until the engine has started and its version is known.
 
         Raises:
-            EngineError: it does not start, or cannot do what it is for.
+            EngineError: it does not start, or cannot do its task.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End what the engine has started."""
+        """End everything that the engine started."""
 
     def __enter__(self) -> Self:
         return self
@@ -129,16 +120,15 @@ class Engine(ABC):
         self.close()
 
 
-# The onnxruntime that onnxq itself runs on, in this process.
+# onnxruntime in this process.
 
 
 class OnnxRuntime(Engine):
     """onnxruntime's CPU provider in this process.
 
     Args:
-        folder: where it keeps what its optimisations made of models, so that one that is loaded again is loaded in a
-            fraction of the time; None keeps nothing.
-        threads: how many an operator is given; None stands for as many as there are cores.
+        folder: keeps optimized models, so that a model is loaded faster the second time; None keeps nothing.
+        threads: threads of an operator; None takes all cores.
     """
 
     name = "onnxruntime"
@@ -151,11 +141,11 @@ class OnnxRuntime(Engine):
         self._optimized: dict[tuple[Path, int], _Copy] = {}
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
-        """Load a model file with all optimisations."""
+        """Load a model file with all optimizations."""
         threads = threads or self.threads
         if self._folder is None or is_large(model):
             return _Loaded(open_session(model, threads=threads))
-        # Another model may take a file's place.
+        # The file may be overwritten by another model.
         key = model, model.stat().st_mtime_ns
         copy = self._optimized.get(key)
         if copy is not None and (again := copy.load(threads)) is not None:
@@ -166,7 +156,7 @@ class OnnxRuntime(Engine):
         return _Loaded(session)
 
     def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
-        """Load model files at once, on as many cores as there are."""
+        """Load model files in parallel, on all available cores."""
         with ThreadPoolExecutor(available_cores()) as pool:
             return list(pool.map(lambda model: self.load(model, threads), models))
 
@@ -180,23 +170,17 @@ class OnnxRuntime(Engine):
 
 @dataclass(frozen=True)
 class _Copy:
-    """What optimisations made of a model.
-
-    Attributes:
-        file: with all that is optimised.
-        inputs: names of the model's own, those with values aside.
-    """
+    """The optimized `file` of a model, with the names of the model's inputs that have no default."""
 
     file: Path
     inputs: tuple[str, ...]
 
     def load(self, threads: int | None) -> LoadedModel | None:
-        """Load it, or return None where the runtime has written what it does not read, or reads otherwise."""
         try:
             session = open_session(self.file, threads=threads, optimize=False)
         except ModelError:
             return None
-        # Inputs of old models lose values that the optimisations needed no more.
+        # An optimized copy of an old model may lack defaults of inputs, which then count as inputs.
         return _Loaded(session) if _inputs(session) == self.inputs else None
 
 
@@ -217,11 +201,11 @@ class _Loaded(LoadedModel):
 
 
 class Preloader:
-    """An engine that starts, and then loads one model after the other.
+    """Starts an engine in the background, and then loads one model after the other.
 
     Args:
         engine: the engine; None does nothing.
-        loads: whether it loads models, or only starts.
+        loads: whether to load models, or only to start.
     """
 
     def __init__(self, engine: Engine | None, *, loads: bool = True) -> None:
@@ -229,20 +213,20 @@ class Preloader:
         self._begun = [self._worker.submit(engine.started)] if engine is not None else list[Future[None]]()
 
     def load(self, model: Path) -> None:
-        """Begin to load a model; see `check` for one that is refused."""
+        """Begin to load a model; `check` raises if the engine refuses it."""
         if self._engine is not None:
             self._begun.append(self._worker.submit(_loaded, self._engine, model))
 
     def expect(self, model: Path) -> None:
-        """Begin to load a model that is going to be profiled, if the engine does that; what it refuses is told then."""
+        """Begin to load a model that will be profiled, if the engine profiles; profiling reports its errors."""
         if self._engine is not None:
             self._worker.submit(_expected, self._engine, model)
 
     def check(self, *, wait: bool = True) -> None:
-        """Tell what the engine has refused.
+        """Raise the errors of the engine's start and of loads.
 
         Args:
-            wait: whether to wait until all is loaded, rather than to tell what is known.
+            wait: whether to wait for all loads; otherwise only those that are done count.
 
         Raises:
             EngineError: the engine does not start, or does not load a model.

