@@ -1,4 +1,4 @@
-"""onnxruntime of another environment or machine, which need not have more than that and numpy."""
+"""Serve onnxruntime from another environment or machine, which needs only onnxruntime and numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxq.runtime.protocol import Array, Loaded, serve
 
 
 class OnnxRuntime:
-    """Stock onnxruntime on the CPU, with all optimisations and threads that do not spin."""
+    """onnxruntime on the CPU, with all optimizations and threads that do not spin."""
 
     version = f"onnxruntime {onnxruntime.__version__}"
     profiles = True
@@ -26,7 +26,7 @@ class OnnxRuntime:
     def profile(
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Return the graph that ran, its weights left outside, and the events of its profile."""
+        """Return the graph that ran, without weights, and the events of its profile."""
         with tempfile.TemporaryDirectory() as folder:
             optimized = Path(folder) / "optimized.onnx"
             options = _options(threads)

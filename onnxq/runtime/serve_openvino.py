@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, as the process that serves it knows it: numpy and openvino alone."""
+"""Serve OpenVINO on the CPU; the process needs only openvino and numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxq.runtime.protocol import Array, Loaded, serve
 # Such as "Check 'false' failed at src/frontends/onnx/frontend/src/core/graph.cpp:151:".
 _SOURCE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+:")
 _CONVERTER = "openvino.tools.ovc"
-# How a model file begins to say that values lie in another.
+# Bytes in a model file that refers to external data.
 _ELSEWHERE = b"\n\x08location"
 
 
@@ -28,8 +28,8 @@ class OpenVino:
     profiles = True
 
     def __init__(self, precision: str = "") -> None:
-        """Take what to compute in; left to OpenVINO it is bfloat16 where the processor multiplies that."""
-        # Its converters of other formats, which serving does without, take as long to import as the rest.
+        """Set the precision, such as ``f32``; empty leaves it to OpenVINO: bfloat16 on processors that multiply it."""
+        # Block its converters of other formats: serving does not need them, and their import takes as long as the rest.
         sys.modules.setdefault(_CONVERTER, None)  # type: ignore[arg-type]
         import openvino
 
@@ -41,11 +41,11 @@ class OpenVino:
         self.version = f"openvino {openvino.__version__.split('-')[0]} in {computes_in}"
 
     def load(self, model: str, threads: int | None) -> Loaded:
-        """Load a model file; one that is loaded again, as each round of timing does, takes a quarter of the time."""
+        """Load a model file; loading it again, as each round of timing does, takes a quarter of the time."""
         return _Session(self._kept(self._same(model), threads))
 
     def _kept(self, model: str, threads: int | None, **options: Any) -> Any:
-        """Compile a model, or take what it was compiled to, which has lost some names of what its nodes are made of."""
+        # A model from the cache has lost some names of fused nodes, so keep those of the first compilation.
         place = self._place(model)
         compiled = self._compiled(model, threads, CACHE_DIR=str(place), **options)
         if place not in self.made_of:
@@ -56,7 +56,7 @@ class OpenVino:
         return compiled
 
     def _same(self, model: str) -> str:
-        """Return the first file that was loaded with a model's bytes: what is chosen is written once more."""
+        # A chosen plan is written a second time, so use the first file with the same bytes.
         data = Path(model).read_bytes()
         if _ELSEWHERE in data:
             return model
@@ -64,16 +64,12 @@ class OpenVino:
         return first if Path(first).exists() and self._place(first) == place else model
 
     def _place(self, model: str) -> Path:
-        """Return where what a model is compiled to is kept; another model may take a file's place."""
         return Path(self.compiled_before.name, str(Path(model).stat().st_mtime_ns))
 
     def profile(
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Return the kernels that ran, with the names of all nodes that were fused into each as its outputs.
-
-        Its inputs are the kernels that made them.
-        """
+        """Return the kernels that ran; outputs of a kernel name all nodes fused into it, inputs name kernels."""
         same = self._same(model)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(self._sizes, model, samples)
@@ -81,7 +77,7 @@ class OpenVino:
             sizes = asked.result()
         made_of = self.made_of[self._place(same)]
         request = compiled.create_infer_request()
-        # It gets faster over its first runs, of the float model as of any other.
+        # The first runs are slower, of float models too.
         for _ in range(repeats):
             request.infer(dict(samples[0]))
         times: dict[str, list[float]] = {}
@@ -112,7 +108,6 @@ class OpenVino:
         return {"kernels": kernels}, ()
 
     def _sizes(self, model: str, samples: Sequence[Mapping[str, Array]]) -> dict[str, float]:
-        """Return the mean size of what nodes make, as far as the shapes of the samples say it."""
         sizes: dict[str, float] = {}
         read = self.core.read_model(model)
         for sample in samples:
@@ -142,7 +137,7 @@ class _Session:
 
     def run(self, sample: Mapping[str, Array]) -> Sequence[Array]:
         try:
-            # As a compiled model that is called does; else a large input takes longer to copy than some layers.
+            # A call of a compiled model shares inputs too; copying a large input takes longer than some layers.
             found = self.request.infer(dict(sample), share_inputs=True)
         except RuntimeError as error:
             raise RuntimeError(_SOURCE_PLACE.sub("", str(error))) from None
@@ -150,14 +145,13 @@ class _Session:
 
 
 def _fused(node: Any) -> list[str]:
-    """Return the names of the nodes that were fused into one that runs."""
     told = node.get_rt_info()
     names = str(told["originalLayersNames"].astype(str)).split(",") if "originalLayersNames" in told else []
     return [name for name in names if name]
 
 
 def _name(output: Any) -> str:
-    """Return the name of an output, which may have those of other tensors that are equal too."""
+    """An output may also have the names of other, equal tensors."""
     own: str = output.node.friendly_name.partition("/sink_port_")[0]
     return own if own in output.names else min(output.names, default=own)
 
@@ -166,5 +160,5 @@ if __name__ == "onnxq.runtime.backend":
     backend = OpenVino(*sys.argv[2:])
     serve(backend)
     backend.compiled_before.cleanup()
-    # Whoever asked waits for the end, and taking libraries down takes longer than all else.
+    # The client waits for the end of the process, and unloading libraries takes longer than everything else.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The evaluator of onnx itself, as the process that serves it knows it: slow, and what the standard says."""
+"""Serve the reference evaluator of onnx: slow, and exactly what the standard says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reference:
     def profile(
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Refuse: what it takes is of no interest."""
+        """Raise ValueError: the evaluator does not report times."""
         raise ValueError("it does not tell what each node takes")
 
 

@@ -1,4 +1,4 @@
-"""tract, an inference engine in Rust, as the process that serves it knows it."""
+"""Serve tract, an inference engine in Rust."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tract
 
 from onnxq.runtime.protocol import Array, Loaded, serve
 
-# How tract calls types, whose numbers of bits it says.
+# tract's names of types, without the number of bits.
 _KINDS = MappingProxyType({"float": "f", "int": "i", "uint": "u"})
 
 
 class Tract:
-    """Models made of tract's own operators, for the shapes of the samples that they run on."""
+    """tract, with one compiled model for each combination of input shapes and types."""
 
     version = f"tract {tract.version()}"
     profiles = False
@@ -30,17 +30,17 @@ class Tract:
     def profile(
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Refuse: it tells nothing of nodes here."""
+        """Raise ValueError: tract does not report times of nodes."""
         raise ValueError("it does not tell what each node takes")
 
 
 class _Session:
     def __init__(self, path: str) -> None:
-        # What cannot be read is told before a sample comes.
+        # Read the model now, so that a model that cannot be read fails before the first sample.
         with _told_briefly():
             model = tract.onnx().load(path)
         self.path, self.names = path, [model.input_name(place) for place in range(model.input_count())]
-        # tract calls outputs after the nodes that make them.
+        # tract names outputs after the nodes that make them.
         self.outputs = [value.name for value in onnx.load(path, load_external_data=False).graph.output]
         self.runnable: dict[tuple[str, ...], Any] = {}
 
@@ -61,7 +61,7 @@ class _Session:
 
 @contextmanager
 def _told_briefly() -> Iterator[None]:
-    """Raise what tract says without where in its code it says so."""
+    """Raise tract's errors without the stack backtrace."""
     try:
         yield
     except tract.TractError as error:

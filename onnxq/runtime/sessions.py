@@ -1,4 +1,4 @@
-"""The one room that talks to onnxruntime: sessions, runs, and its errors as sentences."""
+"""Open sessions of onnxruntime, run them, and turn its errors into sentences; all calls of onnxruntime belong here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxq.ir.protos import is_large
 
 Array = npt.NDArray[Any]
 Session = Any
-"""An onnxruntime.InferenceSession, which ships without types."""
+"""An onnxruntime.InferenceSession, which has no type annotations."""
 
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -38,7 +38,7 @@ _EXTENDED = {
     )
 }
 _LARGEST_FOLDED = 1 << 20
-# What the runtime says where it has no room for the graph, and for weights beside it.
+# Messages of onnxruntime without space for the graph, and for its external weights.
 _NOT_WRITTEN = ("Protobuf serialization failed", "Failed to write external initializers")
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 # Such as "/onnxruntime_src/core/graph/model.cc:256 onnxruntime::Model::Model(int, bool) ".
@@ -46,7 +46,7 @@ _SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[wit
 
 
 class Memory(Enum):
-    """Where the inner tensors and outputs of a session lie."""
+    """How a session allocates intermediate tensors and outputs."""
 
     PLANNED = "laid out ahead for each shape of the inputs, which pays where few tensors are outputs"
     UNPLANNED = "taken when they are made"
@@ -68,26 +68,25 @@ def open_session(
     """Load a model on the CPU.
 
     Args:
-        model: a model in memory, or a file, which models above 2 GiB must be.
-        threads: threads inside an operator; None leaves the choice to onnxruntime.
-        optimize: whether all graph optimisations are on, or none.
-        memory: where inner tensors and outputs lie.
-        optimized_copy: where to save the graph that runs, for a look at its kernels.
-        profile: beginning of the path of the file with the time of each kernel that ``end_profiling`` of the session
-            writes.
-        external_folder: where the external data of a model in memory lies.
-        mapped: whether external weights stay in their files, mapped into memory, neither packed for the kernels nor
-            decoded ahead: runs take longer, and the memory of the process stays small. None asks `is_large`.
-        is_made: whether it was made from a float model that loads.
+        model: a model in memory, or a file; a model above 2 GiB must be a file.
+        threads: threads of an operator; None leaves the choice to onnxruntime.
+        optimize: whether to apply all graph optimizations, or none.
+        memory: how intermediate tensors and outputs are allocated.
+        optimized_copy: where to save the optimized graph, to inspect its kernels.
+        profile: prefix of the file of kernel times that ``end_profiling`` of the session writes.
+        external_folder: folder of the external data of a model in memory.
+        mapped: whether external weights stay in memory-mapped files, neither prepacked for kernels nor dequantized at
+            load. Runs take longer, and the process needs little memory. None decides by `is_large`.
+        is_made: whether the model was made from a float model that loads.
 
     Returns:
-        The session. Its threads do not spin when idle, so that two sessions can be timed beside one another and
-        statistics can be collected while a sample runs.
+        The session. Its idle threads do not spin, so that two sessions can be timed side by side and statistics can be
+        collected while a sample runs.
 
     Raises:
-        LoadError: onnxruntime refuses the model; the message holds its reason.
-        CandidateError: it refuses a model that was made from another.
-        OutputError: there is no room for the optimised copy.
+        LoadError: onnxruntime refuses the model; the message contains its reason.
+        CandidateError: onnxruntime refuses a model with `is_made`.
+        OutputError: there is no space for the optimized copy.
     """
     options = _options(threads, external_folder)
     if not optimize:
@@ -96,18 +95,18 @@ def open_session(
     if memory is Memory.SHARED:
         _share_memory()
         options.add_session_config_entry("session.use_env_allocators", "1")
-        # Weights are given back when their session ends.
+        # Weights are released when their session ends.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     if optimized_copy is not None:
         options.optimized_model_filepath = str(optimized_copy)
-        # Whoever looks at the kernels has no use for the weights in memory.
+        # Inspecting kernels needs no weights in memory.
         options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized_copy.name}.data")
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
     if is_large(model) if mapped is None else mapped:
         options.add_session_config_entry("session.disable_prepacking", "1")
-        # An arena grows by powers of two and keeps what it has.
+        # An arena grows by powers of two and releases nothing.
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
     return _loaded(model, options, optimized_copy, is_made=is_made)
@@ -116,7 +115,7 @@ def open_session(
 def open_decoded(
     model: onnx.ModelProto | Path, *, threads: int | None = None, external_folder: Path | None = None
 ) -> Session:
-    """Load a model that computes in floats: codes of weights are decoded as it is loaded; see `open_session`."""
+    """Load a model whose quantized weights are dequantized at load and that computes in float; see `open_session`."""
     options = _options(threads, external_folder)
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     return _loaded(model, options)
@@ -174,16 +173,16 @@ def run(
     Args:
         session: from open_session.
         sample: arrays by input name.
-        outputs: names of the wanted outputs; None wants all.
-        index: number of the sample, for the message of an error.
+        outputs: names of the outputs; None returns all.
+        index: number of the sample, for error messages.
         made: file of the model, if it was made from a float model that runs the sample.
 
     Returns:
-        The outputs in order, numpy arrays unless the model gives sequences or maps.
+        The outputs in order: numpy arrays, or the model's sequences or maps.
 
     Raises:
-        RunError: the run fails; the message holds onnxruntime's reason.
-        CandidateError: a model that was made from another fails.
+        RunError: the run fails; the message contains onnxruntime's reason.
+        CandidateError: the run of a model with `made` fails.
     """
     if outputs is not None and not outputs:
         return []
@@ -204,10 +203,10 @@ def run(
 
 
 def as_own(value: Any) -> Any:
-    """Return an output of a run in memory of its own: onnxruntime's lies in what the whole session has taken.
+    """Copy an output of a run into its own memory, because onnxruntime's array keeps the memory of the session.
 
     Args:
-        value: an array, or a sequence or map, which stays as it is.
+        value: an array; a sequence or map is returned unchanged.
     """
     return value.copy() if isinstance(value, np.ndarray) and not value.flags.owndata else value
 
@@ -218,7 +217,6 @@ def output_names(session: Session) -> list[str]:
 
 
 def _has_extended_types(session: Session, sample: Mapping[str, Array]) -> bool:
-    """Return whether inputs or outputs have types that numpy itself lacks; they travel as values of onnxruntime."""
     given = any(getattr(array, "dtype", None) in _EXTENDED.values() for array in sample.values())
     return given or any(output.type in _EXTENDED for output in session.get_outputs())
 
@@ -241,20 +239,20 @@ def _as_array(value: Any) -> Any:
     dtype = _EXTENDED.get(value.data_type())
     if dtype is None:
         return value.numpy()
-    # It hands out neither the array nor the buffer of such a value, only where that lies.
+    # onnxruntime provides only the address of a value of these types.
     data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(data, dtype).reshape(value.shape())
 
 
 def runtime_version() -> str:
-    """Return which onnxruntime this is, as in ``onnxruntime 1.31.1``."""
+    """Return the version, as in ``onnxruntime 1.31.1``."""
     import onnxruntime
 
     return f"onnxruntime {onnxruntime.__version__}"
 
 
 def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model that computes in 16-bit floats where it can, between inputs and outputs of its own types."""
+    """Return a model that computes in 16-bit floats where possible, with inputs and outputs of the original types."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     converted: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True)
@@ -265,7 +263,7 @@ def serialized(model: onnx.ModelProto) -> bytes:
     """Return the bytes of a model in memory.
 
     Raises:
-        ModelError: it is above 2 GiB.
+        ModelError: the model is above 2 GiB.
     """
     try:
         return bytes(model.SerializeToString())
@@ -274,7 +272,7 @@ def serialized(model: onnx.ModelProto) -> bytes:
 
 
 def release_shared_memory() -> None:
-    """Give back what sessions with shared memory do not hold any more; onnxruntime does so only after a run."""
+    """Release the memory that sessions with shared memory no longer use; onnxruntime does so only after a run."""
     import onnxruntime
 
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.BOOL, [1])
@@ -288,7 +286,7 @@ def release_shared_memory() -> None:
 
 
 def return_memory() -> None:
-    """Hand back to the system what closed sessions leave behind, where the C library keeps it for later."""
+    """Return the memory of closed sessions to the system, because the C library keeps it for later."""
     import ctypes
     import gc
 
@@ -299,7 +297,7 @@ def return_memory() -> None:
 
 @cache
 def _share_memory() -> None:
-    """Make the one arena of this process; it grows by what is asked for and not in powers of two."""
+    # The shared arena grows by the requested size, not by powers of two.
     import onnxruntime
 
     place = onnxruntime.OrtMemoryInfo(
@@ -311,7 +309,7 @@ def _share_memory() -> None:
 
 @cache
 def _runtime_errors() -> tuple[type[Exception], ...]:
-    """Return onnxruntime's exceptions, which have no common base, and those of its Python layer."""
+    # onnxruntime's exceptions have no common base; its Python layer raises built-in ones.
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     native = [value for value in vars(state).values() if isinstance(value, type) and issubclass(value, Exception)]
@@ -319,6 +317,5 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of onnxruntime in one line, without its code and where in its source it was raised."""
     text = _SOURCE_PLACE.sub("", _CODE.sub("", " ".join(str(error).split()))) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
