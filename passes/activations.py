@@ -135,7 +135,6 @@ def _clamps(op: OpsetPatternBuilder, x: _Operand, name: str) -> list[NodePattern
 
 
 def _limits(match: Match, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    """Return lowest and highest value behind all nodes of a match, or None if unknown."""
     most = float(np.finfo(dtype).max)
     outer = _limits_of(match.outer, most)
     inner = _limits_of(match.inner, most) if "inner" in match.values else (-np.inf, np.inf)
@@ -328,7 +327,6 @@ class JoinHardSwishes(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Join; ``changed`` holds the names of the nodes, ``left`` those of a model that cannot be converted."""
         gates = tuple(node.name for _, node in all_nodes(graph) if _is_gate(node))
         if not gates:
             return Changes()
@@ -359,7 +357,6 @@ class SplitHardSwishes(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; ``changed`` holds the names of the nodes, which the products keep."""
         names = Names(graph)
         instead: dict[Node, Sequence[Node]] = {}
         for _, node in all_nodes(graph):

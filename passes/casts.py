@@ -118,7 +118,7 @@ class WidenFloats(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Widen; ``changed`` holds the names of the constants and nodes."""
+        """Return the names of the constants and nodes."""
         if obstacle := _obstacle(graph):
             return Changes(skipped=((graph.name, obstacle),))
         names = Names(graph)

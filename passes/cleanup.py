@@ -57,7 +57,6 @@ class DropNoOps(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Drop; ``changed`` holds the names of the nodes."""
         changed: list[str] = []
         left: list[tuple[str, str]] = []
         for scope in all_graphs(graph):
@@ -134,11 +133,11 @@ def _taken(match: Match) -> Any:
 class RemoveUnused(Pass):
     """Remove nodes and initializers that no output of the model needs, such as float weights after quantization.
 
-    Keeps graph inputs, initializers that a caller may override, and those that a quantization annotation names.
+    Keeps graph inputs, initializers that a caller may override, and constants that a quantization annotation names.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Remove; ``changed`` holds the names of the nodes and initializers."""
+        """Return the names of the removed nodes and initializers."""
         before = [(item, _name(item)) for item in _items(graph)]
         for scope in all_graphs(graph):
             annotations = scope.source.quantization_annotation if scope.source is not None else ()
@@ -189,7 +188,6 @@ class MergeEqual(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Merge; ``changed`` holds the names of the nodes that went."""
         return Changes(tuple(_merge(graph, ChainMap())))
 
 
@@ -263,7 +261,7 @@ class ShareInitializers(Pass):
     scalars_apart: bool = False
 
     def apply(self, graph: Graph) -> Changes:
-        """Share; ``changed`` holds the names of the initializers that are no longer read."""
+        """Return the names of the initializers that are no longer read."""
         shared = list(_shareable(graph))
         # Most large weights differ in shape or end elements, so their bytes need not be read.
         kinds = {tensor: _kind(tensor) for tensor, _ in shared}
@@ -318,7 +316,7 @@ class NameNodes(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Rename; ``changed`` holds the new names."""
+        """Return the new names."""
         renamed = _without_a_name_of_their_own(graph)
         if not renamed:
             return Changes()
@@ -341,7 +339,7 @@ def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
 
 
 class NameTensors(Pass):
-    """Number tensor names that several graphs share, such as those of both branches of a merged decoder.
+    """Number tensor names that several graphs share, such as both branches of a merged decoder.
 
     Plans and statistics identify tensors by name, so names must be unique over all graphs. Tensors of the main graph
     keep their names, and so does the first subgraph with a name. Subgraph inputs and outputs may be renamed: their
@@ -349,7 +347,7 @@ class NameTensors(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Rename; ``changed`` holds the new names."""
+        """Return the new names."""
         shared = _sharing_names(graph) if any(node.attrs and node.subgraphs() for node in graph.nodes) else []
         if not shared:
             return Changes()
@@ -360,7 +358,6 @@ class NameTensors(Pass):
 
 
 def _sharing_names(graph: Graph) -> list[Tensor]:
-    """Return the tensors of subgraphs whose name an earlier graph has."""
     placed = place_constants(graph)
     seen = {tensor.name for scope in placed for tensor, _ in scope.sparse_initializers}
     shared: list[Tensor] = []
@@ -381,7 +378,7 @@ class StripMetadata(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Strip; ``changed`` holds the names of the nodes and tensors."""
+        """Return the names of the nodes and tensors."""
         return Changes(tuple(strip_metadata(graph)))
 
 
@@ -396,7 +393,7 @@ class UpgradeOpset(Pass):
     version: int = 13
 
     def apply(self, graph: Graph) -> Changes:
-        """Convert; ``changed`` says from which opset to which."""
+        """Return the old and the new opset as one text."""
         before = graph.opset
         if before >= self.version:
             return Changes()

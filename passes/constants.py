@@ -92,10 +92,10 @@ _MOST_GROWTH = 2
 class FoldConstants(Pass):
     """Replace nodes whose inputs are all constant by initializers, in every graph of the model.
 
-    Not for inputs that a caller may override, quantization, quantized weights behind a Cast or packed in words, random
-    operators, control flow, custom operators, and graph outputs. Results larger than ``largest`` stay, and results that
-    together make the model larger by more than ``growth``; results of up to 4096 bytes are always folded. Weights that
-    are only transposed, reshaped, sliced or cast are folded at any size, and computed on load.
+    Not for inputs that a caller may override, Q/DQ nodes, and quantized weights behind a Cast or packed in words. Not
+    for random operators, control flow, custom operators, and graph outputs. Results larger than ``largest`` stay, and
+    results that together make the model larger by more than ``growth``; results of up to 4096 bytes are always folded.
+    Weights that are only transposed, reshaped, sliced or cast are folded at any size, and computed on load.
 
     Attributes:
         largest: most bytes of one computed result.
@@ -109,7 +109,7 @@ class FoldConstants(Pass):
     layouts_only: bool = False
 
     def apply(self, graph: Graph) -> Changes:
-        """Fold; ``changed`` holds the names of the tensors that became initializers."""
+        """Return the names of the tensors that became initializers."""
         changed: list[str] = []
         left: list[tuple[str, str]] = []
         gone: list[Node] = []
@@ -148,7 +148,6 @@ class FoldConstants(Pass):
 
 
 def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:
-    """Return the tensors of removed nodes that kept nodes read."""
     going = {node for node in cone if node not in kept}
     made = (tensor for node in cone if node in going for tensor in node.outputs)
     return [tensor for tensor in made if any(consumer not in going for consumer in tensor.outputs)]
@@ -340,7 +339,7 @@ class LiftConstants(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Lift; ``changed`` holds the names of the tensors."""
+        """Return the names of the tensors."""
         changed, left = [], []
         for scope in all_graphs(graph):
             outputs = set(scope.outputs)
@@ -386,7 +385,7 @@ class FixInitializers(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Fix; ``changed`` holds the names of the initializers."""
+        """Return the names of the initializers."""
         listed = [tensor for tensor in graph.initializers if tensor.overridable_input is not None]
         is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
         is_habit = len(listed) == len(graph.initializers) > 1 and any(_holds_weights(node) for node in graph.nodes)
@@ -423,7 +422,7 @@ class FlushDenormals(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Flush; ``changed`` holds the names of the weights."""
+        """Return the names of the weights."""
         weights: dict[Constant, None] = {}
         for _, node in all_nodes(graph):
             operator = operator_of(node)

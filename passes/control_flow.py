@@ -38,7 +38,7 @@ class InlineFunctions(Pass):
     """Inline every model-local function, so that its nodes can be quantized."""
 
     def apply(self, graph: Graph) -> Changes:
-        """Inline; ``changed`` holds the names of the functions."""
+        """Return the names of the functions."""
         functions = tuple(function.name for function in graph.functions)
         if functions:
             graph.adopt(inline_functions(graph))
@@ -57,7 +57,6 @@ class InlineIfs(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Inline; ``changed`` holds the names of the Ifs."""
         defined = Counter(part.name for scope in all_graphs(graph) for part in (*_made(scope), *scope.nodes))
         names = Names(graph)
         changed: list[str] = []
@@ -130,7 +129,6 @@ class LiftInvariants(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Lift; ``changed`` holds the names of the loops."""
         changed: list[str] = []
         for scope in all_graphs(graph):
             for node in scope.nodes:
@@ -217,7 +215,6 @@ class DropInitialStates(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Drop; ``changed`` holds the names of the layers."""
         changed = []
         for scope in all_graphs(graph):
             for node in scope.nodes:
@@ -268,7 +265,6 @@ class ScanCells(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Rewrite; ``changed`` holds the names of the cells, which the Scans keep."""
         found = _large_cells(graph)
         left = {node: problem for node in found if (problem := _obstacle(node))}
         reasons = tuple((_name(node), problem) for node, problem in left.items())

@@ -100,7 +100,6 @@ def _rank(match: Match) -> int | None:
 
 
 def _pads_of(pad: Node, rank: int | None) -> Pads | str:
-    """Return the pads of each axis, or why they are unknown or not constant."""
     if _text(pad.attrs.get("mode", "constant")) != "constant":
         return f"it pads by mode {_text(pad.attrs['mode'])}"
     flat = _numbers(pad, 1, pad.attrs.get("pads", pad.attrs.get("paddings")))
@@ -223,7 +222,7 @@ class ResolveAutomaticPadding(RewriteRule):
 
 
 def _pads(match: Match) -> list[int] | None:
-    """Return the pads, all those before the data first."""
+    """Return the pads: all before the data, then all behind it."""
     window, data = match.window, match.x.shape
     way = window.attrs["auto_pad"]
     kernel = window.attrs.get("kernel_shape") or (
@@ -305,7 +304,6 @@ class UseGlobalAveragePool(RewriteRule):
 
 
 def _axes(match: Match) -> list[int] | None:
-    """Return the axes of a ReduceMean or Squeeze, counted from the front; None if they are computed or absent."""
     given = match.root.attrs.get("axes")
     if len(match.root.inputs) > 1 and match.root.inputs[1].name:
         tensor = match.root.inputs[1]
@@ -385,13 +383,10 @@ class ConvolvePooled(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Rewrite; ``changed`` holds the names of the products, which the convolutions keep."""
         return RewriteRules((_ConvolveOnePixel(),)).apply(graph)
 
 
 class _ConvolveOnePixel(RewriteRule):
-    """Flatten and Gemm become Conv and Flatten."""
-
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         pooled = op.GlobalAveragePool(op.any("x"), name="pool", allow_other_consumers=True)
         flat = op.Flatten(pooled, axis=1, allow_other_consumers=True)
@@ -439,7 +434,6 @@ class ConvolveTransposed(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Rewrite; ``changed`` holds the names of the layers, which the convolutions keep."""
         return RewriteRules((_ConvolveWindows(),)).apply(graph)
 
 

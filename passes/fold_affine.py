@@ -70,7 +70,6 @@ def _varies_along(operand: Constant, rank: int, place: int) -> bool:
 
 
 def _affine(op: str, operand: Constant) -> tuple[Doubles, Doubles]:
-    """Return factors and shifts of an elementwise operator with a constant."""
     values = np.asarray(operand.values, np.float64).reshape(-1)
     if op in ("Mul", "Div"):
         return (values if op == "Mul" else 1.0 / values), np.zeros(values.shape)
@@ -130,7 +129,6 @@ class FuseBatchNorm(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Fold; ``changed`` holds the names of the folded nodes, ``skipped`` those of BatchNormalizations."""
         names, uses = Names(graph), Uses(graph)
         changed, left = [], []
         for scope in all_graphs(graph):
@@ -167,7 +165,6 @@ class _Folded(NamedTuple):
 
 
 def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
-    """Return the folded producer, or why it cannot fold."""
     source = _data_input(node)
     if source is None:
         return "its factor or data is not as expected: exactly one of its inputs is constant"
@@ -410,7 +407,6 @@ class FoldIntoNextProduct(RewriteRule):
 
 
 def _takes(producer: Node, made: Tensor) -> bool:
-    """Whether a compute node has a weight to fold into, and no other consumer."""
     if producer.op not in _PRODUCTS or producer.domain or len(made.outputs) > 1 or made.graph_output_of:
         return False
     return isinstance(producer.inputs[1], Constant)
@@ -472,7 +468,6 @@ def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
 
 
 def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
-    """Return the new weight, and the new bias if there is a shift, or why it cannot fold."""
     product, weight, old = match.product, match.w, match.values.get("b")
     if isinstance(affine := _affine_in_front(match), str):
         return affine
@@ -558,7 +553,6 @@ class LiftChannelFactors(RewriteRule):
 
 
 def _lifted_channels(tensor: Tensor) -> int:
-    """Return the number of output channels of a convolution that can take factors, else 0."""
     producer = tensor.inputs[0] if tensor.inputs else None
     if producer is None or producer.domain or producer.op not in ("Conv", "ConvTranspose") or len(producer.inputs) < 2:
         return 0
@@ -572,7 +566,6 @@ def _lifted_channels(tensor: Tensor) -> int:
 
 
 def _part(constant: Constant, first: int, last: int) -> Any:
-    """Return the constant of some channels; a single value holds for all."""
     values = constant.values
     wide = [axis for axis, size in enumerate(values.shape) if size != 1]
     return values.take(range(first, last), axis=wide[0]) if wide else values
@@ -605,12 +598,11 @@ class FoldScalesIntoProducts(Pass):
 
     A scalar passes through layout operators, the Add of a bias, and a MatMul of two computed tensors. The scale of an
     attention reaches its query like this. Each tensor on the path must have one consumer, and so must the weight. Paths
-    end after 16 nodes, which keeps the pass linear. Not if the weight may be tied to a lookup table, a value may leave
-    the range of its type, or a discrete operator depends on the last bit.
+    end after 16 nodes, which keeps the pass linear. Not if the weight may be tied to a lookup table, or a value may
+    leave the range of its type. Not if a discrete operator depends on the last bit.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Fold; ``changed`` holds the names of the scaling nodes that are gone."""
         names, uses = Names(graph), Uses(graph)
         changed: list[str] = []
         for scope in all_graphs(graph) if graph.opset >= _BROADCASTS else ():
@@ -688,7 +680,6 @@ def _is_weight(tensor: Any) -> bool:
 
 
 def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
-    """Scale the constants, unless one would leave the range of its type."""
     scaled: list[Array] = []
     for node, index in terms:
         values = _times(node.inputs[index], factor)

@@ -289,7 +289,6 @@ class ReplaceGemmBetweenReshapes(RewriteRule):
 
 
 def _has_rows(extents: Sequence[Any], length: int) -> bool:
-    """Whether these last axes of the data hold one row."""
     return all(isinstance(extent, int) for extent in extents) and math.prod(extents) == length
 
 
@@ -335,17 +334,16 @@ _OF_ATTENTION = frozenset({"mask_filter_value", "num_heads", "scale", "unidirect
 
 
 class UnfuseProducts(Pass):
-    """Replace Attention, FusedMatMul, FusedGemm and FusedConv by MatMul, Gemm and Conv and what follows them.
+    """Replace Attention, FusedMatMul, FusedGemm and FusedConv by MatMul, Gemm and Conv.
 
     ``FusedGemm(X, W, B, activation="Relu") -> Relu(Gemm(X, W, B))``
 
     The rest of an Attention becomes MultiHeadAttention. onnxruntime fuses activations again in float. Not for computed
-    tensors that are transposed or scaled, activations with parameters, and attention with past state, rotary embeddings
-    or a mask of ends and beginnings.
+    tensors that are transposed or scaled, and activations with parameters. Not for attention with past state, rotary
+    embeddings or a mask of ends and beginnings.
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Replace; ``changed`` holds the names of the nodes, which their products keep."""
         names, uses = Names(graph), Uses(graph)
         instead: dict[Node, Sequence[Node]] = {}
         left = []
@@ -409,7 +407,6 @@ def _conv(node: Node, names: Names, opset: int) -> list[Node] | str:
 def _activated(
     op: str, node: Node, inputs: Sequence[Tensor], kept: Sequence[str], names: Names, added: Tensor | None = None
 ) -> list[Node] | str:
-    """Return the compute node, the Add of ``added``, and the activation."""
     activation = str(node.attrs.get("activation", ""))
     if activation and activation not in _ACTIVATIONS:
         return f"its activation {activation} has parameters"

@@ -68,7 +68,6 @@ def _made(match: Match, data: list[Any] | None) -> list[Any] | None:
 
 
 def _merged(match: Match) -> tuple[str, list[int]] | None:
-    """Return the operator that replaces both, and its axes or target."""
     first, last = match.first, match.last
     data = _data(match)
     if first.op == last.op and first.op in ("Squeeze", "Unsqueeze"):
@@ -99,7 +98,7 @@ def _merged_axes(first: Node, last: Node, rank: int | None) -> list[int] | None:
         return None
     grows = 1 if first.op == "Unsqueeze" else -1
     if rank is not None:
-        # Axes of an Unsqueeze refer to its output, those of a Squeeze to its input.
+        # Axes of an Unsqueeze refer to its output, axes of a Squeeze to its input.
         between = rank + grows * len(one)
         read, written = (between, between + len(other)) if grows > 0 else (rank, between)
         if min(read, written) < 1:
@@ -151,7 +150,6 @@ def _target(node: Node) -> list[int] | None:
 
 
 def _axes(node: Node) -> list[int] | None:
-    """Return the axes; None if they are absent or unknown."""
     if "axes" in node.attrs:
         return [int(axis) for axis in node.attrs["axes"]]
     return _numbers(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -304,7 +302,6 @@ class SimplifySplits(RewriteRule):
 
 
 def _sizes(match: Match) -> list[int] | None:
-    """Return the size of each part along the axis."""
     split, count = match.split, len(match.split.outputs)
     if "split" in split.attrs:
         sizes = [int(size) for size in split.attrs["split"]]
@@ -362,7 +359,6 @@ class MergeSlices(RewriteRule):
 
 
 def _all_bounds(match: Match) -> _Bounds | None:
-    """Return start, end, axis and step for each axis that the nodes name."""
     rank = None if match.x.shape is None else len(match.x.shape)
     made: _Bounds = []
     for node in (match.first, match.last) if "first" in match.values else (match.last,):
@@ -386,7 +382,6 @@ def _bounds(node: Node, rank: int | None) -> _Bounds | None:
 
 
 def _taken(match: Match, bounds: _Bounds) -> _Bounds:
-    """Return the bounds that leave entries out."""
     shape = match.x.shape
     return [bound for bound in bounds if not _takes_all(bound, shape)]
 

@@ -55,7 +55,7 @@ class FoldShapes(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Fold; ``changed`` holds the names of tensors that became initializers, and of nodes with a new target."""
+        """Return the names of tensors that became initializers, and of nodes with a new target."""
         forget_claims(graph)
         folding = _Folding(graph)
         for scope in all_graphs(graph):
@@ -115,7 +115,6 @@ class _Folding:
         return value
 
     def _folds(self, scope: Graph, node: Node, first: dict[Hashable, Tensor]) -> bool:
-        """Replace the output by a constant or a tensor of equal entries; return whether that was possible."""
         tensor, value = node.outputs[0], self._evaluated(node)
         if value is None or not value.named or tensor.graph_output_of:
             return False
@@ -246,7 +245,6 @@ def _resolve_slice(folding: _Folding, node: Node) -> None:
 
 
 def _operands(node: Node, values: Sequence[Value | None], count: int) -> Iterator[tuple[Value | None, list[int], bool]]:
-    """Yield the value of starts, ends, axes and steps, its default, and whether it is absent."""
     defaults = {1: [], 2: [], 3: list(range(count)), 4: [1] * count}
     for index, default in defaults.items():
         left_out = index >= len(values) or not node.inputs[index].name

@@ -186,7 +186,6 @@ def _on_known_axes(node: Node, rank: int) -> bool:
 
 
 def _axes(node: Node, rank: int) -> list[int] | None:
-    """Return the axes of a node, counted from the front; None if they are unknown."""
     index = 1 if node.op == "Squeeze" else _ON_AXES[node.op]
     given = node.attrs.get("axes")
     if given is None and index < len(node.inputs) and node.inputs[index].name:
@@ -299,7 +298,6 @@ def _permutation(node: Node, rank: int | None) -> list[int] | None:
 
 
 def _target(match: Match, order: list[int]) -> list[int] | None:
-    """Return the target of the equivalent Reshape, or None."""
     shape = match.x.shape
     if shape is None or match.opset < _TARGET_IS_INPUT or 0 in shape:
         return None
@@ -407,7 +405,6 @@ class SinkTransposes(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Sink; ``changed`` holds the names of the nodes that compute in another layout."""
         names = Names(graph)
         changed: dict[str, None] = {}
         for scope in all_graphs(graph):
@@ -561,7 +558,6 @@ def _source(tensor: Tensor, permutation: Permutation, inside: Collection[Node]) 
 
 
 def _is_only_for(tensor: Tensor, nodes: Collection[Node], inside: Collection[Node]) -> bool:
-    """Whether a Transpose makes the tensor for these nodes alone."""
     transposed = bool(tensor.inputs) and tensor.inputs[0] in inside and permutation_of(tensor.inputs[0]) is not None
     return transposed and not tensor.graph_output_of and all(reader in nodes for reader in tensor.outputs)
 

@@ -95,7 +95,7 @@ _COMPUTED_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComputedPayload(TensorData):
-    """Values that each load computes anew, so that a model of them need not fit into memory.
+    """Values that each load computes again, so that a model of them need not fit into memory.
 
     Attributes:
         compute: returns the values.
@@ -106,7 +106,7 @@ class ComputedPayload(TensorData):
     compute: Callable[[], Array]
 
     def load(self) -> Array:
-        """Return the values, computed anew.
+        """Return the values, computed again.
 
         Raises:
             ModelError: The computation fails, or gives another type or shape than declared.
@@ -150,7 +150,7 @@ class DerivedPayload(TensorData):
 
     Attributes:
         source: the other tensor.
-        derive: returns the values, given those of ``source``.
+        derive: makes these values of the values of ``source``.
     """
 
     onnx_dtype: int

@@ -16,7 +16,7 @@ _SHOWN = 100
 
 @dataclass(frozen=True)
 class Changes:
-    """What a pass did.
+    """Result of a pass.
 
     Attributes:
         changed: names of the nodes or tensors that it changed, made or removed; empty if it changed nothing.

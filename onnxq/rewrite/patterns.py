@@ -149,7 +149,7 @@ class Match:
         opset: version of the default domain.
         values: captured tensors and named nodes by name; None for an absent input.
         kept: nodes whose outputs other nodes may read.
-        uses: what discrete operators depend on; None outside of `RewriteRules`.
+        uses: the tensors that discrete operators depend on; None outside of `RewriteRules`.
     """
 
     root: Node

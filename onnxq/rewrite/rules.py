@@ -136,7 +136,7 @@ class RewriteRule(Pass):
 
 @dataclass(frozen=True)
 class RewriteChanges(Changes):
-    """What rules did.
+    """Result of rules.
 
     Attributes:
         counts: number of applications of each rule, by class name.

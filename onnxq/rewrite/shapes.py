@@ -260,7 +260,7 @@ def evaluate(node: Node, inputs: Sequence[Value | None], shapes: Sequence[Shape 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A node with what is known of its inputs."""
+    """A node and the known values and shapes of its inputs."""
 
     node: Node
     inputs: list[Value | None]

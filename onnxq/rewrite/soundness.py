@@ -32,7 +32,7 @@ def stored(values: npt.ArrayLike, dtype: npt.DTypeLike, *factors: npt.ArrayLike)
     Args:
         values: computed in float64.
         dtype: the floating-point type of the constant.
-        factors: what was multiplied; they broadcast to the values. Sums have none.
+        factors: the multiplied factors; they broadcast to the values. Sums have none.
 
     >>> stored([0.5], np.float16), stored([1e5], np.float16), stored([1e-6], np.float16, [1e-3], [1e-3])
     (array([0.5], dtype=float16), None, None)
