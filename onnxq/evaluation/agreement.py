@@ -38,7 +38,7 @@ class OutputAgreement:
         largest_error: largest absolute difference; 0 for outputs that are not floating point.
         finite: whether the candidate is finite wherever the reference is.
         compared: how many arg maxes or elements `agreement` is a share of.
-        stands_for: the outputs that this tensor decides; empty for an output. See
+        stands_for: the outputs that it decides, if the model chooses by it; else empty. See
             `onnxq.evaluation.comparison.ComparisonSpec`.
         bound: lower 95 % confidence bound of the SQNR over all other samples, see `ErrorAccumulator.bound`. None for
             outputs that are not floating point.

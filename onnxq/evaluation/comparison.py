@@ -87,7 +87,7 @@ class ComparisonSession:
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
         """Return the compared outputs of one sample; the sample holds the float model's choices."""
-        # A view of an output would keep all memory of its session.
+        # An output that is not copied keeps all memory of its session.
         given = _renamed(sample, self.fed)
         return [as_own(value) for value in run(self.session, given, self.names, index=index, made=self.made)]
 

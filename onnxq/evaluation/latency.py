@@ -198,7 +198,7 @@ def selection_adjusted_interval(timed: Mapping[str, Latency], model: str) -> Lat
     """Return the latency of a model that was chosen among several, with an interval adjusted for that choice.
 
     Among equally fast models, luck decides which one is fastest. Simultaneous intervals for all models also hold for
-    the chosen one.
+    the chosen one. No adjustment is needed if all others are clearly slower.
 
     Args:
         timed: latency of each model, by digest.

@@ -39,7 +39,7 @@ class SampleSqnr:
 
 @dataclass(frozen=True)
 class Layer:
-    """A tensor of both models, with the nodes between it and the nearest such tensors before it.
+    """A tensor of both models, with the nodes between it and the nearest tensors of both models before it.
 
     Attributes:
         node: the node of the float model that outputs it; empty if it has no name.

@@ -149,7 +149,7 @@ class DataDependentOutputs:
             made = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
             of_values = node.op not in _OF_SHAPES
             varying = choice is not None or (of_values and any(tensor in self._varying for tensor in read))
-            # The shape of a choice varies too if the choice sets its size.
+            # Shapes behind a choice vary too if the choice sets the number of elements.
             varying |= not of_values and any(_counts_elements(one.node) for one in behind)
             self._varying.update(outputs if varying else made)
             self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else made)
@@ -366,7 +366,7 @@ class OutputPart:
 
 
 def joins(model: onnx.GraphProto) -> bool:
-    """Whether a Concat may make an output, judged by names alone."""
+    """Whether a Concat may make an output, as far as names show."""
     made = {name: node for node in model.node for name in node.output}
     pending = [made[output.name] for output in model.output if output.name in made]
     while pending:
@@ -402,7 +402,7 @@ def _parts(tensor: Tensor) -> tuple[OutputPart, ...]:
 
 
 def _joined(node: Node, axis: int) -> tuple[OutputPart, ...]:
-    """Return the parts of a Concat: those that all its inputs have alike, else its inputs."""
+    """Return the parts of a Concat: the parts that all its inputs have alike, else its inputs."""
     inner = [_parts(tensor) for tensor in node.inputs]
     places = [[(part.axis, part.start, part.stop) for part in parts] for parts in inner]
     if inner[0] and inner[0][0].axis != axis and all(one == places[0] for one in places):

@@ -60,8 +60,8 @@ def reject_constant_samples(looked: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples, unless each holds a single value in each input, such as zeros.
 
     Raises:
-        DataError: Each sample has float inputs of several elements, each input holds a single value, and no other input
-            differs.
+        DataError: Each sample has float inputs of several elements, each holds a single value, and other inputs do not
+            vary.
     """
     if not looked or not all(map(_is_silent, looked)) or _differ_otherwise(looked):
         return looked
@@ -175,7 +175,6 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def _is_no_number(array: Any) -> bool:
-    """Return whether an output is float without any finite value."""
     floats = isinstance(array, np.ndarray) and array.size > 0 and is_floating(array.dtype)
     return floats and not bool(np.isfinite(array.astype(np.float64)).any())
 

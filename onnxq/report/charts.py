@@ -380,8 +380,6 @@ def layer_chart(layers: Sequence[Layer]) -> Chart | None:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values to positions."""
-
     low: float
     high: float
     start: float

@@ -296,7 +296,7 @@ class Performance:
 
     Attributes:
         kernels: of the optimized graph.
-        latency: beside the float model on its engine; None if not measured.
+        latency: beside the float model, on the engine that it names; None if not measured.
         regions: the integer regions beside the same nodes in float; empty if latency was not measured.
         times: of the nodes beside float; empty if latency was not measured.
         unmeasured: why nothing ran on the runtime that the plan is for; empty if something did.
