@@ -61,12 +61,7 @@ def with_ranges(
     See `choose_ranges` for the search. Ranges also end where the following functions are flat (`saturation_limits`), if
     that lowers the error.
 
-    Args:
-        validator: evaluates candidates.
-        plan: the mode and formats of each node.
-        basis: the result so far.
-        accuracy: limits the number of models to build.
-        methods: candidates; the first is taken if none is better.
+    The first of `methods` is taken if no other is better.
     """
     if not plan.calibrated:
         return basis.unfit("no range of data is found by samples")
@@ -120,13 +115,7 @@ def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before
 def ranges_by_tensor(
     plan: Plan, evidence: CalibrationStatistics, methods: Sequence[CalibrationMethod]
 ) -> dict[str, dict[CalibrationMethod, tuple[float, float]]]:
-    """Return each method's range for each tensor of a plan, tensors with the highest relative error first.
-
-    Args:
-        plan: names the tensors and their specs.
-        evidence: statistics of the tensors.
-        methods: hashable calibration methods.
-    """
+    """Return each method's range for each tensor of a plan, tensors with the highest relative error first."""
     specs = plan.calibrated
     seen = {tensor: evidence.of(tensor) for tensor in specs if evidence.of(tensor).need(Range).count}
     order = sorted(seen, key=lambda tensor: -noise_share(seen[tensor], specs[tensor]))
@@ -164,11 +153,7 @@ def with_equalization(
     Scales fill the unused part of a tensor's range, so clipping may no longer pay. If calibration methods are open, the
     whole range (`MinMax`) is tried too.
 
-    Args:
-        validator: evaluates candidates.
-        plan: the plan with all possible nodes static.
-        basis: the result so far.
-        accuracy: decides whether single groups are tried too, and in how many models.
+    `plan` has all possible nodes static.
     """
     found = find_groups(validator.evaluator.bench.graph, plan).found
     if not found:
@@ -212,11 +197,7 @@ def refit_equalization(
 ) -> Equalization:
     """Return the channel scales of the settings of `basis`, computed on other samples.
 
-    Args:
-        bench: the prepared model.
-        groups: groups of samples; each is observed in parts.
-        plan: the plan that the equalization groups belong to.
-        basis: the result with its settings and the current statistics.
+    `groups` are observed in parts. `basis` has the settings and the current statistics.
     """
     if not basis.settings:
         return NOTHING

@@ -95,9 +95,7 @@ def cheapest(problem: Problem) -> frozenset[str]:
 def cost(problem: Problem, integer: frozenset[str]) -> int:
     """Return the cost of an assignment: the sum over all nodes and borders.
 
-    Args:
-        problem: the costs.
-        integer: names of the integer nodes; they must satisfy `followers`.
+    The nodes in `integer` must satisfy `followers`.
 
     >>> cost(Problem({"a": 9, "b": 5}, {"a": 2, "b": 4}, (Border("a", ("b",), 3, 3),)), frozenset({"a"}))
     10

@@ -50,14 +50,8 @@ def search_plan(
 ) -> SearchResult:
     """Search for the fastest plan by measuring; fall back if the model is slower than float or not accurate enough.
 
-    Args:
-        context: searches, builds and verifies.
-        plan: the plan of the scheme.
-        recipe: how quantized values are chosen.
-        effort: how much to measure.
-        goal: the accuracy to reach. For a metric, the first plan whose loss is small enough is taken.
-        last: accuracy methods for the chosen plan.
-        is_stored: True if weights are only compressed and dequantized at load.
+    `plan` is the plan of the scheme, and `last` has the accuracy methods for the chosen plan. With `is_stored`, weights
+    are only compressed. If the goal is a metric, the first plan whose loss is small enough is taken.
     """
     # Models that calibration and accuracy methods built do not count as part of the search.
     effort = replace(effort, measurements=effort.measurements + context.evaluator.count)
@@ -213,13 +207,7 @@ def apply_scheme(
 ) -> SearchResult:
     """Build and verify the plan of the scheme without a search; only embeddings may change.
 
-    Args:
-        context: builds and verifies.
-        plan: the plan of the scheme.
-        recipe: how quantized values are chosen.
-        goal: the accuracy to reach.
-        last: accuracy methods for the plan.
-        tables: True if embeddings may have more bits than the scheme asks for.
+    `last` has the accuracy methods to try. `tables` allows embeddings more bits than the scheme asks for.
     """
     gains: tuple[MethodGain, ...] = ()
     if tables and goal.metric is None and len(context.samples) > 1 and context.has_time(SEARCH_RUNS):
@@ -238,11 +226,7 @@ def with_finer_tables(
     Rounding errors of a matrix multiplication cancel in its sums. An error of an embedding does not, so extra bits are
     worth most there. Embeddings with the largest error reduction per added byte come first.
 
-    Args:
-        evaluator: evaluates plans.
-        plan: the plan to start from.
-        recipe: how quantized values are chosen.
-        aim: SQNR in decibels to reach.
+    `aim` is an SQNR in decibels.
     """
     finer = _finer(evaluator, plan)
     if not finer or evaluator.sqnr(plan, recipe) >= aim:
@@ -315,11 +299,7 @@ def refit_on_all_samples(
     This is the usual final fit after cross-validation. The verdict stays the one of the model before, because that
     model had not seen the holdout set.
 
-    Args:
-        context: has built and verified the model.
-        full: the plan with all possible nodes static.
-        refined: the encoding that the model was built with.
-        found: the result of the search.
+    `full` is the plan with all possible nodes static.
     """
     judge, plan = context.judge, found.outcome.plan
     apart = judge.samples is not context.samples and judge.scorer is None

@@ -95,7 +95,6 @@ class ModelPaths:
     Attributes:
         reference: the float model.
         staged: the file that the quantized model is built in.
-        external_data: True if its weights are stored beside it.
     """
 
     reference: Path
@@ -108,12 +107,8 @@ class SearchContext:
     """All that is needed to choose, build and verify a plan after calibration.
 
     Attributes:
-        bench: plans and builds.
-        files: the float model, and the path of the built model.
         samples: samples to choose by.
         judge: verifies the chosen model.
-        evidence: statistics of the plan's activations.
-        progress: called at each stage.
         split: the samples that evaluate candidates, and the candidates built so far.
         costs: node times of earlier runs; new ones are added.
     """
@@ -141,11 +136,7 @@ class SearchContext:
     ) -> RefinedEncoding:
         """Run the accuracy methods for a plan; see `refine`.
 
-        Args:
-            plan: the mode and formats of each node.
-            recipe: the encoding to start from.
-            accuracy: the methods to try.
-            enough: SQNR in decibels from which no method is tried, unless at full effort.
+        From `enough` decibels on, no method is tried, unless at full effort.
         """
         validator = CrossValidator(self.evaluator, self.samples)
         basis = apply_requested_methods(validator, plan, AlgorithmResult(recipe, self.evidence), accuracy)
@@ -157,10 +148,7 @@ class SearchContext:
     def drop_costly_scales(self, plan: Plan, refined: RefinedEncoding, goal: Goal) -> RefinedEncoding:
         """Drop channel scales that cost time and that the accuracy does not need.
 
-        Args:
-            plan: the plan with as many integer nodes as the scheme allows.
-            refined: the result of the accuracy methods.
-            goal: the accuracy to reach.
+        `plan` has as many integer nodes as the scheme allows.
         """
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
@@ -241,12 +229,7 @@ class SearchContext:
     ) -> PlanSearch:
         """Return a plan that reaches `aim` with as few demoted nodes as possible, or the best found in time.
 
-        Args:
-            evaluator: evaluates plans.
-            recipe: how quantized values are chosen.
-            planner: makes plans with some nodes demoted.
-            aim: SQNR in decibels to reach.
-            most: number of models to build and run at most.
+        `aim` is an SQNR in decibels. `most` limits the models to build and run.
         """
         if not self.has_time(0):
             return PlanSearch(planner({}), (), 0)
@@ -287,10 +270,7 @@ class SearchContext:
     def built(self, outcome: PlanSearch, recipe: EncodingConfig, number: int = 1) -> Verification:
         """Build the model of a plan at the staged path and verify it.
 
-        Args:
-            outcome: the result of the search.
-            recipe: how quantized values are chosen.
-            number: how often the holdout set was used. Without a holdout set, each model that was tried counts too.
+        `number` counts the uses of the holdout set. Without a holdout set, each model that was tried counts too.
         """
         staged, external = self.files.staged, self.files.external_data
         if external or not self.split.built.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):

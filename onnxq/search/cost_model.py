@@ -57,9 +57,7 @@ class OfferedOption:
     """An option with the times of a model in which all possible nodes take it.
 
     Attributes:
-        alternative: the option.
         plan: the plan in which every possible node takes it.
-        nodes: these nodes.
         times: node times of the plan's model.
     """
 
@@ -84,10 +82,7 @@ def wishes(alternative: KernelOption, full: Plan, target: Target) -> Mapping[str
     - Nodes with compressed weights may take it if these have the option's spec.
     - Other weights are a choice of the scheme, finer or coarser, and stay.
 
-    Args:
-        alternative: the option.
-        full: the plan of the scheme.
-        target: the runtime.
+    `full` is the plan of the scheme.
     """
     usual = target.weight
     exchanged = {Mode.STATIC: usual, Mode.DYNAMIC: usual, Mode.STORAGE: alternative.weight}
@@ -135,8 +130,6 @@ class CostModel:
     """Nanoseconds of the nodes and boundaries of a graph and its bodies, from runs of whole models in different modes.
 
     Attributes:
-        graph: the prepared graph.
-        target: the runtime.
         full: the plan with all possible nodes static.
         floats: times of the prepared float model.
         static: times of the full plan's model.
@@ -184,10 +177,7 @@ class CostModel:
     def corrected(self, static: Set[str], alternatives: Mapping[str, KernelOption], observed: NodeTimes) -> CostModel:
         """Return the same with the measured times of a model's kernels.
 
-        Args:
-            static: the model's static nodes.
-            alternatives: its nodes with another option.
-            observed: its times.
+        `static` has the model's static nodes, and `alternatives` its nodes with another option.
         """
         # Slowdowns around integer nodes show in nodes that can never be integers.
         ours = {

@@ -53,8 +53,6 @@ class AlgorithmResult:
     """An encoding config and the statistics that it rests on.
 
     Attributes:
-        recipe: how quantized values are chosen.
-        evidence: the calibration statistics.
         settings: strength of the channel scales of each equalization group.
         left: why the last method does not apply, in words; empty if it was tried.
     """
@@ -103,7 +101,6 @@ class CrossValidator:
     three groups.
 
     Attributes:
-        evaluator: builds and evaluates candidates.
         samples: all samples, at least two.
     """
 
@@ -150,12 +147,8 @@ class CrossValidator:
     ) -> AlgorithmResult:
         """Fit the best finding on all samples, or return the basis if no finding improves on it.
 
-        Args:
-            plan: the mode and formats of each node.
-            basis: the result without the findings.
-            findings: candidates; the first fold selects the best.
-            worth: largest ratio of the new error to the old one that counts as better, over both folds.
-            once: True if the first fold decides alone; see `improves`.
+        `worth` is the largest ratio of the new error to the old one that counts as better, over both folds. With
+        `once`, the first fold decides alone; see `improves`.
         """
         best = self.lowest_error(plan, findings)
         return best(ALL) if self.improves(plan, best, lambda _: basis, worth, once=once) else basis
@@ -167,12 +160,8 @@ class CrossValidator:
 
         The second fold is skipped if the first shows a loss that cannot be made up for, or a gain without doubt.
 
-        Args:
-            plan: the mode and formats of each node.
-            finding: the new finding.
-            other: the finding to compare with.
-            worth: largest ratio of the new error to the other that counts as better.
-            once: True if the first fold decides alone, at a weaker significance.
+        `worth` is the largest ratio of the new error to the other one that counts as better. With `once`, the first
+        fold decides alone, at a weaker significance.
         """
         was, now = self._seen(plan, ((0, other), (0, finding)))
         if not pooled(now) < _HOPELESS * worth * pooled(was):
@@ -247,13 +236,7 @@ def observe_groups(
     Nothing is collected without accuracy methods, or if the groups do not hold all samples. A large model is not
     observed either.
 
-    Args:
-        bench: the prepared model.
-        plan: the plan with all possible nodes static.
-        samples: the calibration samples.
-        accuracy: the accuracy methods.
-        methods: calibration methods to keep statistics for.
-        progress: called at the stage ``calibrate``.
+    `plan` has all possible nodes static. Statistics are kept for each of the calibration methods `methods`.
     """
     if not accuracy.methods:
         return

@@ -50,7 +50,6 @@ class BuiltModel:
     """The model of a plan.
 
     Attributes:
-        path: its file.
         coded: the tensor of the prepared model that each Q/DQ node stands for; see `coded_tensors`.
         is_whole: True if the file holds the whole model; False if its weights are in shared files.
     """
@@ -162,11 +161,8 @@ class EvaluationSplit:
     """The samples that evaluate candidates, run once in the float model, and the candidates built so far.
 
     Attributes:
-        reference: file of the float model.
-        prepared: file of the prepared model.
         samples: samples to select from, evenly; see `halves`.
         count: number of samples that evaluate.
-        built: the models of plans.
     """
 
     reference: Path
@@ -193,11 +189,8 @@ class PlanEvaluator:
     """Builds the models of plans and compares them with the float model.
 
     Attributes:
-        bench: builds the models.
-        evidence: statistics of the plan's activations.
         answered: the evaluation samples, with the outputs of the float model.
         measured: results so far, by model and measure.
-        built: the models of plans.
         earlier: number of models tried before, on fewer samples.
     """
 

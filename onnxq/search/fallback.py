@@ -51,7 +51,6 @@ class WeightPrecisionSearch:
     """Finds the compressed weights that need more bits or smaller blocks.
 
     Attributes:
-        profiler: builds and measures.
         full: the plan with all possible nodes as integer kernels.
         stores: demotions that leave no integer kernels.
         goal: SQNR in decibels to reach.
@@ -207,13 +206,8 @@ def choose_fewer_bits(
     Only weights of the target's usual spec change: other specs are a choice of the scheme. Weights with the lowest
     error for their size come first. The rest of the allowed error is left to integer kernels.
 
-    Args:
-        profiler: builds and measures.
-        target: the runtime.
-        goal: SQNR in decibels to reach.
-        runs: sample runs to measure the error of 4 bits; see `measure_sensitivities`.
-        most: number of models to build at most.
-        is_late: True when time is up; then no more weights change.
+    `goal` is an SQNR in decibels. `runs` limits the sample runs of the measurement (`measure_sensitivities`), and
+    `most` the models to build. When `is_late` returns True, no more weights change.
     """
     full = profiler.plan({})
     stores = {one.node: Demotion(Mode.STORAGE, _REASON) for one in full.decisions if one.mode is not Mode.FLOAT}
@@ -338,14 +332,7 @@ def greedy_fallback(
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """Plans with common demotions, and what was measured of them.
-
-    Attributes:
-        planner: makes a plan from demotions.
-        counter: returns the SQNR of a plan's worst output.
-        demoted: the common demotions.
-        found: the measured plans.
-    """
+    """Plans with common demotions, and what was measured of them."""
 
     planner: Planner
     counter: _Counter

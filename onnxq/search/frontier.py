@@ -44,8 +44,6 @@ class WeighedPlan:
     """An assignment with its plan, how it was found, and its measurements.
 
     Attributes:
-        assignment: the option of each node.
-        plan: the plan of the assignment.
         weight: nanoseconds that a noise-to-signal ratio of one was worth.
         without: options that nodes were not allowed to take.
         predicted: SQNR in decibels expected of the worst output; None if no sensitivities were known.
@@ -150,12 +148,8 @@ def summarize_search(
 ) -> PlanSearch:
     """Return the result of a search.
 
-    Args:
-        best: the chosen plan.
-        weighed: all plans that were tried.
-        prices: the costs they were tried by.
-        noise: the measured sensitivities, or `UNMEASURED`.
-        profiler: measures node times.
+    `weighed` has all plans that were tried, at the costs `prices`. `noise` is `UNMEASURED` if no sensitivities were
+    needed.
     """
     costs = prices.costs
     alone = () if noise is UNMEASURED else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
@@ -210,13 +204,7 @@ def find_fastest(
     5. Time the best few beside the float model.
     6. Profile the winner, whose boundaries differ from the first model's. Correct the costs with it and try again.
 
-    Args:
-        profiler: builds and measures.
-        graph: the prepared graph.
-        target: the runtime.
-        goal: SQNR in decibels to reach.
-        effort: how much to measure.
-        progress: called at the stage ``search``.
+    `goal` is an SQNR in decibels.
     """
     effort = replace(effort, seconds=min(effort.seconds, effort.processes * profiler.process))
     return _Search(profiler, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
@@ -463,11 +451,7 @@ def fastest_uniform_plan(profiler: Profiler, target: Target, quiet: Plan, goal: 
 
     The candidates are `quiet` and one plan per option of the target, taken by all possible nodes.
 
-    Args:
-        profiler: builds, times and evaluates.
-        target: the runtime.
-        quiet: the plan with as many integer nodes as the goal allows; the result if no other plan is faster.
-        goal: SQNR in decibels to reach.
+    `quiet` has as many integer nodes as the goal (in decibels) allows. It is the result if no other plan is faster.
     """
     full = profiler.plan({})
     stored = Demotion(Mode.STORAGE, "as integers it was not timed alone")

@@ -80,10 +80,8 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     - A kernel without either, such as a Gelu made from a formula, stands for the last node behind its input without a
       kernel.
 
-    Args:
-        kernels: kernels of a model built from ``graph``, or of the graph's own model.
-        graph: the prepared model.
-        coded: the tensor that each Q/DQ node stands for; see `coded_tensors`.
+    `kernels` are those of `graph`, or of a model built from it. `coded` has the tensor that each Q/DQ node stands for;
+    see `coded_tensors`.
     """
     everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = [(tensor.name, node) for node in everywhere for tensor in node.outputs if tensor.name]
@@ -204,7 +202,6 @@ class Region:
     Attributes:
         first: the region's first node.
         nodes: number of nodes.
-        mode: static, dynamic or weight-only.
         float_milliseconds: time of these nodes in the float model.
         milliseconds: time of the integer nodes and the region's boundaries; shared boundaries count in equal parts.
     """
@@ -221,7 +218,6 @@ class NodeTime:
     """The time of a node in the float model and in the plan's model.
 
     Attributes:
-        node: its name.
         float_milliseconds: 0 if the node was fused into another.
         milliseconds: time in the plan's model, without its boundaries.
     """

@@ -63,8 +63,6 @@ class PreparedModel:
 
     Attributes:
         prepared: file of the prepared model; its weights lie beside it, so loading it again is cheap.
-        scheme: the user's rules.
-        target: the runtime.
         emit: operators that built models may contain besides standard ONNX.
         fixed: demotions that all plans have, such as for nodes that calibration did not observe.
         making: how the prepared model was made.
@@ -148,11 +146,8 @@ class PreparedModel:
     def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
         """Open samples for the model; chained inputs come from the float model's outputs.
 
-        Args:
-            given: the samples.
-            data: how they are read.
-            notice: called with remarks on how chained inputs start.
-            in_order: True if the evaluation relies on the order of the samples.
+        `notice` is called with remarks on how chained inputs start. Set `in_order` if the evaluation relies on the
+        order of the samples.
         """
         inputs = with_optional(model_inputs(weightless_model(self.graph)), data.chained)
         ordered = in_order or bool(data.chained)

@@ -112,9 +112,7 @@ class Timing:
     """How models are timed.
 
     Attributes:
-        samples: samples to run.
         seconds: time to spend on one candidate beside the float model.
-        engine: the engine, with its own number of threads.
     """
 
     samples: Sequence[Sample]
@@ -127,10 +125,6 @@ class PlanProfiler:
     """Measures plans with one encoding config.
 
     Attributes:
-        evaluator: builds candidates and knows the float model's outputs.
-        recipe: how quantized values are chosen.
-        reference: file of the float model.
-        timing: how models are timed.
         costs: cache of node times.
         progress: called at the stages ``search`` and ``noise``.
         asked: measured sensitivities; they stay when more samples are added to the evaluation.
@@ -372,13 +366,8 @@ def profile_costs(
     Options are left out in three cases: their nodes take hardly any time, no model can be built, or a run makes too
     many events for a profile. If the scheme itself has nodes in an option, it stays with the times of the static model.
 
-    Args:
-        profiler: builds and measures.
-        graph: the prepared graph.
-        target: the runtime.
-        stores: demotions that leave no integer kernels.
-        latest: value of the monotonic clock after which no more options are profiled.
-        progress: called at the stage ``profile``.
+    `stores` has demotions that leave no integer kernels. After the time `latest` of the monotonic clock, no more
+    options are profiled.
     """
     full = profiler.plan({})
     asked = tuple(offered_options(profiler, full, target, stores))
@@ -422,12 +411,8 @@ def measure_option_sensitivities(
 ) -> OptionSensitivities:
     """Measure the errors of the scheme's quantizers and of each option; each quantizer gets an equal share of the runs.
 
-    Args:
-        profiler: builds and measures.
-        full: the plan of the scheme.
-        stores: demotions that leave no integer kernels.
-        asked: the nodes to measure in each option.
-        runs: sample runs in all; see `measure_sensitivities`.
+    `stores` has demotions that leave no integer kernels. `asked` has the nodes to measure in each option, and `runs` is
+    the number of sample runs in all.
     """
     # Dynamic nodes can always have compressed weights instead.
     dynamic = [one.node for one in full.decisions if one.mode is Mode.DYNAMIC]

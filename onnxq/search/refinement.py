@@ -47,12 +47,10 @@ class MethodGain:
     """The effect of one method.
 
     Attributes:
-        method: its name.
         before: SQNR in decibels of the worst output without it, on the evaluation samples; probabilities are compared
             by their logarithms.
         after: SQNR with the part that was kept.
         kept: what was kept, in words; empty if nothing was.
-        seconds: time of the method.
         left: why nothing, or not all, was kept; empty otherwise.
         where: the tensors or nodes that changed; empty if all did, or nothing was kept. For GPTQ, these are the tensors
             that the rounded weights multiply.
@@ -73,7 +71,6 @@ class RefinedEncoding:
 
     Attributes:
         basis: the encoding with the kept methods.
-        gains: the effect of each method that was tried.
         unmigrated: the recipe without channel scales; None if there are no channel scales.
         spared: SQNR in decibels without any method, if it was high enough to try none; None otherwise.
     """
@@ -234,12 +231,8 @@ def refit(validator: CrossValidator, full: Plan, plan: Plan, basis: AlgorithmRes
     Means and Hessian matrices stay as they are. A plan does not contain them, so they are computed again from the
     original samples.
 
-    Args:
-        validator: the samples that the result was found on.
-        full: the plan that the channel scales were found for.
-        plan: the chosen plan.
-        basis: the result to refit.
-        more: samples besides those of the folds.
+    `full` is the plan that the scales were found for, and `plan` the chosen one. `more` has samples besides those of
+    the folds.
     """
     bench, methods = validator.evaluator.bench, basis.recipe.methods
     seen = bench.calibrate(full, more, silent, methods=methods)
@@ -275,11 +268,7 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
     5. If that misses the aim too, take the more accurate of both that is faster than float, or else only the free
     scales.
 
-    Args:
-        profiler: builds, times and evaluates.
-        plan: the plan with as many integer nodes as the scheme allows.
-        refined: the encoding after all methods.
-        aim: SQNR in decibels to reach.
+    `plan` has as many integer nodes as the scheme allows. `aim` is an SQNR in decibels.
     """
     if refined.unmigrated is None:
         return refined

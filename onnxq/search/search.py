@@ -32,8 +32,6 @@ class NodeSensitivity:
     """The error that one quantized node adds.
 
     Attributes:
-        node: its name.
-        mode: its mode during the measurement.
         sqnr: SQNR in decibels of the worst output with only this node quantized.
     """
 
@@ -56,7 +54,6 @@ class Point:
         milliseconds: expected time of a run.
         sqnr: measured SQNR in decibels of the worst output, or None.
         speed: measured speed relative to the float model, or None.
-        chosen: True for the chosen plan.
         weight_only: number of nodes that multiply quantized weights with float activations.
         predicted: expected SQNR in decibels before the measurement, or None.
         is_float: True for the float model, the reference of the others.
@@ -78,7 +75,6 @@ class PlanSearch:
     """The result of a search.
 
     Attributes:
-        plan: the plan to build.
         sensitivities: the measured nodes, highest error first; empty if no node had to be demoted.
         measured: number of models built and run.
         frontier: the plans that were tried, by expected time; empty if latency was not measured.
@@ -112,10 +108,7 @@ def small_nodes(plan: Plan) -> set[str]:
 def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
     """Return demotions that keep a plan's weights but dequantize them at load.
 
-    Args:
-        plan: the plan whose model was slower than float.
-        full: the plan without demotions.
-        reason: why no integer kernels are used.
+    `full` is the plan without demotions.
     """
     found = {}
     for one in plan.decisions:
@@ -135,10 +128,7 @@ def slower(speed: float) -> str:
 def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
     """Return a planner that only compresses weights, for a model that computes in float.
 
-    Args:
-        planner: makes a plan from demotions.
-        plan: the plan without demotions; its integer nodes are demoted.
-        reason: why no integer kernels are used.
+    `plan` is the plan without demotions; its integer nodes are demoted.
     """
     slow = {
         decision.node: Demotion(Mode.STORAGE, reason)

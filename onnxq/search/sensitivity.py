@@ -51,13 +51,7 @@ class QuantizerId:
 
 @dataclass(frozen=True, eq=False)
 class QuantizerToggleSession:
-    """The float model with a switch for each quantizer.
-
-    Attributes:
-        evaluator: the samples and the outputs of the float model.
-        view: the session of the model with switches.
-        switches: the input that turns quantizers on.
-    """
+    """The float model with a switch for each quantizer."""
 
     evaluator: PlanEvaluator
     view: ComparisonSession
@@ -429,10 +423,6 @@ class ProbeByLayerKind:
 
     In a network with repeated blocks, layers are of one kind if they have the same operator and weight shapes. Groups
     of neighbors then show the error of a kind of layer at some depth, in few measurements.
-
-    Attributes:
-        asked: the probe to use.
-        graph: the prepared graph.
     """
 
     asked: SensitivityProbe

@@ -36,13 +36,10 @@ class TensorCost:
     """The cost of quantizing a tensor with a fixed scale.
 
     Attributes:
-        tensor: its name.
-        format: format of the quantized values.
         sqnr: SQNR in decibels of the worst output with only this tensor quantized. None if the tensor only passes on
             quantized values, which adds no error.
         error: standard error of the SQNR in decibels; None if it was measured on one sample.
         alone: True if it was measured alone; otherwise the SQNR is its share of a group of neighbors.
-        output: the worst output.
         quantize: milliseconds to quantize it from floats; None if unknown.
         dequantize: milliseconds to dequantize it; None if unknown.
     """
@@ -79,11 +76,7 @@ class NodeCost:
     """The cost of a node in float and in each of its other options.
 
     Attributes:
-        node: its name.
-        op_type: its operator.
-        mode: the mode that the scheme gives it.
         milliseconds: time of a run in float, with the nodes that the runtime fuses into it; None if unknown.
-        ways: its other options.
     """
 
     node: str
@@ -103,8 +96,6 @@ class Sensitivity:
     """The cost of quantizing each part of a model.
 
     Attributes:
-        scheme: name of the scheme.
-        target: name of the runtime.
         samples: number of samples that errors were measured on.
         sqnr: SQNR in decibels of the worst output with everything quantized.
         tensors: the tensors that the scheme quantizes, in graph order.
@@ -155,10 +146,8 @@ class Sensitivity:
 def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) -> Sensitivity:
     """Measure the error of each tensor and weight with all else in float, and the time of each node in each option.
 
-    Args:
-        profiler: builds and measures; its progress is called at the stages ``profile`` and ``noise``.
-        timed: True if times are measured.
-        seconds: time to spend. If it is too short to measure everything alone, groups of neighbors are measured.
+    Progress is reported at the stages ``profile`` and ``noise``. If `seconds` is too short to measure everything alone,
+    groups of neighbors are measured.
     """
     # All samples count alike in the report.
     profiler = replace(profiler, weighs=False)

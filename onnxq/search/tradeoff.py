@@ -29,12 +29,8 @@ _BESIDE = {
 def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: KernelOption | None) -> tuple[str, str]:
     """Return why a node differs from the scheme, and the figures behind it.
 
-    Args:
-        costs: costs of the nodes.
-        name: name of the node.
-        wanted: its mode in the scheme: static, dynamic or stored.
-        ratio: noise-to-signal ratio that it adds alone in this mode; 0 if unknown.
-        taken: its option; None if it computes in float.
+    `wanted` is the mode in the scheme (static, dynamic or stored), and `taken` the option (None for float). `ratio` is
+    the noise-to-signal ratio of the node alone in mode `wanted`; 0 if unknown.
     """
     floats, integers = costs.floats.nodes.get(name, 0.0), _integers(costs, wanted).get(name, 0.0)
     figures = [f"{floats / 1e6:.3f} ms in float"]
@@ -56,9 +52,7 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
 def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
     """Return why a node computes in float if no times are known, and the figures behind it.
 
-    Args:
-        wanted: its mode in the scheme: static or dynamic.
-        ratio: noise-to-signal ratio that it adds alone in this mode; 0 if unknown.
+    `ratio` is the noise-to-signal ratio of the node alone in mode `wanted`; 0 if unknown.
 
     >>> untimed_reason(Mode.STATIC, 0.01)
     ('static quantization of it hurts the worst output too much', '20.0 dB as integers alone')
@@ -135,7 +129,6 @@ class CostTradeoff:
     """Costs of a graph's nodes and boundaries, to be weighed against error.
 
     Attributes:
-        costs: the measured costs.
         left: demotions of nodes whose compressed weights are too coarse, unless they become integer kernels.
         excluded: options that nodes may not take.
         is_timed: True if times were measured.
