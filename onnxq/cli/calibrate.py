@@ -143,6 +143,6 @@ def show(file: Path, as_json: bool) -> None:
 def _seen_by(found: Mapping[str, Any]) -> str:
     machines = found["machines"]
     on = f" on {' and '.join(machines)}" if machines else ""
-    # Kernels of other instructions round otherwise.
+    # Kernels for other instruction sets round differently.
     differ = ", whose last bits may differ" if len(machines) > 1 else ""
     return f", seen by {found['runtime']}{on}{differ}" if found["runtime"] else ""

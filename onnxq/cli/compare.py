@@ -89,7 +89,7 @@ def compare(
         raise click.UsageError("--layers runs CANDIDATE on onnxruntime; leave out --engine")
     plan = load_report(report).plan if report is not None else None
     with open_engine(engine) as runtime:
-        # Where both run here, models that draw random numbers draw the same.
+        # If both run here, models with random numbers draw the same ones.
         there = None if engine == DEFAULT_ENGINE else runtime
         agreement = compare_files(reference, candidate, data, engine=there)
     found = compare_layers(reference, candidate, data, plan=plan) if by_layer else None
@@ -106,7 +106,7 @@ def compare(
         raise SystemExit(BELOW_GOAL)
 
 
-# The command that times two models. Heavy imports wait until it runs.
+# bench
 
 
 @click.command(cls=GroupedCommand, short_help="Compare the latency of two models.", epilog=READING_EXIT_CODES)
@@ -135,7 +135,7 @@ def bench(
         tables.print_bench(found)
 
 
-# The command that says which runtimes run a model. Heavy imports wait until it runs.
+# portability
 
 
 @click.command(cls=GroupedCommand, short_help="Run a model on every engine.", epilog=READING_EXIT_CODES)
@@ -181,7 +181,7 @@ def portability(
         tables.print_portability(str(model), found)
 
 
-# The command that sets two plans or reports beside each other. Heavy imports wait until it runs.
+# diff
 
 
 @click.command(short_help="Compare two plans or reports.", epilog=READING_EXIT_CODES)

@@ -1,4 +1,4 @@
-"""The help in groups, and the types of options: names that complete and list themselves, numbers that are finite."""
+"""Help in groups, and types of options: names with completion and a list, and finite numbers."""
 
 from __future__ import annotations
 
@@ -37,16 +37,15 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "--seconds": "--latency-seconds",
     }
 )
-"""Options of earlier versions, which are refused, by their new names."""
+"""New names of options of earlier versions; the old names are refused."""
 
 _ALL = "onnxq.help_all"
 
 
 class GroupedOption(click.Option):
-    """An option that stands in a group of the help.
+    """An option in a group of the help.
 
     Attributes:
-        group: title of the group.
         is_advanced: True if only ``--help-all`` shows it.
     """
 
@@ -63,7 +62,7 @@ def _show_all(context: click.Context, parameter: click.Parameter, given: bool) -
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has one section a group; ``--help-all`` also shows advanced options."""
+    """A command whose help has one section per group; ``--help-all`` also shows advanced options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,13 +95,11 @@ class GroupedCommand(click.Command):
 
 
 class SectionedGroup(click.Group):
-    """Commands whose help lists them by what people want of them.
-
-    A command is loaded when it is asked for.
+    """Commands in sections of the help; each is imported at its first use.
 
     Attributes:
-        sections: titles with the names of the commands under each, in the order of the help, and the modules below
-            ``onnxq.cli`` that define these.
+        sections: titles with the names of their commands, in the order of the help, and the module of each command
+            below ``onnxq.cli``.
     """
 
     sections: Mapping[str, Mapping[str, str]]
@@ -116,7 +113,7 @@ class SectionedGroup(click.Group):
         return sorted(name for names in self.sections.values() for name in names)
 
     def get_command(self, context: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None where there is none of the name."""
+        """Return a command; None if the name is unknown."""
         modules = {name: module for names in self.sections.values() for name, module in names.items()}
         if cmd_name not in modules:
             return None
@@ -124,7 +121,7 @@ class SectionedGroup(click.Group):
         return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections; names stand in one column through all of them."""
+        """Write the sections, with names in one column across all of them."""
         width = max(map(len, self.list_commands(context)))
         for title, names in self.sections.items():
             with formatter.section(title):
@@ -140,12 +137,12 @@ def option(*names: str, group: str, advanced: bool = False, **settings: Any) -> 
 def packed(
     argument: str, build: Callable[..., object], options: Mapping[str, Callable[..., Any]], also: Sequence[str] = ()
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds options to a command, which takes them as one argument.
+    """Return a decorator that adds options to a command and passes them to it as one argument.
 
     Args:
         argument: name of the argument.
-        build: makes its value of the options' values by field, such as a dataclass.
-        options: a decorator of each field, called with the name of the field; see `field`.
+        build: makes the value of the argument from the options' values by field; often a dataclass.
+        options: a decorator for each field, called with the name of the field; see `field`.
         also: arguments of other decorators that `build` takes too, if the command has them.
     """
 
@@ -161,12 +158,12 @@ def packed(
 
 
 def field(*names: str, **settings: Any) -> Callable[[str], Callable[[Command], Command]]:
-    """Return what makes the option of a field of `packed`."""
+    """Return a function that makes the option of a field for `packed`."""
     return lambda name: option(*names, name, **settings)
 
 
 def is_given(name: str) -> bool:
-    """Return True if the command line has a parameter, rather than its default."""
+    """Return True if the command line sets a parameter."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
@@ -182,12 +179,12 @@ class FiniteRange(click.FloatRange):
 
 
 def the_only(context: click.Context, parameter: click.Parameter, given: tuple[Any, ...]) -> Any:
-    """Return what a repeatable option was given the one time that it may be given, or None.
+    """Return the single value of a repeatable option, or None.
 
-    Of two the second would otherwise take the place of the first unsaid. The same path counts once.
+    click would let a second value silently replace the first. The same path counts once.
 
     Raises:
-        UsageError: it was given other values too.
+        UsageError: if different values are given.
     """
     if len({os.path.realpath(one) if isinstance(one, Path) else one for one in given}) > 1:
         name = parameter.opts[0]
@@ -196,21 +193,21 @@ def the_only(context: click.Context, parameter: click.Parameter, given: tuple[An
 
 
 ONCE: Mapping[str, Any] = MappingProxyType({"multiple": True, "callback": the_only})
-"""Settings of options that may stand on the command line once, and are refused the second time."""
+"""Settings of options that may be given only once."""
 
 
 def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
-    """Return a command with options, in the order in which they are given here."""
+    """Return a command with options, in the given order."""
     for one in reversed(options):
         command = one(command)
     return command
 
 
 class Named(click.ParamType[str]):
-    """The type of options that take a name of a table: the shell completes it, and ``list`` prints the table.
+    """The type of options that take a name from a table, with completion; ``list`` prints the table.
 
     Attributes:
-        rows: returns the names, each with a line that tells of it, or an empty one; called when it is needed.
+        rows: returns the names, each with a description or an empty string; called at the first need.
     """
 
     name = "name"
@@ -219,7 +216,7 @@ class Named(click.ParamType[str]):
         self.rows = rows
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
-        """Return the text as it is, which is looked up where it is used; print the table for ``list``."""
+        """Return the text unchanged, because it is looked up at its use; for ``list``, print the table and exit."""
         if value == LIST and context is not None and not context.resilient_parsing:
             for name, told in self.rows():
                 click.echo(f"{name}\t{told}" if told else name)
@@ -227,17 +224,17 @@ class Named(click.ParamType[str]):
         return str(value)
 
     def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names that begin so."""
+        """Return the names with this prefix."""
         return [CompletionItem(name, help=told or None) for name, told in self.rows() if name.startswith(incomplete)]
 
 
 class NodeName(click.ParamType[str]):
-    """The type of an argument that names a node of the model before it, which the shell completes."""
+    """The type of an argument that names a node of the model before it, with completion."""
 
     name = "node"
 
     def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the nodes of the model that begin so; none where it cannot be read."""
+        """Return the node names with this prefix; none if the model cannot be read."""
         from onnxq.errors import OnnxqError
         from onnxq.ir import all_nodes, load
 

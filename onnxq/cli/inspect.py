@@ -50,7 +50,7 @@ def inspect(model: Path, as_json: bool) -> None:
         terminal.print_inspection(found)
 
 
-# The command that tells everything that is known of one node. Heavy imports wait until it runs.
+# explain
 
 
 @click.command(cls=GroupedCommand, short_help="Explain how one node is quantized, and why.", epilog=EXIT_CODES)
@@ -97,7 +97,7 @@ def explain(
     else:
         found = pipeline.explain(model, node, scheme=request.rules, target=request.target, prepare=request.prepare)
     if data is not None:
-        # The explanation is wanted also for a model that misses the goal.
+        # A model that misses the goal is explained too.
         wanted = replace(goal(), force=True)
         with staging(None) as folder:
             path = folder / "quantized.onnx"
@@ -109,7 +109,7 @@ def explain(
         tables.print_explanation(found)
 
 
-# The command that says what quantizing each part of a model costs. Heavy imports wait until it runs.
+# sensitivity
 
 
 @click.command(
@@ -173,7 +173,7 @@ def sensitivity(
         tables.print_sensitivity(found)
 
 
-# The command that shows a saved report. Heavy imports wait until it runs.
+# report
 
 
 @click.command(short_help="Show a saved report as a page, figures or colours.", epilog=READING_EXIT_CODES)

@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, and how an error ends it. Heavy imports wait until a command runs."""
+"""The command line: its commands, and how an error ends it. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxq.version import VERSION
 
 _BAD_INPUT = 2
 
-# Commands and their modules below onnxq.cli, of which only that of the command that runs is loaded.
+# Commands and their modules in onnxq.cli; only the module of the command that runs is imported.
 _SECTIONS = {
     "Quantize": dict.fromkeys(("quantize", "plan", "train", "web-folder", "presets"), "quantize"),
     "Compare": dict.fromkeys(("compare", "bench", "portability", "diff"), "compare"),
@@ -40,11 +40,11 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line and exit: an error is one sentence on stderr, a fault in onnxq asks for a report."""
+    """Run the command line and exit; an error prints one sentence on stderr, and a bug asks for a report."""
     debug = "--debug" in sys.argv[1:]
-    # The flag is taken wherever it stands.
+    # --debug may be anywhere on the command line.
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    # Graphs are millions of small objects that live as long as the command; looking through them often finds nothing.
+    # Graphs are millions of small objects that live as long as the command, so most garbage collections find nothing.
     gc.set_threshold(100_000, 50, 100)
     if debug:
         _show_failures()
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _show_failures() -> None:
-    """Print the traceback of each part that fails and is left out."""
+    """Print the tracebacks of failures that are tolerated."""
     log = logging.getLogger("onnxq.errors")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.DEBUG)

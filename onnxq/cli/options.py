@@ -1,4 +1,4 @@
-"""The options that set the fields of requests, and the values that they are packed into: one table a value.
+"""Options that set the fields of requests, and the values that commands receive: one table per value.
 
 Heavy imports wait until a command runs.
 """
@@ -330,13 +330,7 @@ SAID_BY_PLANS = (
 
 @dataclass(frozen=True)
 class Request:
-    """What is quantized, and how.
-
-    Attributes:
-        scheme: the rules, or a plan to apply.
-        target: name of the runtime.
-        prepare: names of passes.
-    """
+    """What is quantized, and how."""
 
     scheme: Scheme | Plan
     target: str
@@ -352,16 +346,16 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The part of the name of outputs that the scheme gives."""
+        """The part of output names that comes from the scheme."""
         from onnxq.planning.plan import Plan
 
         return self.scheme.scheme if isinstance(self.scheme, Plan) else self.scheme.name
 
     def with_plan(self, plan_file: Path | None) -> Request:
-        """Return the request with the plan of a file instead of the scheme, if there is a file.
+        """Replace the scheme with the plan of a file, if one is given.
 
         Raises:
-            UsageError: options contradict the plan.
+            UsageError: if options contradict the plan.
         """
         if plan_file is None:
             return self
@@ -379,8 +373,8 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
     """Return the scheme of a preset or a file.
 
     Raises:
-        UsageError: both are given.
-        SchemeError: there is no such preset, or the file is wrong.
+        UsageError: if both are given.
+        SchemeError: if there is no such preset, or the file is invalid.
     """
     from onnxq.config.presets import preset_named
     from onnxq.config.scheme_file import load_scheme
@@ -483,7 +477,7 @@ def _build_goal(
         raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
     if metric is not None and is_given("min_sqnr"):
         raise click.UsageError("--metric replaces --min-sqnr; leave one of them out")
-    # Labels are read last, so that other faults of the command line are reported without them.
+    # Labels are read last, so that other errors of the command line come first.
     made = functools.partial(load_metric, metric) if metric is not None else lambda: None
     return lambda: Goal(min_sqnr, made(), max_drop or 0.0, force, exact, prefer)
 
@@ -566,7 +560,7 @@ def _build_collection(
     from onnxq.calibration.calibrate import Collection, workers_for
 
     workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
-    # A chain has notices too.
+    # A chain prints notices too.
     if not chain and all(value is None for value in (reuse, workers, memory)):
         return None
     return Collection(workers=workers, reuse=reuse, memory=memory, notice=_print_notice)

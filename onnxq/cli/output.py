@@ -1,4 +1,4 @@
-"""The result of a quantization: the files that are written, and what is printed."""
+"""The result of a quantization: written files and printed text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onnxq.report import Report
 
 
-# Samples on which a page compares layers: the error of a layer is much the same on all.
+# Samples to compare layers on for a page; the error of a layer is much the same on all samples.
 _LAYER_SAMPLES = 8
 
 
@@ -28,9 +28,7 @@ class Reports:
     """Files that are written beside the model.
 
     Attributes:
-        report: the JSON.
-        html: the page.
-        overlay: the first part of the names of files for Model Explorer.
+        overlay: prefix of the file names for Model Explorer.
     """
 
     report: Path | None = None
@@ -48,10 +46,10 @@ class Reports:
         return 0 if self.html is None else _LAYER_SAMPLES
 
     def write(self, report: Report) -> None:
-        """Write what was request for.
+        """Write the requested files.
 
         Raises:
-            OutputError: a file cannot be written.
+            OutputError: if a file cannot be written.
         """
         if self.report is not None:
             report.save(self.report)
@@ -66,23 +64,22 @@ class Reports:
 
 
 def with_command(report: Report) -> Report:
-    """Return the report with the command line."""
+    """Return the report with the command line in it."""
     return replace(report, run=replace(report.run, command=("onnxq", *sys.argv[1:])))
 
 
-# Where the result of a quantization goes and how much is told of it, for all commands that quantize.
+# The output options of all commands that quantize
 
 
 @dataclass(frozen=True)
 class Output:
-    """What options say of the result.
+    """The values of the output options.
 
     Attributes:
-        file: to write.
-        reports: what is written beside it, of a refused result too.
-        as_json: whether the report is printed in the place of the written file.
-        verbose: whether all of it is told.
-        quiet: whether nothing is told on the way and at the end.
+        reports: files beside the model; they are written for a refused result too.
+        as_json: True to print the report instead of the name of the written file.
+        verbose: True to print all tables.
+        quiet: True to print neither progress nor tables.
     """
 
     file: Path | None
@@ -92,32 +89,30 @@ class Output:
     quiet: bool = False
 
     def named(self, name: str, model: Path, others: Mapping[str, Path | str | None], read: Iterable[object]) -> Path:
-        """Return the file to write, once it is no other one.
+        """Return the file to write, after checking that no two options name the same file.
 
         Args:
-            name: of the file where none is given.
+            name: default if no file is given.
             model: the file that is read.
-            others: what else is written, by the options that name it.
-            read: what else is read, of which paths count.
+            others: other files to write, by the options that name them.
+            read: other values that are read; only paths matter.
 
         Raises:
-            UsageError: two options name one file.
-            OutputError: a file cannot be written.
+            UsageError: if two options name one file.
+            OutputError: if a file cannot be written.
         """
         file = self.file or Path(name)
         _check_files(model, file, {**self.reports.files, **others}, tuple(read))
         return file
 
     def of(self, run: Callable[[], Quantized], plan: Path | None = None) -> Report:
-        """Return the report of a quantization, after it was kept and told.
+        """Run a quantization, write and print its results, and return the report.
 
-        Args:
-            run: quantizes.
-            plan: a file for the plan that was carried out.
+        `plan` is a file to write the plan to.
 
         Raises:
-            FidelityError: the result misses the goal; what is kept is written, and what was found told, all the same.
-            OutputError: something to be kept cannot be written; the message says where the model is.
+            FidelityError: if the result misses the goal; reports are written and printed all the same.
+            OutputError: if a report cannot be written; the message says where the model is.
         """
         from onnxq.report import FidelityError
 
@@ -139,14 +134,12 @@ class Output:
         return report
 
     def _tell(self, report: Report) -> None:
-        """Print the tables."""
         if not self.quiet:
             from onnxq.cli import terminal
 
             terminal.print_report(report, every=self.verbose)
 
     def _keep(self, report: Report, plan: Path | None) -> None:
-        """Write what was request to be kept, most of all of what was refused."""
         self.reports.write(report)
         if plan is not None:
             from onnxq.planning.plan_file import save_plan
@@ -169,10 +162,9 @@ def _build_output(
 
 
 def output_options(default: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds where the result goes, which a command takes as ``output``.
+    """Return a decorator that adds the output options; the command receives ``output``.
 
-    Args:
-        default: name of the written file, for the help.
+    `default` is the name of the written file for the help.
     """
     return packed(
         "output",
@@ -206,7 +198,7 @@ def output_options(default: str) -> Callable[[Command], Command]:
 
 
 def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None], read: tuple[object, ...]) -> None:
-    """Refuse files of one name before anything runs."""
+    """Refuse options that name the same file, before anything runs."""
     from onnxq.system.publish import check_output, data_file
 
     check_output(output, model, read)

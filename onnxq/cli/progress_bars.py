@@ -1,4 +1,4 @@
-"""What people see of work in progress: bars on a terminal, a line now and then elsewhere."""
+"""Progress of running work: bars on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxq.system.resources import Progress as Told
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Seconds between two lines where no terminal shows bars.
+# Seconds between two lines outside of a terminal.
 _SILENCE = 10.0
 _STAGES = {
     "calibrate": "Calibrating",
@@ -36,9 +36,9 @@ def progress_bars(
     """Yield a progress function that draws bars on a terminal or in a notebook, and prints lines elsewhere.
 
     Args:
-        seconds: that there are for all of it, of which it is told how many are left.
-        notes: what is said beside a stage, as it is whenever progress is told.
-        quiet: whether nothing is drawn nor printed.
+        seconds: time limit of the whole work; the time left is shown.
+        notes: text to show beside a stage; it is read at each update, so it may change.
+        quiet: True to show nothing.
 
     >>> from onnxq import Budget
     >>> with progress_bars() as progress:
@@ -67,7 +67,7 @@ def progress_bars(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        # Behind the last step it tells how long the phase took.
+        # After the last step, this column shows how long the stage took.
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, transient=True) as bars:
@@ -82,7 +82,7 @@ def progress_bars(
 
 
 def _lines(console: Console, said: Callable[[str, str, str], str]) -> Told:
-    """Return a progress function that prints a line when the last one is ten seconds old."""
+    """Print a line if the last one is older than ten seconds."""
     printed = time.monotonic()
     begun: dict[str, tuple[float, int]] = {}
 

@@ -196,7 +196,7 @@ def run_quantize_and_train(
         )
 
 
-# The command that fills a folder for transformers.js. Heavy imports wait until it runs.
+# web-folder
 
 _NAMES = ("q8", "int8", "uint8", "q4", "q4f16", "fp16", "bnb4")
 
@@ -252,7 +252,7 @@ def web_folder(
         sys.exit(BELOW_GOAL)
 
 
-# The command that lists presets.
+# presets
 
 
 @click.command(epilog=READING_EXIT_CODES)

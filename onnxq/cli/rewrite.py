@@ -87,11 +87,10 @@ def optimize(
     click.echo(chosen)
 
 
-# The command that applies passes. Heavy imports wait until it runs.
+# run
 
 
 def _list_passes(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    """Print every pass with its options and their defaults, as --pass takes them, and what it does."""
     if not wanted or context.resilient_parsing:
         return
     from onnxq.preparing.named_passes import option_texts, passes_by_name
@@ -162,7 +161,7 @@ def run(
     click.echo(output)
 
 
-# The command that goes back to floats. Heavy imports wait until it runs.
+# dequantize
 
 
 @click.command(short_help="Turn a quantized model back into a float model.", epilog=WRITING_EXIT_CODES)

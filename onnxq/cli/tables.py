@@ -1,4 +1,4 @@
-"""Answers as tables on stdout, beside the JSON of the same values."""
+"""Results as tables on stdout, as an alternative to the same values in JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def print_agreement(agreement: Agreement) -> None:
 
 
 def print_bench(bench: LatencyComparison) -> None:
-    """Print how fast two models run, and in one sentence what that means."""
+    """Print the speed of two models, with a conclusion in one sentence."""
     latency = bench.latency
     times = ((bench.reference, duration(latency.reference)), (bench.candidate, duration(latency.candidate)))
     click.echo(f"{bench.machine}, {bench.runtime}")
@@ -51,13 +51,13 @@ def print_bench(bench: LatencyComparison) -> None:
 
 
 def print_portability(model: str, ports: Sequence[EngineResult]) -> None:
-    """Print what a model does on each engine."""
+    """Print the results of a model on each engine."""
     header = ("engine", "beside onnxruntime", "beside float", "speed", "verdict")
     terminal.print_rows(model, header, map(_port_row, ports))
 
 
 def print_written(folder: str, found: Sequence[Written]) -> None:
-    """Print what became of each dtype of a folder for transformers.js."""
+    """Print the result of each dtype of a transformers.js folder."""
     header = ("dtype", "size", "SQNR", "files")
     terminal.print_rows(folder, header, map(_written_row, found))
 
@@ -80,7 +80,7 @@ def _factor(latency: Latency) -> str:
 
 
 def print_layers(found: Layers) -> None:
-    """Print the noise of layers along the depth, and what was not compared."""
+    """Print the error of layers by depth, and the tensors that were not compared."""
     header = ("tensor", "operator", "as", "isolated", "accumulated", "worst samples")
     rows = (
         (
@@ -99,7 +99,7 @@ def print_layers(found: Layers) -> None:
 
 
 def print_sensitivity(found: Sensitivity) -> None:
-    """Print what tensors and nodes cost, and all codes together."""
+    """Print the cost of each tensor and node, and the SQNR of all quantizers together."""
     if found.tensors:
         header = ("tensor", "codes", "noise alone", "worst output", "quantize", "dequantize")
         terminal.print_rows("Tensors", header, map(_tensor_row, found.tensors))
@@ -113,7 +113,7 @@ def print_sensitivity(found: Sensitivity) -> None:
 
 
 def print_explanation(found: Explanation) -> None:
-    """Print what is known of a node, a line for each fact."""
+    """Print the facts known of a node, one per line."""
     terminal.print_rows("", (found.node, found.op_type), _facts(found))
 
 
@@ -161,7 +161,7 @@ def _ends(values: Sequence[float]) -> str:
 
 
 def written(spec: QuantSpec | None) -> str:
-    """Return how something is quantized, in words.
+    """Return a spec in words.
 
     >>> written(QuantSpec("int4", (32,))), written(QuantSpec("int8")), written(None)
     ('int4 in blocks of 32', 'int8', '-')
@@ -183,7 +183,7 @@ def _is_shared(one: TensorCost) -> bool:
 
 
 def _node_rows(one: NodeCost) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each way that a node can run, the first of which names it."""
+    """Yield a row per option of a node; only the first row has its name."""
     first = one.node, one.op_type, milliseconds(one.milliseconds)
     ways = [
         (f"{way.mode} {written(way.weight)}".removesuffix(" -"), milliseconds(way.milliseconds), decibels(way.sqnr))

@@ -1,4 +1,4 @@
-"""What is printed in colours: a console that shows texts of a model as they are."""
+"""Colored output: a console that prints the texts of a model literally."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return a console that shows the names of a model as they are, and obeys nothing that they hold."""
+    """Return a console that prints the names of a model literally and ignores markup in them."""
     return _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
@@ -42,22 +42,17 @@ class _Console(Console):
         return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
 
 
-# What a run has measured, as tables for people who ask for all of it.
+# The measurements of a run, as tables
 
 _SHOWN_NODES = 10
-# Names of places at which a method found something; a report file has them all.
+# Number of tensors or nodes shown per method; a report file has all of them.
 _NAMED = 2
-# Columns that figures take beside names, and those that names have at least.
+# Columns of the figures beside names, and the fewest columns of a name.
 _FIGURES, _NAME = 42, 18
 
 
 def measured(report: Report, columns: int) -> list[Table]:
-    """Return the tables that a report has figures for.
-
-    Args:
-        report: what was found out.
-        columns: of the terminal, which names are shortened for.
-    """
+    """Return the tables that a report has figures for; names are shortened to fit `columns` of the terminal."""
     width = max(columns - _FIGURES, _NAME)
     found, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
     return [table for table in (*found, plans, _noises(report, width)) if table.rows]
@@ -121,14 +116,14 @@ def _noises(report: Report, width: int) -> Table:
     return hurt
 
 
-# What people see: tables, on stderr unless they are the answer itself.
+# Tables on stderr, or on stdout if they are the result itself
 
 _SHOWN_REASONS = 5
-# What an output is called has so much of the terminal beside its figures, and no less than this.
+# Share of the terminal for the names of outputs, with limits in columns.
 _NAME_SHARE, _SHORTEST_NAME, _LONGEST_NAME = 1 / 4, 14, 40
-# Columns of a terminal that no table fills.
+# More columns than any table fills.
 _WIDE = 10_000
-# Of the bytes of a model.
+# Share of the bytes of a model.
 _WORTH_STRIPPING = 0.01
 _IN_WORDS = {
     Mode.STATIC: "static (integers)",
@@ -140,14 +135,12 @@ _IN_WORDS = {
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
-    """Print on stderr doubts, what came of a run in one line, then the closing table and that line once more.
+    """Print a report on stderr: warnings, the verdict in one line, tables, and the verdict again.
 
-    Args:
-        report: of the run.
-        every: whether all reasons and figures are shown.
+    `every` shows all reasons and figures.
     """
     console = open_console(stderr=True)
-    # Whatever is said of unlike samples holds for them alone.
+    # The figures below do not hold for samples unlike these, so warnings come first.
     for sentence in report.samples.warnings:
         console.print(f"Warning: {sentence}.")
     for name, reason in report.run.left_out:
@@ -171,12 +164,12 @@ def print_report(report: Report, *, every: bool = False) -> None:
     if evidence and not every:
         console.print("--verbose shows what was measured, --html all of it on a page.")
     if not report.fidelity.refusal:
-        # The first line may be out of sight; the last one of a refusal is the error itself.
+        # The first line may be out of sight by now. A refusal ends with the error itself instead.
         console.print(report.verdict)
 
 
 def _indented(text: str, width: int, indent: str) -> str:
-    """Return a text in lines of a width, whose words stay whole so that options can be copied."""
+    """Wrap a text without breaking words, so that options can be copied."""
     return fill(
         text,
         width,
@@ -188,7 +181,6 @@ def _indented(text: str, width: int, indent: str) -> str:
 
 
 def _summary(report: Report, columns: int) -> Table:
-    """Return the figures of a model that people ask for first, for a terminal of so many columns."""
     width = min(max(int(columns * _NAME_SHARE), _SHORTEST_NAME), _LONGEST_NAME)
     files, kernels, plan = report.files, report.performance.kernels, report.plan
     table = Table(show_header=False)
@@ -249,7 +241,6 @@ def _summary(report: Report, columns: int) -> Table:
 
 
 def _output(output: OutputAgreement, width: int) -> tuple[str, str]:
-    """Return what an output is called, and how close it is to the float model's."""
     parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
     if output.bound is not None and math.isfinite(output.bound):
         parts.append(f"{output.bound:.1f} dB or more with 95 % confidence")
@@ -261,7 +252,6 @@ def _output(output: OutputAgreement, width: int) -> tuple[str, str]:
 
 
 def _left(decisions: Sequence[Decision], most: int | None) -> Table:
-    """Return why nodes are not static, each reason with the operators that it holds for."""
     table = Table(title="Not in integers throughout, and why", title_justify="left", show_header=False)
     reasons = defaultdict[str, Counter[str]](Counter)
     for decision in decisions:
@@ -276,7 +266,7 @@ def _left(decisions: Sequence[Decision], most: int | None) -> Table:
 
 
 def _operators(counts: Counter[str]) -> str:
-    """Return how many nodes there are of each operator, or of more than two how many in all.
+    """Return the number of nodes per operator, or only the total for more than two operators.
 
     >>> _operators(Counter(Erf=12)), _operators(Counter(Mul=2, Add=3)), _operators(Counter("abc"))
     ('12 Erf', '3 Add, 2 Mul', '3 nodes')
@@ -291,7 +281,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def print_applied(done: Rewritten) -> None:
-    """Print what every pass did on stderr."""
+    """Print on stderr what every pass did."""
     table = Table(Column("pass", overflow="fold"), "changed", "left", "time", title="Passes")
     if done.differences:
         table.add_column("largest difference")
@@ -306,7 +296,7 @@ def print_applied(done: Rewritten) -> None:
 
 
 def print_optimized(done: Optimized) -> None:
-    """Print on stderr what an optimization changed, and what the result is."""
+    """Print on stderr what an optimization changed, and the result."""
     table = Table(Column("pass or rule", overflow="fold"), "changes", title="Optimized")
     for name, count in done.counts.items():
         table.add_row(name, str(count))
@@ -326,7 +316,6 @@ def print_optimized(done: Optimized) -> None:
 
 
 def _print_failed(console: Console, applied: Iterable[PassResult]) -> None:
-    """Print which rules failed and were skipped, once each."""
     for what in dict.fromkeys(what for one in applied for _, what in one.changes.failed):
         console.print(f"Skipped: {what}.", markup=False)
 
@@ -339,7 +328,7 @@ def _difference(done: Optimized) -> str:
 
 
 def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
-    """Print a table on stdout, whose first column may be long; off a terminal each row is one line."""
+    """Print a table on stdout; off a terminal, each row is one line, however long its first column is."""
     console = open_console()
     if not console.is_terminal:
         console.width = _WIDE
@@ -352,7 +341,7 @@ def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]],
 
 
 def print_inspection(found: Inspection) -> None:
-    """Print what is in a model on stdout."""
+    """Print the contents of a model on stdout."""
     console = open_console()
     table = Table(title=found.path, show_header=False)
     external = f" and {size(found.external_bytes)} external" if found.external_bytes else ""
@@ -380,7 +369,6 @@ def print_inspection(found: Inspection) -> None:
 
 
 def _judged(judged: EvaluationSplit) -> str:
-    """Say by which samples a model was judged."""
     known = {0: "which the plan had not seen", judged.samples: "which the plan had seen"}
     seen = known.get(judged.seen, f"of which the plan had seen {judged.seen}")
     tried = f"; candidates were tried on {judged.tried}" if judged.tried else ""
