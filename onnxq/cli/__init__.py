@@ -1,1 +1,1 @@
-"""The command line: one module a group of commands, and the terminal that draws what they say."""
+"""The command line: one module per group of commands, and the terminal output."""

@@ -63,9 +63,13 @@ class WeighedPlan:
 def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float], float]:
     """Return a function that maps a predicted SQNR to the SQNR estimate to expect from a measurement.
 
-    The two differ for three reasons: quantizers that err alike add more error together than alone, estimates are lower
-    than the observed SQNR, and error behind a Softmax or Sigmoid grows slower. A line through the measured plans covers
-    all three, and is robust against the luck of one plan.
+    The two differ for three reasons:
+
+    - Quantizers that err alike add more error together than alone.
+    - Estimates are lower than the observed SQNR.
+    - Error behind a Softmax or Sigmoid grows slower.
+
+    A line through the measured plans covers all three, and is robust against the luck of one plan.
 
     The line is a ridge regression with slope 1 as its prior. Plans far from the goal have less weight.
     """

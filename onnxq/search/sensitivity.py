@@ -224,9 +224,9 @@ class Sensitivities:
     def together(self, sources: Iterable[QuantizerId]) -> Ratios:
         """Return the predicted ratio of each output with some quantizers on together.
 
-        The joint ratio of all quantizers is measured. It is above their sum if they err alike, and below it if
-        quantizers hide earlier errors. The fewer quantizers, the nearer is the prediction to their sum: with s for the
-        sum, S for the sum of all and J for the joint ratio, 1 / prediction = 1 / s + 1 / J - 1 / S.
+        The joint ratio of all quantizers (J) is measured. It is above their sum (S) if they err alike, and below it if
+        quantizers hide earlier errors. The fewer quantizers, the nearer is the prediction to their own sum (s):
+        1 / prediction = 1 / s + 1 / J - 1 / S.
         """
         known = [self.ratios[source] for source in sources if source in self.ratios]
         summed, everything = (np.atleast_1d(np.sum(some, axis=0)) for some in (known, list(self.ratios.values())))
