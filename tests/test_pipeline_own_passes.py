@@ -40,7 +40,7 @@ def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: M
     assert [one.name for one in report.run.passes[:3]] == ["Scale", "NameNodes", "FixInitializers"]
     assert report.plan.decisions[0].node == "scaled"
     told = json.loads(report.to_json())["run"]["passes"]
-    assert (told[0]["name"], told[0]["options"], told[0]["left_names"]) == (
+    assert (told[0]["name"], told[0]["options"], told[0]["skipped_names"]) == (
         "Scale",
         {"factor": "1.0"},
         [["other", "not wanted"]],

@@ -22,14 +22,14 @@ STRANGERS = '''
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxq import Changes, Pass, RewriteRule, RewriteRules, scopes
+from onnxq import Changes, Pass, RewriteRule, RewriteRules, all_graphs
 
 
 class WriteReluAsMax(Pass):
     """Relu becomes Max with zero."""
 
     def apply(self, graph):
-        found = [(scope, node) for scope in scopes(graph) for node in scope.nodes if node.op == "Relu"]
+        found = [(scope, node) for scope in all_graphs(graph) for node in scope.nodes if node.op == "Relu"]
         for scope, node in found:
             zero = gs.Constant(f"{node.name}.zero", np.zeros((), np.float32))
             scope.nodes.append(gs.Node("Max", f"{node.name}.max", inputs=[node.inputs[0], zero], outputs=node.outputs))

@@ -59,7 +59,7 @@ def measured(report: Report, columns: int) -> list[Table]:
 
 
 def _table(title: str, *header: str) -> Table:
-    return Table(*header, title=title, title_justify="left")
+    return Table(Column(header[0], overflow="fold"), *header[1:], title=title, title_justify="left")
 
 
 def _worst(report: Report, width: int) -> Table:

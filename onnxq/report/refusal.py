@@ -114,7 +114,7 @@ def check_gain(report: Report, goal: Goal) -> None:
     raise FidelityError(
         f"{report.files.model}: nothing is gained: the quantized model is {report.size_ratio:.2f} of the size and "
         f"{timed}, where a smaller or a faster one was expected; nothing was written; keep the float model, or write "
-        "or write this one with --force",
+        "this one with --force",
         report,
     )
 

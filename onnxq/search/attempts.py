@@ -260,7 +260,7 @@ def with_finer_tables(
         where=tuple(taken),
     )
     if not taken or gain.after <= gain.before:
-        return plan, (MethodGain("embeddings", gain.before, gain.before, "", gain.seconds, "no less noise"),)
+        return plan, (MethodGain("embeddings", gain.before, gain.before, "", gain.seconds, "no lower error"),)
     return planned(taken), (gain,)
 
 
@@ -326,7 +326,7 @@ def refit_on_all_samples(
         context.bench.build(
             plan, context.evidence, found.recipe, context.files.staged, external_data=context.files.external_data
         )
-        gain = replace(gain, after=before, kept="", left="no less noise", where=())
+        gain = replace(gain, after=before, kept="", left="no lower error", where=())
     gains = (*found.gains, replace(gain, seconds=time.monotonic() - start))
     if not better:
         return refined, replace(found, gains=gains)

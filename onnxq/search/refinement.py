@@ -161,7 +161,7 @@ def refine(
                 validator, plan, before, replace(accuracy, models=int(min(accuracy.models, affordable)))
             )
             reached, found = _decibels(validator, plan, tried), tried
-        left, basis = found.left or "no less noise", replace(found, left="")
+        left, basis = found.left or "no lower error", replace(found, left="")
         if reached < were + _WORTH_DB:
             # It helped on held-out samples, but not on all evaluation samples.
             basis, reached = before, were

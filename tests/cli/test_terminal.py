@@ -157,8 +157,8 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
             ["20.0 dB -> 24.5 dB", "nothing was learned from; epoch 3 of 8"],
         ),
         (
-            MethodGain("training", 20.0, 20.0, "", 9.0, "no less noise"),
-            ["20.0 dB -> 20.0 dB", "not kept: no less noise"],
+            MethodGain("training", 20.0, 20.0, "", 9.0, "no lower error"),
+            ["20.0 dB -> 20.0 dB", "not kept: no lower error"],
         ),
         (MethodGain("bias-correction", 20.0, 24.5, "9 biases", 9.0), []),
     ],

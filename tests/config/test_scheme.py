@@ -197,7 +197,7 @@ def test_a_method_may_be_the_encoder_of_an_installed_package(monkeypatch: pytest
 
 
 def test_ours_are_known_without_a_look_at_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.config.scheme.registered", None)
+    monkeypatch.setattr("onnxq.config.scheme.load_registered", None)
     for method in Method:
         check_method(method)
 
@@ -205,7 +205,7 @@ def test_ours_are_known_without_a_look_at_what_is_installed(monkeypatch: pytest.
 def test_what_is_installed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     with installed_package(monkeypatch):
-        monkeypatch.setattr("onnxq.config.scheme.registered", lambda *given: asked.append(given) or HALVED)
+        monkeypatch.setattr("onnxq.config.scheme.load_registered", lambda *given: asked.append(given) or HALVED)
         for _ in range(3):
             weights_by("halved")
     assert len(asked) == 1

@@ -73,7 +73,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "taken: 1 static; 1.5 ms, 31.2 dB, 2.00x as fast",
         "static: 1 node from a, 1.000 ms, lowest SQNR alone 33.5 dB",
         "+1.5 dB",
-        "not: no less noise",
+        "not: no lower error",
         "<summary>3 places</summary><bdi>x</bdi>, <bdi>y</bdi>, <bdi>z</bdi></details>",
         "onnxq quantize model.onnx --calib data",
         "cd34",

@@ -390,7 +390,7 @@ def test_its_figure_is_that_of_the_file(perceptron, all_samples, tmp_path: Path)
 
 
 def test_a_plan_with_such_ranges_is_carried_out_to_the_same_bytes(perceptron, all_samples, tmp_path: Path) -> None:
-    plan = quantize_with_all(perceptron, all_samples, tmp_path, "ranges,migration,bias").report.plan
+    plan = quantize_with_all(perceptron, all_samples, tmp_path, "ranges,equalization,bias-correction").report.plan
     first = (tmp_path / "model.onnx").read_bytes()
     save_plan(plan, tmp_path / "plan.toml")
     replay = load_plan(tmp_path / "plan.toml")
@@ -430,6 +430,6 @@ def test_where_more_noise_is_seen_the_judged_model_is_written(
     path = tmp_path / "float.onnx"
     path.write_bytes(perceptron.SerializeToString())
     report = quantize_with_all(perceptron, all_samples, tmp_path, "ranges").report
-    assert report.encoding.gains[-1].left == "no less noise"
+    assert report.encoding.gains[-1].left == "no lower error"
     assert report.samples.refitted == 0
     assert judged_again(path, tmp_path, all_samples) == pytest.approx(report.fidelity.agreement.worst_sqnr)

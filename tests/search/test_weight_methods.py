@@ -490,7 +490,7 @@ def test_factors_of_float_data_are_found_again(build: Build, tmp_path: Path) -> 
     norm = np.where(np.arange(32) == 3, 30.0, 1.0).astype(np.float32)
     text = "(float[8,32] x) => (float[8,16] y) {n = LayerNormalization(x, s) y = MatMul(n, w)}"
     samples = [{"x": one} for one in np.random.default_rng(0).standard_normal((16, 8, 32), np.float32)]
-    budget = Budget("off", "scaling,compensation", latency_seconds=0)
+    budget = Budget("off", "awq,gptq", latency_seconds=0)
     first, again = first_and_again(build(text, s=norm, w=(32, 16)), samples, tmp_path, "int2-block16", budget)
     assert first == again
     assert [one.tensor for one in load_plan(tmp_path / "plan.toml").scaling] == ["n"]
