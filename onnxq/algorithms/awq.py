@@ -57,9 +57,7 @@ class ScalableTensor:
 def scalable_tensors(graph: Graph, plan: Plan) -> Mapping[str, ScalableTensor]:
     """Return the tensors of the main graph whose channels can be divided, by name.
 
-    Args:
-        graph: the prepared graph.
-        plan: names the matrix multiplications of float activations and quantized weights.
+    All their readers multiply them, in float, by weights that the plan quantizes.
     """
     found = (_divisible(node, plan) for node in graph.nodes if node.op in _PROPORTIONAL and not node.domain)
     return {one.tensor.name: one for one in found if one is not None}

@@ -119,16 +119,9 @@ def with_sequential_biases(
 ) -> EncodingConfig:
     """Return a config with sequentially corrected biases; see `sequential_biases`.
 
-    The correction assumes that float nodes beside static ones also read rounded activations. Bodies of control flow run
-    in float and are not corrected.
-
-    Args:
-        recipe: the config of `codes`.
-        plan: the decisions of the nodes.
-        graph: the prepared graph.
-        codes: encodings of the plan.
-        model: file of the prepared graph.
-        samples: inputs by name.
+    `codes` are the encodings of the plan by `recipe`, and `model` is the file of the prepared graph. The correction
+    assumes that float nodes beside static ones also read rounded activations. Bodies of control flow run in float and
+    are not corrected.
 
     Raises:
         DataError: a sample does not run.
@@ -160,7 +153,7 @@ def rounded_by(codes: Encodings, plan: Plan, graph: Graph) -> Rounded:
         read = read_factors(node, decision, codes.factors, codes.activations) if decision is not None else None
         around = WeightRescaling(read, makers.get(node.name))
         for index, tensor in enumerate(node.inputs):
-            # Only float32 weights are supported.
+            # Weights of other types are left out.
             if (node.name, index) in codes.weights and tensor.dtype == np.float32:
                 stored = codes.weights[node.name, index]
                 weights.setdefault(
@@ -311,8 +304,6 @@ def shrink_means(sums: Floats, elements: NDArray[np.int64]) -> Floats:
 
 
 class _Sums(NamedTuple):
-    """The sum of each channel of an array, and the elements of a channel."""
-
     sums: Floats
     elements: int
 

@@ -131,7 +131,6 @@ class NodeEncoder:
         return found, EncodedBias(corrected, quantize_bias(bias if corrected is None else corrected, found, scale))
 
     def _around(self, node: Node, decision: Decision) -> WeightRescaling:
-        """Return the factors of a node's input and output."""
         return WeightRescaling(read_factors(node, decision, self.factors, self.parameters), self.makers.get(node.name))
 
     def _known(self, node: Node, decision: Decision, weight: Weight) -> WeightHessian | None:
@@ -151,7 +150,6 @@ class NodeEncoder:
         return WeightHessian((self._digest(node, weight), corrected), terms)
 
     def _shown(self, node: Node, weight: Weight) -> tuple[HessianAccumulator, GemmView] | None:
-        """Return the statistic and the matrix view of a weight, if both are known."""
         compensation = self.recipe.compensation
         sums = weight_gemm_view(node, weight, compensation) if compensation is not None else None
         gram = self.evidence.statistics.get(sums.request) if sums is not None else None
@@ -297,7 +295,6 @@ def encode_with(
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
-    """Yield the nodes of a graph and its bodies that do not stay in float."""
     for scope in all_graphs(graph):
         for node in scope.nodes:
             decision = plan.by_node.get(node.name)

@@ -52,7 +52,6 @@ class Encoder:
 
 
 def _searched(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
-    """Round to nearest, with min-max or searched scales."""
     if parameters is None:
         block = _block(values, weight)
         parameters = search_params(values, *block_range(values, block), weight.spec, block)
@@ -60,7 +59,6 @@ def _searched(values: Array, weight: Weight, parameters: QuantParams | None, _: 
 
 
 def _compensated(values: Array, weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None) -> QTensor:
-    """Round by GPTQ; to nearest without Gram matrices."""
     nearest = _searched(values, weight, parameters, None)
     if terms is None:
         return nearest
@@ -293,7 +291,6 @@ def _faults_of_scales(
 
 
 def _within(block: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Clip the extents of a block to the weight."""
     return tuple(min(length, max(extent, 1)) for length, extent in zip(block, shape, strict=True))
 
 

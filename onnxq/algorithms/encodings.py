@@ -63,10 +63,6 @@ class Encodings:
         """Return the tensors whose producers divide, mapped to the tensor whose factors they use.
 
         A tensor between the producer and a clamp maps to the tensor behind the clamp.
-
-        Args:
-            graph: the prepared graph.
-            plan: its plan.
         """
         dividing = {name for name, _ in self.floats}
         found: dict[str, str] = {}

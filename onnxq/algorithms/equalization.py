@@ -284,14 +284,10 @@ class EqualizationGroups:
 
 
 def find_groups(graph: Graph, plan: Plan) -> EqualizationGroups:
-    """Return the equalization groups of a plan in which every node that can be static is static.
+    """Return the equalization groups of a prepared graph, for a plan in which every node that can be static is static.
 
     Channels start at compute nodes and pass through the static nodes behind them. If compute nodes share a weight,
     their tensors have no factors, because each node would need its own quantized weight.
-
-    Args:
-        graph: the prepared graph.
-        plan: made for it.
     """
     survey = _Survey(graph, plan)
     for _, node in all_nodes(graph):
@@ -314,8 +310,6 @@ class _Place:
 
 
 class _Survey:
-    """State of the walk over the nodes in graph order."""
-
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self._graph, self._plan = graph, plan
         self._places: dict[str, _Place] = {}
@@ -593,11 +587,6 @@ def select_free_scales(graph: Graph, plan: Plan, migration: Equalization) -> Equ
 
     Other factors need a Mul where values are quantized or dequantized. The tensors of a group keep their factors
     together or not at all.
-
-    Args:
-        graph: the prepared graph.
-        plan: made for it.
-        migration: the factors.
     """
     paid = _paid(graph, plan, migration)
     found = find_groups(graph, plan).found
@@ -605,20 +594,13 @@ def select_free_scales(graph: Graph, plan: Plan, migration: Equalization) -> Equ
 
 
 def costly_scales(graph: Graph, plan: Plan, migration: Equalization) -> list[frozenset[str]]:
-    """Return the tensors whose factors need a node or scales of their own, by equalization group.
-
-    Args:
-        graph: the prepared graph.
-        plan: made for it.
-        migration: the factors.
-    """
+    """Return the tensors whose factors need a node or scales of their own, by equalization group."""
     paid = _paid(graph, plan, migration)
     found = (frozenset(site.tensors) for site in find_groups(graph, plan).found if site.tensors.keys() & paid)
     return [names & migration.factors.keys() for names in found]
 
 
 def _paid(graph: Graph, plan: Plan, migration: Equalization) -> set[str]:
-    """Return the tensors with factors that not every reader absorbs."""
     divided = divided_tensors(graph, plan, migration)
     tensors = {tensor.name: tensor for _, node in all_nodes(graph) for tensor in node.outputs}
     free = {name for name in divided if _read_as_codes(tensors[name], plan)}

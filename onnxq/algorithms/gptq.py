@@ -166,13 +166,11 @@ def round_by_gptq(
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:
-    """Yield slices of `count` items of `size` values each, with few values in a slice."""
     step = max(_TOGETHER // max(size, 1), 1)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def _spread(entries: npt.NDArray[Any], parameters: QuantParams, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Repeat the entry of each block for each value."""
     if np.ndim(entries) == 0:
         return np.broadcast_to(entries, shape)
     for axis, (extent, length) in enumerate(zip(shape, parameters.block_in(shape), strict=True)):

@@ -113,10 +113,7 @@ def choose_ranges(
 def is_significant_reduction(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
     """Return whether the error of the worst output fell by more than chance, on the same samples.
 
-    Args:
-        noise: error before.
-        found: error after.
-        certain: required reduction in standard errors.
+    The reduction must exceed `certain` standard errors.
     """
     output = int(np.argmax(noise.sum(0)))
     if not pooled(found) < (1 - _WORTH) * pooled(noise):
@@ -198,15 +195,10 @@ def without_limits(method: CalibrationMethod) -> CalibrationMethod:
 
 
 def saturation_limits(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, tuple[float, float]]:
-    """Return the limits beyond which values make no difference, for tensors that exceed them, by name.
+    """Return the limits beyond which values make no difference, for quantized tensors that exceed them, by name.
 
     The limits come from evaluating the elementwise nodes behind a tensor over its range. All its readers must be such
     nodes.
-
-    Args:
-        graph: the prepared graph.
-        plan: names the quantized tensors.
-        evidence: their statistics.
     """
     coded, found = plan.calibrated, dict[str, tuple[float, float]]()
     for tensor in (tensor for node in graph.nodes for tensor in node.outputs if tensor.name in coded):
@@ -263,7 +255,6 @@ def _flat_ends(
 
 
 def _in_parts(curve: Array) -> Array:
-    """Divide a curve by the width of its range."""
     width = float(curve.max() - curve.min())
     return np.asarray(curve.astype(np.float64) / (width or 1.0))
 

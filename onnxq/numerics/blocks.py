@@ -159,7 +159,6 @@ def pieces(shape: Sequence[int], block: Shape, elements: int = PIECE) -> Iterato
 
 
 def _cuts(extent: int, length: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, stop, block length) for each cut of one axis."""
     whole = extent // length * length
     if most >= length:
         step = most // length * length

@@ -72,13 +72,8 @@ def unpack_matmul_nbits(
 ) -> QTensor:
     """Return the `[K, N]` weight of a MatMulNBits node; the inverse of `pack_matmul_nbits`.
 
-    Args:
-        codes: input 1 of the node.
-        scales: input 2.
-        zero_points: input 3, packed uint8 or one float for each block; None if absent.
-        bits: attribute `bits`.
-        block_size: attribute `block_size`.
-        rows: attribute `K`.
+    The arguments are inputs 1 to 3 and attributes of the node; `rows` is `K`. Zero points are packed uint8, one float
+    for each block, or None.
 
     Returns:
         Unsigned values with scales and zero points of shape `[ceil(K / block_size), N]`.
@@ -154,13 +149,7 @@ def unpack_gather_blocks(
 ) -> QTensor:
     """Return the embedding of a GatherBlockQuantized node on uint8; the inverse of `pack_gather_blocks`.
 
-    Args:
-        codes: input 0 of the node.
-        scales: input 2.
-        zero_points: input 3; None if absent.
-        bits: attribute `bits`.
-        block_size: attribute `block_size`.
-        extent: values in a row of the embedding.
+    The arguments are inputs 0, 2 and 3 and attributes of the node; `extent` is the number of values in a row.
     """
     format = FORMATS[f"uint{bits}"]
     offsets = (

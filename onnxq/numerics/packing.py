@@ -206,5 +206,4 @@ def _halves(lane: int, bits: int) -> tuple[np.uint64, np.uint64, np.uint64]:
 
 
 def _mask(lane: int, width: int) -> np.uint64:
-    """Return ones in the low `width` bits of each `lane` bits."""
     return np.uint64(sum((2**width - 1) << shift for shift in range(0, 64, lane)))

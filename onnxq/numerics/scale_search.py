@@ -52,7 +52,6 @@ def search_params(
 def _least_squares(
     values: npt.NDArray[Any], low: Floats, high: Floats, spec: QuantSpec, best: QuantParams, block: tuple[int, ...]
 ) -> QuantParams:
-    """Keep, for each block, the tried range of least squared error."""
     format = format_named(spec.format)
     error = block_error(values, best, format, square)
     for kept in (*_widened(format, spec), *_KEPT):

@@ -53,12 +53,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
     """Quantize as FBGEMM does behind `torch.quantize_per_tensor` and `quantize_per_channel`.
 
     FBGEMM multiplies by the inverse of the scale and adds the zero point before it rounds, ties to even:
-    `saturate(round(zero_point + x * (1 / scale)))`.
-
-    Args:
-        values: float array.
-        parameters: scale and zero point that broadcast with `values`.
-        format: format of the result.
+    `saturate(round(zero_point + x * (1 / scale)))`. The parameters must broadcast with `values`.
 
     >>> three = QuantParams(np.float32(1), np.uint8(3))
     >>> quantize(np.array([0.5, 1.5, 2.5, -0.5]), three, FORMATS["uint8"]).codes.tolist()

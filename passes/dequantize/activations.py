@@ -335,7 +335,6 @@ class _Rewriting:
         self._put(scope, node, [Node(op, self.names.unique(node.name), attributes, [value], [values])])
 
     def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64], scope: Graph) -> None:
-        """Compute `values` by a Mul, for a factor that was part of the scale."""
         node.outputs.clear()
         factors = constant(self.names.unique(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
         self._put(scope, node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
@@ -357,7 +356,6 @@ class _Rewriting:
         return known if alike and filled and not any(tensor in self.coded for tensor in others) else None
 
     def _carrier(self, node: Node, scope: Graph, coded: QuantizedValue) -> None:
-        """Let a node move floats instead of quantized values."""
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
             # The fill value is quantized too. The default 0 need not be the zero point.
             dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8

@@ -75,7 +75,6 @@ class _Replacing:
     weights: dict[tuple[object, ...], Constant] = field(default_factory=dict)
 
     def float_nodes(self, node: Node, row: IntegerOperator) -> list[Node]:
-        """Take the outputs from `node`; return the nodes that compute them in float."""
         triples = _triples(node, row)
         check_inputs(node, [*row.first, *(index for triple in triples for index in triple[:2])])
         attributes = self._attributes(node, row)
@@ -103,7 +102,6 @@ class _Replacing:
         return nodes
 
     def _then(self, nodes: list[Node], op: str, name: str, values: Variable, *others: Tensor) -> None:
-        """Append a node that reads the output of the last one."""
         values.dtype = others[0].dtype
         nodes[-1].outputs.append(values)
         nodes.append(Node(op, self.names.unique(name), {}, [values, *others]))
@@ -116,7 +114,6 @@ class _Replacing:
         attributes: dict[str, object],
         nodes: list[Node],
     ) -> list[Tensor]:
-        """Return the inputs of the float node without its bias; append the nodes that dequantize them."""
         probe = Node(row.float_op, attrs=attributes, domain=row.domain)
         inputs = [node.inputs[index] for index in row.first]
         inputs += [
@@ -322,7 +319,6 @@ class _Products:
     def _then(
         self, nodes: list[Node], op: str, name: str, output: Variable, *others: Tensor, **attributes: int
     ) -> None:
-        """Append a node that reads the output of the last one."""
         made = Variable(self.names.unique(f"{output.name}.product"), np.float32, output.shape)
         nodes[-1].outputs.append(made)
         nodes.append(Node(op, self.names.unique(name), attributes, [made, *others]))
@@ -353,7 +349,6 @@ class _Products:
         return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))
 
     def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
-        """Return the float weight: the quantized constant times its factors."""
         codes, zero_point = node.inputs[index], optional_input(node, index + 2)
         if not isinstance(zero_point, Constant | None):
             raise _not_read(node, f"the zero point of {codes.name} is computed, expected a constant")
@@ -412,7 +407,6 @@ def _scaled(node: Node) -> _Scaled | None:
 
 
 def _factors(tensor: Tensor) -> list[Tensor]:
-    """Return the factors whose product a tensor is."""
     found, pending = [], [tensor]
     while pending:
         one = pending.pop()

@@ -124,12 +124,7 @@ def code_range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
 def decode_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None, values: Variable, names: Names) -> list[Node]:
     """Return `Cast -> [Sub] -> Mul`, which equals DequantizeLinear with one scale bit for bit.
 
-    Args:
-        codes: the quantized tensor.
-        scale: one number.
-        zero_point: one number; None for zero.
-        values: the float tensor, which has no producer yet.
-        names: source of new names.
+    `values` has no producer yet.
     """
     to = onnx_dtype(scale) or int(TensorProto.FLOAT)
     number = Variable(names.unique(f"{values.name}.number"))
@@ -150,13 +145,7 @@ def encode_codes(
 ) -> list[Node]:
     """Return `Div -> Round -> Add -> Clip -> Cast`, which equals QuantizeLinear with one scale.
 
-    Args:
-        values: the float tensor.
-        scale: one number.
-        zero_point: one number of the quantized type.
-        codes: the quantized tensor, which has no producer yet.
-        names: source of new names.
-        opset: opset of the default domain.
+    `codes` has no producer yet; it gets the type of `zero_point`.
 
     Raises:
         ModelError: the type is not an integer, or the opset has no Round.

@@ -138,7 +138,6 @@ class _Trace:
         return trace
 
     def _behind(self, maker: Node, cones: DequantSubgraphs) -> _Trace:
-        """Return the trace extended by one node."""
         others = [tensor for tensor in maker.inputs if tensor is not maker.inputs[_data_input(maker, cones)]]
         if maker.op in ("DequantizeLinear", "Mul", "Div") and others:
             return replace(self, scales=max(self.scales, _scales(others[0], cones)))
@@ -214,7 +213,6 @@ def _plain(node: Node, index: int, scales: int, *, integer: bool = True) -> Iter
 
 
 def _integer_product(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
-    """Yield the weights of MatMulInteger and ConvInteger, whose results are scaled afterwards."""
     for index in (0, 1):
         yield from _plain(node, index, max((_later_scales(tensor, cones) for tensor in node.outputs), default=0))
 

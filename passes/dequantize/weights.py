@@ -215,7 +215,6 @@ class DequantSubgraphs:
         return computed(partial(evaluate, steps, tensor, opset), onnx_dtype(tensor), tensor.shape)
 
     def _steps(self, tensor: Tensor) -> tuple[Step, ...]:
-        """Return the steps that compute a tensor, in execution order."""
         needed: set[Node] = set()
         pending = [tensor]
         while pending:
@@ -367,7 +366,6 @@ class _Unpacking:
     weights: dict[tuple[object, ...], Constant] = field(default_factory=dict)
 
     def float_nodes(self, node: Node) -> list[Node]:
-        """Take the outputs from a node; return the nodes that compute them with a float weight."""
         check_inputs(node, (0, 1, 2))
         outputs = list(node.outputs)
         if node.op == "GatherBlockQuantized":

@@ -219,7 +219,6 @@ class Pair:
         return {}, self.one
 
     def _along(self, factors: ChannelScales) -> Array:
-        """Return the factors in a shape that broadcasts to the tensor."""
         behind = (1,) * (len(self.tensor.shape or ()) - 1 - factors.axis)
         return factors.values.reshape(-1, *behind)
 

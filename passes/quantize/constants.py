@@ -108,7 +108,6 @@ def _grouped(
 def _find(
     stored: dict[tuple[int, bytes], tuple[Constant, Graph]], dtype: int, digest: bytes, home: Graph
 ) -> Constant | None:
-    """Return a constant of these bytes that is visible in a graph."""
     kinds = (dtype, TensorProto.UINT8, TensorProto.UINT32) if dtype in _IN_WORDS else (dtype,)
     for kind in kinds:
         if (kind, digest) in stored:
@@ -215,7 +214,6 @@ class ExpandConstants(Pass):
 
 
 def _wants_initializer(node: Node, tensor: Constant) -> bool:
-    """Whether a node computes with quantized values, or reads the tensor as a weight or bias."""
     if node.op in ALREADY_QUANTIZED:
         return True
     operator = operator_of(node)

@@ -72,7 +72,6 @@ class QuantizeDynamically(Pass):
 def _integer_product(
     node: Node, source: Constant, weight: Array, weight_scale: Array, quantizer: Node, names: Names
 ) -> list[Node]:
-    """Take the output from `node` and return the nodes that compute it with integers."""
     output = node.outputs[0]
     data_codes, data_scale, data_zero_point = quantizer.outputs
     codes = constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(weight))

@@ -48,7 +48,6 @@ class FakeQuantSwitches:
     0.4 seconds.
 
     Attributes:
-        name: name of the input.
         tensors: index of the switch by tensor.
         nodes: index of the switch by node, for its weights and its dynamically quantized activations.
     """
@@ -119,8 +118,6 @@ def _passed_on(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 class _Edit:
-    """The new nodes beside those of a graph, and replacements."""
-
     def __init__(self, graph: Graph, step: InsertFakeQuantSwitches) -> None:
         self.graph, self.plan, self.codes, self.switches = graph, step.plan, step.codes, step.switches
         self.names = Names(graph)
@@ -149,7 +146,6 @@ class _Edit:
         replace_nodes(self.graph, {node: [self._node(node, self.plan.by_node[node.name])] for node in switched})
 
     def _split(self) -> Node:
-        """Add the input and return the Split that gives each switch its value."""
         given = Variable(self.switches.name, _BOOL, [len(self.values)])
         self.graph.inputs.append(given)
         attributes = {"axis": 0} | ({"num_outputs": len(self.values)} if self.graph.opset >= _COUNTED else {})
@@ -226,7 +222,6 @@ class _Edit:
         ]
 
     def _switch(self, place: int, coded: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]) -> Node:
-        """Return an If whose switch selects one of two lists of nodes."""
         switch, branches = self.values[place], {}
         for branch, nodes in (("then_branch", coded), ("else_branch", floats)):
             given = [tensor for tensor in nodes[-1].outputs if tensor.name]

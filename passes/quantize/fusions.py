@@ -95,7 +95,6 @@ def _product(node: Node) -> _Product | None:
 
 
 def _bias(product: _Product) -> QTensor | str:
-    """Return the quantized bias, or why the Gemm cannot have it."""
     shape, codes = product.node.inputs[0].shape, product.weight.inputs[0]
     if product.bias.overridable_input is not None:
         return "its bias can be overridden by an input"
@@ -147,7 +146,6 @@ class _Reshaped:
         return before, after
 
     def _matrix(self, decoder: Node, extent: int, before: list[Node]) -> Variable:
-        """Return the activations with all axes but the last merged."""
         if decoder not in self.matrices:
             codes, values = decoder.inputs[0], decoder.outputs[0]
             rows = constant(self.names.unique(f"{codes.name}.shape"), np.array([-1, extent], np.int64))
@@ -174,7 +172,6 @@ class _Reshaped:
         return shape
 
     def _leading(self, decoder: Node, before: list[Node]) -> Variable:
-        """Return all extents of the activations but the last."""
         if decoder not in self.leading:
             codes = decoder.inputs[0]
             shape = Variable(self.names.unique(f"{codes.name}.extents"), np.dtype(np.int64))
@@ -250,7 +247,6 @@ class IsolateProducts(Pass):
 
 
 def _reader_here(tensor: Variable, here: Set[Node]) -> Node | None:
-    """Return the only reader of a tensor if it is in the same graph."""
     reader = sole_consumer(tensor)
     return reader if reader in here else None
 
@@ -309,7 +305,7 @@ def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[
 
 # --- float compute nodes between quantized values -------------------------------------------------------------------
 
-# Operators for which onnxruntime does this.
+# Operators that onnxruntime would turn into static ones; it leaves all others in float.
 _TAKEN = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
@@ -344,7 +340,6 @@ class IsolateFloats(Pass):
 
 
 def _is_between_codes(node: Node) -> bool:
-    """Return whether the input of a compute node is dequantized and its output is quantized."""
     made: Tensor = node.inputs[0]
     while isinstance(made, Variable) and (maker := producer(made)) is not None and _is_a(maker, Role.PASS_THROUGH):
         made = maker.inputs[0]

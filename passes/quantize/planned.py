@@ -42,10 +42,7 @@ class NodeReplacement:
 def copy_of(data: Tensor, name: str, names: Names) -> Node:
     """Return a node that copies a tensor in each run, so that a runtime does not fuse its readers with its producer.
 
-    Args:
-        data: the tensor. Its readers do not change.
-        name: prefix of the new names.
-        names: names of the graph.
+    No reader reads the copy yet; `name` is the prefix of new names.
     """
     copy = Variable(names.unique(f"{name}.copy"), data.dtype, data.shape)
     # A runtime removes an Identity, but not a Sum of one tensor.
@@ -57,11 +54,7 @@ def planned_nodes(
 ) -> Iterator[tuple[Graph, Node, Decision]]:
     """Yield the nodes of a graph and its bodies that a plan gives a mode, each with its graph.
 
-    Args:
-        graph: the graph.
-        plan: gives the modes.
-        mode: the wanted mode.
-        op_types: the wanted operators; None means all.
+    `op_types` restricts the operators; None means all.
     """
     for scope in all_graphs(graph):
         for node in scope.nodes:
@@ -112,11 +105,6 @@ def correct_bias(node: Node, codes: Encodings, names: Names) -> None:
     """Replace the bias of a compute node by the corrected one, if there is one.
 
     A shared bias becomes a separate `b.corrected` for each node. A node without a bias gets one.
-
-    Args:
-        node: the compute node, which still reads its float weight.
-        codes: encodings with the bias.
-        names: names of the graph.
     """
     bias = codes.biases.get(node.name)
     place = bias_of(node) if bias is not None and bias.values is not None else None

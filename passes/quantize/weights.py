@@ -92,7 +92,6 @@ class QuantizeWeights(Pass):
 
 
 def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names) -> Node:
-    """Replace an input by a DequantizeLinear of quantized values; return that node."""
     source = node.inputs[index]
     scale = quantized.parameters.scale
     attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
@@ -139,7 +138,6 @@ class DecodeWeights(Pass):
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
     def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        """Replace the weight by a DequantizeLinear; return the nodes that compute it."""
         quantized = self.codes.weights[node.name, weight.index]
         correct_bias(node, self.codes, names)
         if node.op == "Gemm" and node.attrs.pop("transB", 0):
@@ -152,7 +150,6 @@ class DecodeWeights(Pass):
         return chain.nodes
 
     def _rows(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        """Take the output from a Gather; return the nodes that compute it from quantized rows."""
         indices, output = node.inputs[1], node.outputs[0]
         quantized = self.codes.weights[node.name, weight.index]
         chain = NodeBuilder(source.name, names)
@@ -198,7 +195,6 @@ class ReplaceWithContrib(Pass):
 
 
 def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
-    """Take the output from a node; return the nodes that compute it from packed values."""
     output, spec, dtype = node.outputs[0], weight.spec, onnx_dtype(source)
     chain = NodeBuilder(source.name, names)
     if node.op == "Gather":
