@@ -96,7 +96,7 @@ class _Parsing:
         return graph
 
     def finish(self) -> None:
-        # Mark the initializers that nothing used in the model as read.
+        # Mark the initializers that are unused in the given model.
         returned = {tensor for graph in self.graphs for tensor in graph.outputs}
         for graph in self.graphs:
             for initializer in graph.initializers:

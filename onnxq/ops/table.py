@@ -43,10 +43,10 @@ _PRODUCT = Operator(
     types=(0,),
 )
 _CONTRIB_CONV = Operator(Role.WEIGHTED, weights={1: axes(0, 1)}, bias=2, standard=("Conv", (0, 1, 2)), types=(0,))
-# Their filters have the channels last.
+# The filters of these have the channels last.
 _CONV_LAST = replace(_CONTRIB_CONV, weights={1: axes(0, -1)}, standard=None)
 _ATTENTION = Operator(Role.WEIGHTED, weights={1: axes(-1, 0)}, bias=2, types=(0, 0))
-# They look up the cosines and sines of rotary embeddings, which must not be rounded.
+# These look up cosines and sines of rotary embeddings, which must not be rounded.
 _CACHED = Operator(Role.FLOAT, precision_sensitive=True, types=(0, 3, 4))
 
 _MICROSOFT: Mapping[str, Operator] = {
