@@ -24,7 +24,7 @@ class Delivery:
 
     Attributes:
         bits: requested bits of a quantized value.
-        asked: weights for which a rule requests these bits, without those that would save no bytes.
+        asked: weights for which a rule requests these bits; weights that would save no bytes do not count.
         got: how many of them have at most `bits` bits.
         reasons: why the others do not, with the number of weights, most frequent first.
     """

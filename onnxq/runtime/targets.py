@@ -97,7 +97,7 @@ _ONNXRUNTIME_CPU = Target(
         dynamic=frozenset({"Gemm", "MatMul"}),
         own_dynamic=frozenset({"LSTM"}),
         multiplied=_MULTIPLIED,
-        # Seen in the optimised graphs of bodies on onnxruntime 1.23 and 1.31.1.
+        # Seen in the optimized graphs of control-flow subgraphs on onnxruntime 1.23 and 1.31.1.
         in_bodies=True,
     ),
     reads=ReadCodes(looks_up=True),
