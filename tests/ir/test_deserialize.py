@@ -1,4 +1,4 @@
-"""TODO."""
+"""Bytes to graphs: what is read, and what is refused with the place of the fault."""
 
 from __future__ import annotations
 
