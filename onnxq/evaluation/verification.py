@@ -2,73 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
 
-from onnxq.data.dataset import Subset, evenly_spaced_indices
-from onnxq.data.inputs import Sample, SampleSource, is_floating
+from onnxq.data.dataset import Subset
+from onnxq.data.inputs import SampleSource
 from onnxq.data.samples import evenly, is_truncated
 from onnxq.errors import ModelError
-from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare
+from onnxq.evaluation.agreement import Agreement, compare
 from onnxq.evaluation.bounds import RISK, alpha_spending
 from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
-from onnxq.evaluation.reference import ReferenceModel, run_beside
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir.protos import is_large, node_protos
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import open_session
 from onnxq.system.publish import staging
 from onnxq.system.resources import NEVER, Deadline
-
-
-def hardest(reference: Path, candidate: Path, samples: Iterable[Sample], most: int) -> list[int]:
-    """Return the indices of the samples that add most error to the output with the highest noise-to-signal ratio.
-
-    Args:
-        reference: file of the float model.
-        candidate: file of a model with the same inputs and outputs.
-        samples: the data, of which one at a time is held.
-        most: number of indices at most; samples without error are left out.
-
-    Returns:
-        Rising indices.
-    """
-    views = ComparisonSpec.of(reference, candidate)
-    one, other = ReferenceModel(reference, views), views.open(candidate)
-    rows = []
-    for expected, found in run_beside(one, other, samples):
-        agreement = agreement_of(views.names, [(expected, found)])
-        rows.append([_energies(*each) for each in zip(expected, found, agreement.outputs, strict=True)])
-    if not rows or not views.names:
-        return []
-    energies = np.array(rows)
-    signals, noises = energies[..., 0], energies[..., 1]
-    shares = noises / np.maximum(signals.sum(0), np.finfo(np.float64).tiny)
-    of_worst = shares[:, int(np.argmax(shares.sum(0)))]
-    noisiest = np.argsort(-of_worst, kind="stable")[:most]
-    return sorted(int(place) for place in noisiest if of_worst[place] > 0)
-
-
-def _energies(expected: Any, found: Any, output: OutputAgreement) -> tuple[float, float]:
-    """Return the energies of signal and error; for labels, how many there are and how many differ."""
-    if not (output.same_shapes and output.finite):
-        return 1.0, math.inf
-    if not isinstance(expected, np.ndarray) or not is_floating(expected.dtype):
-        return float(output.compared), float(output.differing)
-    usable = np.isfinite(expected)
-    signal, error = expected[usable].astype(np.float64), found[usable].astype(np.float64)
-    error -= signal
-    return float(np.vdot(signal, signal)), float(np.vdot(error, error))
-
 
 # Kernels and latency.
 
@@ -415,8 +371,3 @@ class Verifier:
     def scored(self) -> int:
         """Number of runs of a model that the metric takes; 0 without a metric."""
         return len(self.scorer.samples) if self.scorer is not None else 0
-
-    def hardest(self, candidate: Path, most: int) -> SampleSource:
-        """Return the samples on which a model has most error, at most `most`."""
-        judging = Subset(self.samples, evenly_spaced_indices(len(self.samples), COMPARED_SAMPLES))
-        return Subset(judging, hardest(self.reference, candidate, judging, most))

@@ -23,7 +23,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluation import verification
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
-from onnxq.evaluation.verification import Kernels, Timer, Verifier, count_kernels, hardest, verify
+from onnxq.evaluation.verification import Kernels, Timer, Verifier, count_kernels, verify
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn
 from onnxq.system.resources import Deadline
@@ -174,8 +174,6 @@ def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[P
         lost.append(scores.most_lost)
     assert bounds == sorted(bounds, reverse=True)
     assert lost == sorted(lost)
-    (worst,) = judge.hardest(files[1], 1)
-    assert worst["x"].max() == max(sample["x"].max() for sample in SAMPLES)
 
 
 @pytest.mark.parametrize(("limit", "labels", "fits"), [(4, 20, True), (8, 8, True), (8, 20, False), (9, 20, False)])
@@ -261,55 +259,3 @@ def test_a_metric_counts_as_the_runs_that_it_takes(files: tuple[Path, Path]) -> 
     metric = Metric("mean", lambda outputs, samples: 1.0)
     assert Verifier.of(files[0], SAMPLES, 0.0, metric).scored == len(SAMPLES)
     assert Verifier.of(files[0], SAMPLES, 0.0, None).scored == 0
-
-
-# The samples that a model is least faithful on.
-
-COUNT = 6
-
-
-@pytest.fixture(scope="module")
-def files_of_hardest(build: Build, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model that returns its input, its sign and its logarithm, and one that clips the input at 2."""
-    folder = tmp_path_factory.mktemp("hardest")
-    text = """(float[1,4] x) => (float[1,4] y, bool[1,4] positive, float[1,4] logarithm) {{
-        seen = {} (x{}) y = Identity(seen) logarithm = Log(seen) zero = Sub(seen, seen) positive = Greater(seen, zero)
-    }}"""
-    reference, candidate = build(text.format("Identity", "")), build(text.format("Min", ", two"), two=np.float32([2]))
-    onnx.save(reference, folder / "reference.onnx")
-    onnx.save(candidate, folder / "candidate.onnx")
-    return folder / "reference.onnx", folder / "candidate.onnx"
-
-
-def samples(**special: float) -> list[dict[str, np.ndarray]]:
-    values = [special.get(f"of_{place}", 1.0) for place in range(COUNT)]
-    return [{"x": np.full((1, 4), value, np.float32)} for value in values]
-
-
-@pytest.mark.parametrize(
-    ("special", "most", "expected"),
-    [
-        ({}, 3, []),
-        ({"of_4": 2.5}, 3, [4]),
-        ({"of_1": 9.0, "of_3": 3.0, "of_4": 20.0}, 2, [1, 4]),
-        ({"of_0": 5.0, "of_5": 5.0}, 1, [0]),
-        # Infinities of the reference, of a silent sample's logarithm, are no noise.
-        ({"of_0": 0.0, "of_2": 3.0}, 3, [2]),
-    ],
-)
-def test_those_with_most_noise_are_found(
-    special: dict[str, float], most: int, expected: list[int], files: tuple[Path, Path]
-) -> None:
-    assert hardest(*files, samples(**special), most) == expected
-
-
-def test_what_is_not_finite_is_hardest(files: tuple[Path, Path]) -> None:
-    reference, candidate = files
-    # The other way round zero becomes no number nowhere, so minus infinity does it: its clipped sibling is finite.
-    given = samples(of_1=3.0)
-    given[3]["x"][:] = np.inf
-    assert hardest(candidate, reference, given, 1) == [3]
-
-
-def test_without_samples_there_is_none(files: tuple[Path, Path]) -> None:
-    assert hardest(*files, [], 3) == []
