@@ -1,6 +1,6 @@
 """What 8-bit weights lose on a processor that adds products in 16 bits, and what codes that fit in pairs keep.
 
-    python benchmarks/pairs.py --models DIR --data DIR [--update docs/formats.md] [NAME ...]
+    python benchmarks/pairs.py --models DIR --data DIR [--update docs/explanation/formats.md] [NAME ...]
 
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval, every node that can be static, without
 search or methods for accuracy. The decibels of its worst output are those of onnxruntime's kernels on this processor,
@@ -98,7 +98,7 @@ def table(rows: dict[str, list[tuple[float, float]]]) -> str:
     medians = ([statistics.median(row[place][way] for row in rows.values()) for way in (0, 1)] for place in range(3))
     lines.append("| median | " + " | ".join(f"{a:.1f} / {b:.1f}" for a, b in medians) + " |")
     machine = f"{instruction_set()}, onnxruntime {onnxruntime.__version__}"
-    note = f"By `python benchmarks/pairs.py --models DIR --data DIR --update docs/formats.md`, {machine}."
+    note = f"By `python benchmarks/pairs.py --models DIR --data DIR --update docs/explanation/formats.md`, {machine}."
     return "\n".join([*lines, "", note]) + "\n"
 
 
