@@ -718,7 +718,7 @@ training_options = packed(
         ),
         "rate": _training(
             "--rate",
-            "Set the initial learning rate, relative to each tensor.  [default: the best of several]",
+            "Set the initial learning rate, relative to each tensor.  [default: 0.001]",
             group=OPTIMIZER,
             metavar="SHARE",
             type=_ABOVE_ZERO,

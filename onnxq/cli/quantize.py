@@ -33,7 +33,6 @@ from onnxq.cli.options import (
     training_options,
 )
 from onnxq.cli.output import Output, output_options
-from onnxq.errors import OnnxqError
 from onnxq.training.settings import Training, TrainingProgress
 
 if TYPE_CHECKING:
@@ -291,7 +290,7 @@ def train(
 ) -> None:
     """Quantize MODEL by a scheme or plan, train the quantized parts, and write it when it is verified.
 
-    Without labels, it is trained towards the float model's outputs. If it is killed, the same command resumes.
+    Without labels, it is trained towards the float model's outputs.
 
     Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
@@ -326,7 +325,6 @@ def run_train(
     """Run train() with progress bars."""
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.steps.request import QuantizationRequest
-    from onnxq.training.pipeline import state_folder
     from onnxq.training.pipeline import train as train_model
 
     wanted = QuantizationRequest.of(request.scheme, request.target, request.prepare)
@@ -334,13 +332,7 @@ def run_train(
     with progress_bars(budget.time_limit, notes, quiet=quiet) as progress:
         budget = replace(budget, progress=progress)
         training = replace(training, on_progress=partial(note_progress, notes))
-        try:
-            return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
-        except (KeyboardInterrupt, OnnxqError) as end:
-            if (kept := state_folder(output)).exists():
-                next_one = "the same command" if isinstance(end, KeyboardInterrupt) else "one that corrects this"
-                click.echo(f"onnxq: the trained state is in {kept}; {next_one} resumes it", err=True)
-            raise
+        return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
 
 
 def note_progress(notes: dict[str, str], state: TrainingProgress) -> None:

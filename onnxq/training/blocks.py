@@ -18,7 +18,7 @@ from torch import Tensor
 from onnxq.calibration.activations import Activations
 from onnxq.errors import DataError
 from onnxq.system.resources import Progress, silent
-from onnxq.training.learning import Checkpoint, default_batch_size, train_module
+from onnxq.training.learning import default_batch_size, train_module
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import Block, FakeQuantizedModel, blocks_of
 from onnxq.training.settings import Training, TrainingProgress
@@ -98,28 +98,16 @@ class BlockResults:
     undone: list[str] = field(default_factory=list)
 
 
-def train_blocks(
-    module: FakeQuantizedModel,
-    task: Task,
-    training: Training,
-    checkpoint: Checkpoint,
-    progress: Progress,
-) -> BlockResults:
+def train_blocks(module: FakeQuantizedModel, task: Task, training: Training, progress: Progress) -> BlockResults:
     """Train the blocks of a module one after the other towards the float model's activations.
 
     Args:
         module: the module, which is trained in place.
         task: the samples; its loss is not used.
         training: settings of each block.
-        checkpoint: saved after each block; training resumes from it.
         progress: called for the stage ``blocks``.
     """
-    found, kept = blocks_of(module), checkpoint.load()
-    so_far = BlockResults(**kept["sequence"]) if kept is not None else BlockResults()
-    if kept is not None:
-        module.load_state_dict(kept["module"])
-    if so_far.done == len(found):
-        return so_far
+    found, so_far = blocks_of(module), BlockResults()
     size = training.batch or default_batch_size(len(task.training_set))
     # Samples are stacked at the first block: later, the axis of samples is not known.
     minutes = None if training.minutes is None else training.minutes / len(found)
@@ -135,11 +123,9 @@ def train_blocks(
         for number, block in enumerate(found):
             progress("blocks", number, len(found))
             flow.run_float(block)
-            if number >= so_far.done:
-                one = replace(alone, on_progress=_numbered(training.on_progress, progress, number, len(found)))
-                train, holdout = (flow.training_set(block, indices) for indices in (trained, held_out))
-                _train_block(block, train, holdout, one, so_far)
-                checkpoint.save({"sequence": vars(so_far), "module": module.state_dict()})
+            one = replace(alone, on_progress=_numbered(training.on_progress, progress, number, len(found)))
+            train, holdout = (flow.training_set(block, indices) for indices in (trained, held_out))
+            _train_block(block, train, holdout, one, so_far)
             flow.run_quantized(block, {name for later in found[number + 1 :] for name in later.inputs})
         progress("blocks", len(found), len(found))
     return so_far
@@ -168,6 +154,6 @@ def _train_block(
         # The block has no float outputs.
         return
     if loss.signals and any(one.requires_grad for one in block.parameters()):
-        found = train_module(block, Task(loss, training_set, holdout, loss), training, Checkpoint(None), silent)
+        found = train_module(block, Task(loss, training_set, holdout, loss), training, silent)
         so_far.better += found.best > 0
         so_far.undone += (f"block {so_far.done}: {one}" for one in found.undone)

@@ -23,8 +23,8 @@ from onnxq.planning.plan import Plan
 from onnxq.search.refinement import TRAINING, MethodGain
 from onnxq.system.resources import Progress
 from onnxq.training.blocks import train_blocks
-from onnxq.training.learning import Checkpoint, copy_state, digest_of, parameter_groups, train_module
-from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, load_loss, loss_source
+from onnxq.training.learning import copy_state, parameter_groups, train_module
+from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, load_loss
 from onnxq.training.module import FakeQuantizedModel
 from onnxq.training.program import Subgraph
 from onnxq.training.quantizers import FakeQuantize, FakeQuantizedWeight, SharedChannelScales
@@ -54,7 +54,6 @@ def train_encodings(
     reference: Path,
     samples: SampleSource,
     training: Training,
-    state: Path | None,
     progress: Progress,
 ) -> TrainedEncodings:
     """Train the encodings of a plan.
@@ -68,14 +67,13 @@ def train_encodings(
         reference: file of the float model.
         samples: samples for training and holdout.
         training: the settings.
-        state: folder of checkpoints, from which a killed training resumes; None saves none.
         progress: called for the stages ``blocks`` and ``train``.
 
     Raises:
         ModelError: no parameter of the model can be trained.
         SchemeError: the device does not exist.
         DataError: samples or labels do not fit, or the loss is not finite from the first step on.
-        OutputError: the disk has no space for samples or checkpoints.
+        OutputError: the disk has no space for samples.
     """
     module = FakeQuantizedModel(graph, plan, codes)
     # Few samples look up few rows, and embeddings have more values than all other weights.
@@ -88,7 +86,7 @@ def train_encodings(
     module.to(torch_device(training.device))
     with ExitStack() as stack:
         task = _open_task(module, reference, samples, training, stack)
-        return _train(module, codes, task, training, state, progress)
+        return _train(module, codes, task, training, progress)
 
 
 def torch_device(name: str) -> torch.device:
@@ -111,29 +109,15 @@ def torch_device(name: str) -> torch.device:
 
 
 def _train(
-    module: FakeQuantizedModel, codes: Encodings, task: Task, training: Training, state: Path | None, progress: Progress
+    module: FakeQuantizedModel, codes: Encodings, task: Task, training: Training, progress: Progress
 ) -> TrainedEncodings:
     start = time.perf_counter()
-    key = digest_of(
-        (
-            module.plan.effect,
-            training,
-            *module.state_dict().values(),
-            loss_source(training.loss),
-            *(
-                one
-                for part in (task.training_set, task.holdout)
-                for each in part.samples
-                for one in each.inputs_and_labels
-            ),
-        )
-    )
     score, before = task.evaluate(module)
     if math.isnan(score):
         raise _no_number(training)
     # Steps that go too far overflow; they are undone and reported.
     with np.errstate(over="ignore", invalid="ignore"):
-        kept, undone = _train_in_turn(module, task, training, (state, key), progress)
+        kept, undone = _train_in_turn(module, task, training, progress)
     better, after = task.evaluate(module)
     worth = bool(kept) and better < score
     gain = MethodGain(
@@ -154,7 +138,7 @@ def _train(
 
 
 def _train_in_turn(
-    module: FakeQuantizedModel, task: Task, training: Training, keep: tuple[Path | None, str], progress: Progress
+    module: FakeQuantizedModel, task: Task, training: Training, progress: Progress
 ) -> tuple[list[str], list[str]]:
     """Widen ranges, train blocks, then the whole model; return sentences about improvements and undone steps."""
     moves = {"scales", "zero-points"} <= set(training.learn)
@@ -162,11 +146,11 @@ def _train_in_turn(
     if training.blocks == "first" and training.minutes is not None:
         training = replace(training, minutes=training.minutes / 2)
     if training.blocks == "only" or (training.blocks == "first" and len(module.subgraphs) > 1):
-        blocks = train_blocks(module, task, training, Checkpoint.of("blocks", *keep), progress)
+        blocks = train_blocks(module, task, training, progress)
         undone += blocks.undone
         kept += [f"{blocks.better} of {blocks.done} blocks"] if blocks.better else []
     if training.blocks != "only":
-        found = train_module(module, task, training, Checkpoint.of("whole", *keep), progress)
+        found = train_module(module, task, training, progress)
         if found.undone and not found.epochs:
             raise _no_number(training, f"; or give a smaller rate than {training.rate:g}" if training.rate else "")
         undone += found.undone

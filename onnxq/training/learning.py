@@ -1,23 +1,17 @@
-"""The training loop: steps of the optimizer, their rates, checkpoints, and the best state."""
+"""The training loop: steps of the optimizer, their rates, and the best state."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
 import math
-import pickle
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onnxq.errors import OutputError
 from onnxq.system.resources import Progress
 from onnxq.training.losses import Learner, Loss, Task
 from onnxq.training.quantizers import FakeQuantizedBias, FakeQuantizedWeight
@@ -35,9 +29,6 @@ _MIN_SIZE_IN_STEPS = 4.0
 # Values of a tensor count as at least this large, so that zeros can change.
 _MIN_SIZE = 1e-3
 _MAX_GRADIENT_NORM = 1.0
-# Shares of the usual rate, each tried for some steps. An inaccurate model learns best in large steps, a few of which
-# destroy a deep network that is accurate already.
-_RATE_SHARES, _STEPS_TRIED = (1.0, 1 / 3, 1 / 9, 1 / 27), 12
 
 
 def default_batch_size(count: int) -> int:
@@ -95,35 +86,6 @@ def take_step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, som
     return total
 
 
-def choose_rate_share(module: Learner, task: Task, training: Training) -> float:
-    """Return the share of the usual rate that does best on the holdout after a few steps.
-
-    Shares are tried from the largest on, until a smaller one does worse. The module is left as it was.
-    """
-    before, best, least = copy_state(module), _RATE_SHARES[0], math.inf
-    for share in _RATE_SHARES:
-        score = _score_after_few_steps(module, task, training, share)
-        module.load_state_dict(before)
-        if score > least:
-            break
-        if score < least:
-            best, least = share, score
-    return best
-
-
-def _score_after_few_steps(module: Learner, task: Task, training: Training, share: float) -> float:
-    """Return the holdout score after a few steps of falling rate; infinity if a step fails."""
-    optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
-    size = training.batch or default_batch_size(len(task.training_set))
-    count = min(_STEPS_TRIED, -(-len(task.training_set) // size))
-    steps = islice(task.training_set.batches(shuffled_indices(task, training, 0), size), count)
-    for number, some in enumerate(steps):
-        if not math.isfinite(take_step(module, optimizer, task.loss, some, share * cosine_decay(number / count))):
-            return math.inf
-    score, _ = task.evaluate(module)
-    return math.inf if math.isnan(score) else score
-
-
 def cosine_decay(share: float) -> float:
     """Return the learning rate, in units of the first, after a share of the training.
 
@@ -138,70 +100,11 @@ def copy_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-# Checkpoints: a killed run resumes from the last epoch, and ends in the same weights.
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A file with the state of one training, or of a part of it.
-
-    Attributes:
-        path: the file; None saves nothing.
-        key: digest of the training; states of another training are ignored.
-    """
-
-    path: Path | None
-    key: str = ""
-
-    @classmethod
-    def of(cls, part: str, folder: Path | None, key: str) -> Checkpoint:
-        """Return the checkpoint of a part of a training; without a folder it saves nothing."""
-        return cls(None if folder is None else folder / part, key)
-
-    def load(self) -> dict[str, Any] | None:
-        """Return the saved state of this training, or None if there is none that can be read."""
-        if self.path is None or not self.path.exists():
-            return None
-        try:
-            found: dict[str, Any] = torch.load(self.path, weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
-            return None
-        return found["state"] if isinstance(found, dict) and found.get("key") == self.key else None
-
-    def save(self, state: dict[str, Any]) -> None:
-        """Replace the saved state, all at once.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        if self.path is None:
-            return
-        new = self.path.with_name(f"{self.path.name}.new")
-        try:
-            self.path.parent.mkdir(exist_ok=True)
-            torch.save({"key": self.key, "state": state}, new)
-            new.replace(self.path)
-        except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                new.unlink()
-            raise OutputError(
-                f"the state of training {self.path} cannot be written: {error}; make room there"
-            ) from error
-
-
-def digest_of(parts: Iterable[object]) -> str:
-    """Return a digest of tensors by their bytes, and of other objects by their `repr`."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part.detach().cpu().numpy().tobytes() if isinstance(part, torch.Tensor) else repr(part).encode())
-    return digest.hexdigest()
-
-
 # The loop: Adam with a cosine schedule; the best state on the holdout is kept.
 
 _DEFAULT_STEPS = 240
 _MIN_EPOCHS = 8
-# Training ends when more steps than these were undone.
+# Training ends when more epochs than these had a loss that is not finite.
 _MAX_UNDONE = 3
 # An epoch that ends with 1.25 times the error of the best state is undone, and later steps are a third as large. A deep
 # network that is accurate already gets that far after a few steps of all weights.
@@ -232,130 +135,74 @@ class _Best:
     """The best state so far, with its score, noise-to-signal ratio and epoch."""
 
     module: dict[str, Tensor]
+    optimizer: dict[str, Any]
     score: float
     noise: float
     epoch: int = 0
 
-
-@dataclass(eq=False)
-class _State:
-    """The state of training after an epoch."""
-
-    module: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    best: _Best
-    before: float
-    factor: float
-    epoch: int = 0
-    seconds: float = 0.0
-    undone: list[str] = field(default_factory=list)
-
     @classmethod
-    def from_content(cls, kept: dict[str, Any]) -> _State:
-        """Undo `content`."""
-        return cls(**{**kept, "best": _Best(**kept["best"])})
+    def of(cls, module: Learner, optimizer: torch.optim.Optimizer, task: Task, epoch: int) -> _Best:
+        """Evaluate the current state."""
+        return cls(copy_state(module), copy.deepcopy(optimizer.state_dict()), *task.evaluate(module), epoch)
 
-    @property
-    def content(self) -> dict[str, Any]:
-        """The state in types that torch saves."""
-        return {**vars(self), "best": vars(self.best)}
+    def restore(self, module: Learner, optimizer: torch.optim.Optimizer) -> None:
+        module.load_state_dict(self.module)
+        optimizer.load_state_dict(copy.deepcopy(self.optimizer))
 
 
-def train_module(
-    module: Learner, task: Task, training: Training, checkpoint: Checkpoint, progress: Progress
-) -> TrainingResult:
+def train_module(module: Learner, task: Task, training: Training, progress: Progress) -> TrainingResult:
     """Train a module, and leave it in its best state.
 
-    The steps are Adam's (Kingma and Ba 2015), relative to the size of each tensor, and fall along a cosine. Without a
-    given rate, the one of several that does best in a few steps is taken. If the loss of a step is not finite, its
-    epoch is undone, and later steps are half as large.
+    The steps are Adam's (Kingma and Ba 2015), relative to the size of each tensor, and fall along a cosine. An epoch
+    with a loss that is not finite, or after which the error is clearly larger, is undone, and later steps are a third
+    as large.
 
     Args:
         module: the whole model, or a block.
         task: the loss and the samples.
         training: the settings.
-        checkpoint: saved after each epoch; training resumes from it.
         progress: called for the stage ``train``.
     """
     size = training.batch or default_batch_size(len(task.training_set))
     steps = -(-len(task.training_set) // size)
     epochs = training.epochs or max(_MIN_EPOCHS, -(-_DEFAULT_STEPS // steps))
     optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
-    state = _start(module, optimizer, task, training, checkpoint)
-    clock = _Clock(training.minutes, state.seconds)
-    while state.epoch < epochs and state.epoch - state.best.epoch < (training.patience or epochs) and clock.share < 1:
-        if len(state.undone) > _MAX_UNDONE:
-            break
-        progress("train", state.epoch, epochs)
-        total, count = 0.0, 0
-        for number, some in enumerate(task.training_set.batches(shuffled_indices(task, training, state.epoch), size)):
-            share = max((state.epoch + number / steps) / epochs, clock.share)
+    first = best = _Best.of(module, optimizer, task, 0)
+    epoch, factor, undone = 0, 1.0, list[str]()
+    start, limit = time.monotonic(), math.inf if training.minutes is None else 60 * training.minutes
+
+    def time_share() -> float:
+        return (time.monotonic() - start) / limit
+
+    while epoch < epochs and epoch - best.epoch < (training.patience or epochs) and time_share() < 1:
+        progress("train", epoch, epochs)
+        losses: list[float] = []
+        for number, some in enumerate(task.training_set.batches(shuffled_indices(task, training, epoch), size)):
+            share = max((epoch + number / steps) / epochs, time_share())
             if number and share >= 1:
                 # A part of the samples counts as an epoch.
                 break
-            lost = take_step(module, optimizer, task.loss, some, state.factor * cosine_decay(share))
-            total, count = total + lost, count + 1
-            if not math.isfinite(lost):
-                state.undone.append(
-                    f"step {number + 1} of epoch {state.epoch + 1} had a loss or gradient of {lost} and was undone"
-                )
+            losses.append(take_step(module, optimizer, task.loss, some, factor * cosine_decay(share)))
+            if not math.isfinite(losses[-1]):
                 break
-        if math.isfinite(total):
-            state.seconds = clock.seconds
-            noise = _compare(module, optimizer, task, state)
-            if noise > _DIVERGED * state.best.noise and task.loss is task.distillation:
-                state.factor /= _STEP_DIVISOR
-                state.module = state.best.module
-                module.load_state_dict(state.module)
-            checkpoint.save(state.content)
-            if training.on_progress is not None:
-                training.on_progress(TrainingProgress(state.epoch, epochs, total / count, noise))
+        if not math.isfinite(losses[-1]):
+            undone.append(
+                f"step {len(losses)} of epoch {epoch + 1} had a loss or gradient of {losses[-1]} and was undone"
+            )
+            factor /= _STEP_DIVISOR
+            best.restore(module, optimizer)
+            if len(undone) > _MAX_UNDONE:
+                break
             continue
-        state.factor /= 2
-        module.load_state_dict(state.module)
-        optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        epoch += 1
+        now = _Best.of(module, optimizer, task, epoch)
+        if now.score < best.score:
+            best = now
+        elif now.noise > _DIVERGED * best.noise and task.loss is task.distillation:
+            factor /= _STEP_DIVISOR
+            best.restore(module, optimizer)
+        if training.on_progress is not None:
+            training.on_progress(TrainingProgress(epoch, epochs, sum(losses) / len(losses), now.noise))
     progress("train", epochs, epochs)
-    best = state.best
-    module.load_state_dict(best.module)
-    return TrainingResult(state.before, best.noise, best.epoch, state.epoch, tuple(state.undone))
-
-
-class _Clock:
-    """The share of the time limit spent, in a run before it was resumed and since."""
-
-    def __init__(self, minutes: float | None, seconds: float) -> None:
-        self._limit = math.inf if minutes is None else 60 * minutes
-        self._start = time.monotonic() - seconds
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._start
-
-    @property
-    def share(self) -> float:
-        return self.seconds / self._limit
-
-
-def _start(
-    module: Learner, optimizer: torch.optim.Optimizer, task: Task, training: Training, checkpoint: Checkpoint
-) -> _State:
-    kept = checkpoint.load()
-    if kept is not None:
-        state = _State.from_content(kept)
-        module.load_state_dict(state.module)
-        optimizer.load_state_dict(copy.deepcopy(state.optimizer))
-        return state
-    score, noise = task.evaluate(module)
-    share = choose_rate_share(module, task, training) if training.rate is None else 1.0
-    now = copy_state(module)
-    return _State(now, copy.deepcopy(optimizer.state_dict()), _Best(now, score, noise), noise, share)
-
-
-def _compare(module: Learner, optimizer: torch.optim.Optimizer, task: Task, state: _State) -> float:
-    """Record the state after an epoch, and whether it is the best; return its noise-to-signal ratio."""
-    score, noise = task.evaluate(module)
-    state.epoch += 1
-    state.module, state.optimizer = copy_state(module), copy.deepcopy(optimizer.state_dict())
-    if score < state.best.score:
-        state.best = _Best(state.module, score, noise, state.epoch)
-    return noise
+    best.restore(module, optimizer)
+    return TrainingResult(first.noise, best.noise, best.epoch, epoch, tuple(undone))

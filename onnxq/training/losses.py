@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,12 +125,6 @@ class CrossEntropy:
         if self.probabilities:
             return torch.nn.functional.nll_loss(scores.clamp(min=_LEAST).log(), labels)
         return torch.nn.functional.cross_entropy(scores, labels)
-
-
-def loss_source(loss: str) -> str:
-    """Return the source text of the file of a user's loss; empty if the loss is in a module."""
-    place = Path(loss.rpartition(":")[0])
-    return place.read_text(encoding="utf-8") if place.suffix == ".py" and place.is_file() else ""
 
 
 def load_loss(text: str) -> Loss:

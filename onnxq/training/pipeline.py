@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def train(
     """Quantize a float model as quantize() does, and train the quantized parts before the result is verified.
 
     The plan is that of the scheme, or the given one, and stays. Trained parameters are kept only if they are better on
-    the holdout. If a training is killed, the same call resumes it.
+    the holdout.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
@@ -77,24 +76,11 @@ def train(
     if training.loss:
         load_loss(training.loss)
     output = check_output_path(output, model, budget, data)
-    state = None if output is None else state_folder(output)
 
     def after_search(ready: PreparedRun, seen: CalibratedModel, settled: SearchedModel) -> SearchedModel:
-        return train_chosen(ready, seen, settled, goal, budget, training, state)
+        return train_chosen(ready, seen, settled, goal, budget, training)
 
-    done = run_steps(model, data, output, _wanted(scheme), goal, budget, after_search)
-    if state is not None:
-        shutil.rmtree(state, ignore_errors=True)
-    return done
-
-
-def state_folder(output: Path) -> Path:
-    """Return the folder of checkpoints beside an output.
-
-    >>> state_folder(Path("m.int8.onnx")).name
-    'm.int8.onnx.training'
-    """
-    return output.with_name(f"{output.name}.training")
+    return run_steps(model, data, output, _wanted(scheme), goal, budget, after_search)
 
 
 def quantize_and_train(
@@ -169,7 +155,6 @@ def train_chosen(
     goal: Goal,
     budget: Budget,
     training: Training,
-    state: Path | None,
 ) -> SearchedModel:
     """Train the encodings of the chosen plan, and take the trained model unless it is worse on the holdout.
 
@@ -180,7 +165,6 @@ def train_chosen(
         goal: the goal that both models are evaluated for.
         budget: the time for latency, and the progress function.
         training: the settings.
-        state: folder of checkpoints; None saves none.
 
     Returns:
         The result with the gain of training, and warnings about parts that were not trained.
@@ -191,7 +175,7 @@ def train_chosen(
     plan = found.outcome.plan
     before = bench.codes_of(plan, settled.refined.basis.evidence, found.recipe)
     done = train_encodings(
-        bench.graph_for(plan), plan, before, files.reference, seen.samples, training, state, budget.progress
+        bench.graph_for(plan), plan, before, files.reference, seen.samples, training, budget.progress
     )
     if done.codes is before:
         return _with_gain(settled, found, done.gain, done.doubts)
@@ -270,7 +254,7 @@ def search_and_train(
                 break
             below *= 2
             continue
-        staged = after = train_chosen(model, seen, less, goal, budget, replace(training, minutes=minutes), None)
+        staged = after = train_chosen(model, seen, less, goal, budget, replace(training, minutes=minutes))
         gained = _decibels(after.chosen) - _decibels(less.chosen)
         if not _meets_goal(after.chosen, goal):
             sqnr = _decibels(after.chosen)

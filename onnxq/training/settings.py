@@ -19,7 +19,7 @@ MEMORY = 1 << 28
 """Bytes of samples, float outputs and block activations kept in memory; the rest is in temporary files."""
 
 RATE = 1e-3
-"""The largest initial learning rate that is tried if none is given."""
+"""The initial learning rate, relative to the size of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class Training:
         batch: samples of a step; None takes 32, or an eighth of few samples.
         rate: the initial learning rate, relative to the root mean square of each tensor, or to four quantization steps
             if they are larger. Scales use it too, channel scales 30 times as much, and zero points 10 times as much in
-            quantization steps. None tries RATE, a third, a ninth and a 27th of it for a few steps each, and takes the
-            rate that does best on holdout samples.
+            quantization steps. None takes RATE.
         patience: epochs without improvement after which training ends; None runs all, because the last and smallest
             steps are most often the best.
         seed: seed of the order of samples.

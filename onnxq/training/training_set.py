@@ -47,11 +47,6 @@ class Batch:
     labels: Tensor | None = None
     count: int = 1
 
-    @property
-    def inputs_and_labels(self) -> tuple[Tensor, ...]:
-        """All tensors that do not come from the float model."""
-        return (*self.inputs.values(), *(() if self.labels is None else (self.labels,)))
-
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""
         inputs, expected = (

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from cli.commands import CALIB, MODELS, invoke
-from onnxq.cli.main import cli
 from onnxq.cli.quantize import note_progress
 from onnxq.errors import ModelError, OnnxqError, SchemeError
 from onnxq.steps.request import Budget
@@ -85,21 +83,3 @@ def test_what_is_noted_is_the_loss_and_decibels(block: int, stage: str) -> None:
     notes: dict[str, str] = {}
     note_progress(notes, TrainingProgress(1, 8, loss=0.5, noise_to_signal=0.01, block=block, blocks=3))
     assert notes == {stage: "loss 0.5, 20.0 dB"}
-
-
-@pytest.mark.parametrize(
-    ("end", "next_one"),
-    [(KeyboardInterrupt(), "the same command"), (SchemeError("the loss is NaN"), "one that corrects this")],
-)
-def test_at_an_early_end_it_says_where_it_goes_on(
-    end: BaseException, next_one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "o.onnx"
-
-    def stop(*args: object, **kwargs: object) -> None:
-        pipeline.state_folder(output).mkdir()
-        raise end
-
-    monkeypatch.setattr(pipeline, "train", stop)
-    result = CliRunner().invoke(cli, ["train", str(MODELS / "gru.onnx"), *map(str, SHORT), "-o", str(output)])
-    assert f"o.onnx.training; {next_one} resumes it" in result.stderr

@@ -1,28 +1,31 @@
-"""Codes of a plan are trained on some samples and compared on others."""
+"""Encodings of a plan are trained on some samples and compared on others."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from conftest import Build
+from onnx import ModelProto
 
 from onnxq.algorithms.encodings import Encodings
 from onnxq.errors import ModelError, SchemeError
 from onnxq.system.resources import silent
-from onnxq.training.fitting import TrainedEncodings, train_encodings
+from onnxq.training import prepare
+from onnxq.training.fitting import TrainedEncodings, train_encodings, widen_ranges
+from onnxq.training.learning import copy_state
+from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import FakeQuantizedModel
 from onnxq.training.settings import Training, TrainingProgress
-from training.modules import NETWORK, WEIGHTS, images, module_of
+from onnxq.training.training_set import TrainingSet, run_float_model
+from training.modules import NETWORK, WEIGHTS, Samples, images, module_of
 
 
-def fit(
-    module: FakeQuantizedModel, codes: Encodings, folder: Path, training: Training, state: Path | None = None
-) -> TrainedEncodings:
-    reference = folder / "m.onnx"
-    return train_encodings(module.graph, module.plan, codes, reference, images(16), training, state, silent)
+def fit(module: FakeQuantizedModel, codes: Encodings, folder: Path, training: Training) -> TrainedEncodings:
+    return train_encodings(module.graph, module.plan, codes, folder / "m.onnx", images(16), training, silent)
 
 
 @pytest.fixture
@@ -48,31 +51,13 @@ def test_labels_are_learned(module: FakeQuantizedModel, tmp_path: Path) -> None:
     assert done.gain.kept == "epoch 2 of 2"
 
 
-def test_a_finished_training_is_not_run_again(module: FakeQuantizedModel, tmp_path: Path) -> None:
-    state, training = tmp_path / "state", Training(epochs=2)
-    first = fit(module, module.codes(), tmp_path, training, state)
-    last = state.stat().st_mtime_ns
-    again = fit(module, module.codes(), tmp_path, training, state)
-    assert state.stat().st_mtime_ns == last
-    assert (again.gain.before, again.gain.after) == (first.gain.before, first.gain.after)
-
-
-@pytest.mark.parametrize("loss", [False, True])
-def test_other_labels_or_another_loss_begin_anew(module: FakeQuantizedModel, loss: bool, tmp_path: Path) -> None:
-    def learned(number: int) -> int:
-        np.save(tmp_path / "l.npy", np.full(16, number))
-        text = (
-            f"def far(outputs, expected, inputs):\n    return next(iter(outputs.values())).square().mean() * {number}\n"
-        )
-        (tmp_path / "mine.py").write_text(text)
-        own = {"loss": f"{tmp_path / 'mine.py'}:far"} if loss else {"labels": tmp_path / "l.npy"}
-        fit(module, module.codes(), tmp_path, Training(epochs=2, **own), state)
-        return state.stat().st_mtime_ns
-
-    state = tmp_path / "state"
-    first = learned(3)
-    assert learned(3) == first
-    assert learned(2) > first
+def test_a_loss_of_the_user_is_learned(module: FakeQuantizedModel, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def small(outputs, expected, inputs):\n    return outputs['y'].square().mean()\n"
+    )
+    done = fit(module, module.codes(), tmp_path, Training(epochs=2, loss=f"{tmp_path / 'mine.py'}:small", rate=1e-2))
+    assert done.gain.kept == "epoch 2 of 2"
+    assert done.gain.after < done.gain.before
 
 
 def test_what_cannot_learn_is_told(build: Build, tmp_path: Path) -> None:
@@ -96,7 +81,6 @@ def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> 
         tmp_path / "m.onnx",
         images(8, (1, 64)),
         Training(epochs=1),
-        None,
         silent,
     )
     assert done.doubts == ("no gradient passes hard, which torch has no function for here",)
@@ -123,3 +107,54 @@ def test_where_training_stands_is_told_after_every_epoch(module: FakeQuantizedMo
     fit(module, module.codes(), tmp_path, Training(epochs=2, on_progress=told.append))
     assert [(one.block, one.blocks, one.epoch) for one in told] == [(0, 0, 1), (0, 0, 2)]
     assert all(0 < one.noise_to_signal < 1 and 0 < one.loss < 1 and one.epochs == 2 for one in told)
+
+
+LAYER = "(float[N,16] x) => (float[N,8] y) { y = Gemm(x, w) }"
+
+
+# As behind a Gelu: all go as far below zero, and one much farther above it than others.
+SIZES = np.r_[16.0, np.ones(15)].astype(np.float32)
+
+
+def test_where_no_channel_could_be_finer_zero_moves(build: Build, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    samples = [{"x": np.maximum(random.standard_normal((1, 16)) * SIZES, -0.2).astype(np.float32)} for _ in range(40)]
+    # Elsewhere the noise of one channel would hide that of others.
+    model = build(LAYER, w=(random.standard_normal((16, 8)) / SIZES[:, None]).astype(np.float32))
+    module, task = begun(model, samples, tmp_path / "m.onnx", ends=0.999)
+    zero, (_, before) = module.quantizer_of("x").zero_point.item(), task.evaluate(module)
+    assert widen_ranges(module, task)
+    assert module.quantizer_of("x").zero_point.item() > zero + 10
+    assert task.evaluate(module)[1] < before / 3
+    assert module.codes().factors["x"].values[1:].max() < 0.5
+
+
+def test_where_all_channels_use_all_codes_nothing_changes(build: Build, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    samples = [{"x": random.uniform(-1, 1, (1, 16)).astype(np.float32)} for _ in range(40)]
+    module, task = begun(build(LAYER, w=(16, 8)), samples, tmp_path / "m.onnx", ends=0.999)
+    before = copy_state(module)
+    assert not widen_ranges(module, task)
+    assert all((before[name] == tensor).all() for name, tensor in module.state_dict().items())
+
+
+def test_without_factors_nothing_is_tried(build: Build, tmp_path: Path) -> None:
+    samples = [{"x": np.linspace(-1, 1, 16, dtype=np.float32)[None]}]
+    module, task = begun(build(LAYER, w=(16, 8)), samples, tmp_path / "m.onnx")
+    assert not widen_ranges(module, task)
+
+
+def begun(
+    model: ModelProto, samples: Samples, path: Path, ends: float | None = None
+) -> tuple[FakeQuantizedModel, Task]:
+    """Return the module of a model whose input has factors close to 1, or none, and what it learns."""
+    onnx.save(model, path)
+    plan = module_of(model, samples).plan
+    factors = () if ends is None else tuple(np.linspace(ends, 1, 16))
+    divided = [
+        replace(one, factors=factors, channels=1) if one.tensor == "x" and factors else one for one in plan.activations
+    ]
+    lessons = run_float_model(path, samples)
+    noise = Distillation.of(lessons)
+    both = TrainingSet(lessons, True)
+    return prepare(model, replace(plan, activations=tuple(divided))), Task(noise, both, both, noise)

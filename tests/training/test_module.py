@@ -1,18 +1,31 @@
-"""A module computes what the written model computes, and its codes are those that are written."""
+"""A module computes what the written model computes, and its parameters have gradients."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from conftest import Build
 
-from onnxq.errors import ModelError
-from onnxq.ir import save
-from onnxq.runtime.sessions import open_session, run
+import onnxq
+from onnxq.calibration.instrument import add_outputs
+from onnxq.errors import DataError, ModelError, SchemeError
+from onnxq.ir import Variable, constants, save
+from onnxq.runtime.sessions import Array, open_session, run
+from onnxq.training import (
+    convert,
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+    prepare,
+)
 from onnxq.training.module import FakeQuantizedModel, QATModule
+from onnxq.training.program import Program, Subgraph
 from training.modules import MODELS, NETWORK, WEIGHTS, images, module_of
 
 PRESETS = [
@@ -139,3 +152,169 @@ def test_half_floats_are_refused(build: Build) -> None:
     graph = as_graph(build("(float16[2] x) => (float16[2] y) { y = Add(x, w) }", w=np.ones(2, np.float16)))
     with pytest.raises(ModelError, match="tensor 'w' is float16, expected float32 to train in"):
         FakeQuantizedModel(graph, Plan((), (), "s", "onnxruntime-cpu"), Encodings())
+
+
+@dataclass(frozen=True)
+class Written:
+    """What onnxruntime makes of the written model, without optimisation."""
+
+    model: onnx.ModelProto
+    values: dict[str, Array]
+
+    @classmethod
+    def of(cls, module: QATModule, path: Path, sample: dict[str, Array]) -> Written:
+        save(module.quantized(), path)
+        model = onnx.load(path)
+        made = {name for node in model.graph.node for name in node.output if name}
+        tapped = add_outputs(model, sorted(made - {one.name for one in model.graph.output}))
+        names = [one.name for one in tapped.graph.output]
+        found = run(open_session(tapped, optimize=False), sample, names)
+        return cls(model, dict(zip(names, found, strict=True)) | sample)
+
+    @property
+    def roundings(self) -> list[tuple[str, str]]:
+        """The tensors that become codes, and the codes."""
+        found = (node for node in self.model.graph.node if node.op_type == "QuantizeLinear")
+        return [(node.input[0], node.output[0]) for node in found]
+
+
+def checked(module: QATModule, written: Written) -> int:
+    """Compare codes, and what each node makes of onnxruntime's inputs; return how many tensors become codes."""
+    quantizers = {one.tensor: module.quantizer_of(one.tensor) for one in module.plan.activations}
+    with torch.no_grad():
+        for tensor, codes in written.roundings:
+            quantizer = quantizers[tensor]
+            found = quantizer(torch.from_numpy(written.values[tensor]))
+            decoded = torch.from_numpy(written.values[codes].astype(np.float32))
+            assert found.equal((decoded - quantizer.whole_zero_point) * quantizer.scale), tensor
+        for node in module.graph.nodes:
+            read = tuple(one for one in node.inputs if isinstance(one, Variable) and one.name)
+            made = tuple(one for one in node.outputs if one.name in written.values)
+            if any(one.name not in written.values for one in read) or not made:
+                continue
+            fed = {one.name: torch.from_numpy(written.values[one.name]) for one in read}
+            for name, found in module.outputs(fed, Subgraph((node,), read, made)).items():
+                expected = np.asarray(written.values[name], np.float64)
+                apart = np.abs(found.numpy() - expected).max() / max(np.abs(expected).max(), 1e-9)
+                assert apart < 1e-5, (node.name, name)
+    return len(written.roundings)
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8-per-tensor", "torch-qnnpack", "torch-fbgemm"])
+def test_codes_are_equal_bit_for_bit(preset: str, build: Build, tmp_path: Path) -> None:
+    module = module_of(build(NETWORK, **WEIGHTS), images(4), preset)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    assert checked(module, Written.of(module, tmp_path / "q.onnx", images(1, (8, 3, 8, 8), 7)[0])) > 2
+
+
+@pytest.mark.parametrize(("name", "tensors"), [("mobilenet", 20), ("resnet", 10), ("vit", 10)])
+def test_so_they_are_in_deep_models(name: str, tensors: int, tmp_path: Path) -> None:
+    pixels = np.load(MODELS / "data" / "calib.npz")["image"]
+    module = module_of(MODELS / f"{name}.onnx", [{"image": one[None]} for one in pixels[:4]], "int8-per-tensor")
+    assert checked(module, Written.of(module, tmp_path / "q.onnx", {"image": pixels[4:6]})) > tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [("mobilenet", "torch-qnnpack"), ("resnet", "int8"), ("vit", "int8"), ("gru", "int8")]
+)
+def test_in_the_same_arithmetic_whole_models_are_equal(name: str, preset: str) -> None:
+    pixels = np.load(MODELS / "data" / "calib.npz")["image"]
+    module = module_of(MODELS / f"{name}.onnx", [{"image": one[None]} for one in pixels[:4]], preset)
+    graph, fed = module.quantized(), {"image": torch.from_numpy(pixels[4:6])}
+    held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
+    with torch.no_grad():
+        # Sums are torch's and quantizers onnxruntime's, so that no sum in another order decides between two codes.
+        found = Program(graph).run(fed, held, lambda node, index, value: value, lambda node, index, value: value)
+        expected = module.outputs(fed)["logits"]
+    assert float((found["logits"] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+def test_factors_of_channels_learn_with_all_else(build: Build, tmp_path: Path) -> None:
+    model = build(NETWORK, **WEIGHTS)
+    plan = module_of(model, images(4)).plan
+    by_channels = {"x": 3, "r": 16}
+    divided = [
+        replace(one, factors=tuple(np.linspace(0.2, 1, by_channels[one.tensor])), channels=1)
+        if one.tensor in by_channels
+        else one
+        for one in plan.activations
+    ]
+    module = prepare(model, replace(plan, activations=tuple(divided)))
+    begun = module.codes().factors
+    assert begun.keys() == by_channels.keys()
+    module(torch.from_numpy(images(1)[0]["x"])).sum().backward()
+    assert all(one.log_channel_scales.grad.abs().sum() > 0 for one in module.channels.shared)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    learned = module.codes().factors
+    for name, factors in learned.items():
+        assert not np.allclose(factors.values, begun[name].values, rtol=1e-3)
+        assert factors.values.max() <= 1
+    onnxq.save(convert(module), tmp_path / "q.onnx")
+    sample = images(1, seed=5)[0]
+    (written,) = run(open_session(tmp_path / "q.onnx", optimize=False), sample)
+    found = module(torch.from_numpy(sample["x"])).detach().numpy()
+    # Sums of what was divided round otherwise, and a value between two codes becomes the other one.
+    assert np.abs(found - written).max() < 1e-2 * np.abs(written).max()
+
+
+def test_a_loop_of_ones_own_learns_and_its_model_runs(build: Build, tmp_path: Path) -> None:
+    model = build(NETWORK, **WEIGHTS)
+    module = module_of(model, images(4), "int4-block32")
+    x = torch.from_numpy(images(1, (16, 3, 8, 8))[0]["x"])
+    (expected,) = (torch.from_numpy(one) for one in run(open_session(model), {"x": x.numpy()}))
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(12):
+        loss = torch.nn.functional.mse_loss(module(x), expected)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    onnxq.save(convert(module), tmp_path / "q.onnx")
+    (found,) = run(open_session(tmp_path / "q.onnx", optimize=False), {"x": x.numpy()})
+    assert torch.allclose(torch.from_numpy(found), module(x).detach(), atol=1e-5)
+    assert "int4-block32" in onnxq.load(tmp_path / "q.onnx").metadata.values()
+
+
+def test_switches_work_as_those_of_torch(build: Build) -> None:
+    module = module_of(build(NETWORK, **WEIGHTS), images(4))
+    x = torch.from_numpy(images(1, seed=5)[0]["x"])
+    coded = module(x)
+    module.apply(disable_fake_quant)
+    assert not torch.equal(module(x), coded)
+    module.apply(enable_fake_quant)
+    assert torch.equal(module(x), coded)
+    before = [one.base.clone() for one in module.quantizers]
+    module.apply(enable_observer)
+    module(10 * x)
+    module.apply(disable_observer)
+    after = [one.base.clone() for one in module.quantizers]
+    module(20 * x)
+    assert any(not one.equal(other) for one, other in zip(before, after, strict=True))
+    assert all(one.base.equal(other) for one, other in zip(module.quantizers, after, strict=True))
+
+
+def test_a_plan_without_ranges_waits_for_calibration(build: Build) -> None:
+    model = build(NETWORK, **WEIGHTS)
+    with pytest.raises(DataError, match="calibrat"):
+        prepare(model, onnxq.plan(model))
+
+
+def test_a_plan_of_another_model_is_refused(build: Build) -> None:
+    plan = module_of(build(NETWORK, **WEIGHTS), images(4)).plan
+    with pytest.raises(SchemeError):
+        prepare(build(NETWORK, **{**WEIGHTS, "w": (16, 3, 3, 3), "b": (16,), "v": (8, 16, 1, 1), "u": (8, 16)}), plan)
+
+
+def test_what_is_no_plan_or_module_is_told(build: Build) -> None:
+    with pytest.raises(SchemeError, match="expected a Plan"):
+        prepare(build(NETWORK, **WEIGHTS), "int8")  # type: ignore[arg-type]
+    with pytest.raises(SchemeError, match=r"the module is Linear, expected one of onnxq.training.prepare\(\)"):
+        convert(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
-"""train() writes what is better than what quantize() writes, and nothing that misses the goal."""
+"""train() and quantize_and_train() write what is better than without training, and nothing else."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,45 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Build
+from runtime.elsewhere import offer_elsewhere
 
-from onnxq.errors import DataError, OnnxqError
+from onnxq.calibration.data import Data
+from onnxq.config.presets import PRESETS
+from onnxq.errors import DataError, OnnxqError, SchemeError
+from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
-from onnxq.pipeline import quantize
+from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.metrics import Metric
+from onnxq.evaluation.verification import Verification, Verifier
+from onnxq.pipeline import Quantized, quantize
 from onnxq.report import FidelityError
-from onnxq.steps.request import Budget
-from onnxq.training.pipeline import train
+from onnxq.runtime.sessions import open_session, run
+from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.search.context import SearchResult
+from onnxq.steps.calibrate import CalibratedModel, calibrate_model, range_methods
+from onnxq.steps.prepare import PreparedRun, prepare_model
+from onnxq.steps.request import Budget, QuantizationRequest
+from onnxq.steps.search import SearchedModel, search_for_plan
+from onnxq.training import pipeline as module
+from onnxq.training.pipeline import quantize_and_train, search_and_train, train
 from onnxq.training.settings import Training
-from training.modules import images
+from training.modules import MODELS, images
 
 LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v) }"
+
+
 WEIGHTS = {"w": (32, 32), "v": (32, 16)}
+
+
 SAMPLES = images(48, (1, 32))
+
+
 SQUARE = {"w": (32, 32)}
+
+
 PRODUCT = "(float[N,32] x) => (float[N,32] y) { y = MatMul(x, w) }"
+
+
 LOSSES = """
 def nothing(outputs, expected, inputs):
     return outputs["y"].sum() * float("nan")
@@ -34,6 +59,8 @@ def steep(outputs, expected, inputs):
 def wrong(outputs, expected, inputs):
     return (outputs["y"].argmax(-1) != expected["y"].argmax(-1)).float().mean()
 """
+
+
 QUICK = Budget("off", "off", latency_seconds=0)
 
 
@@ -56,16 +83,11 @@ def test_the_written_model_is_better_than_without_training(build: Build, tmp_pat
     onnx.checker.check_model(tmp_path / "q.onnx")
 
 
-def test_what_misses_the_goal_is_not_written_and_its_state_waits(build: Build, tmp_path: Path) -> None:
+def test_what_misses_the_goal_is_not_written(build: Build, tmp_path: Path) -> None:
     model, output = build(LAYERS, **WEIGHTS), tmp_path / "q.onnx"
     with pytest.raises(FidelityError):
         train(model, SAMPLES, output, scheme="int2-block16", goal=99, budget=QUICK, training=Training(epochs=1))
-    assert [path.name for path in tmp_path.iterdir()] == ["q.onnx.training"]
-    done = train(
-        model, SAMPLES, output, scheme="int2-block16", goal=Goal(force=True), budget=QUICK, training=Training(epochs=1)
-    )
-    assert done.report.encoding.gains[-1].kept == "epoch 1 of 1"
-    assert [path.name for path in tmp_path.iterdir()] == ["q.onnx"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -149,3 +171,286 @@ def test_half_floats_that_a_scheme_widens_are_trained(build: Build) -> None:
     force, training = Goal(force=True), Training(epochs=1)
     done = train(model, samples, scheme="int8", goal=force, budget=QUICK, training=training)
     assert done.report.encoding.gains[-1].method == "training"
+
+
+def trained(build: Build, output: Path | None, training: Training, **more: Any) -> Quantized:
+    goal = more.pop("goal", Goal(force=True))
+    model = build(LAYERS, **WEIGHTS)
+    return train(model, SAMPLES, output, scheme="int2-block16", goal=goal, budget=QUICK, training=training)
+
+
+def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def score(outputs: list[dict[str, Any]], samples: list[dict[str, Any]]) -> float:
+        score.calls += 1  # type: ignore[attr-defined]
+        return -float(score.calls)  # type: ignore[attr-defined]
+
+    score.calls = 0  # type: ignore[attr-defined]
+    done = trained(build, None, Training(epochs=2, rate=1e-2), goal=Goal(metric=Metric("falls", score), force=True))
+    assert done.report.encoding.gains[-1].left == "worse on the holdout"
+    assert done.report.fidelity.scores is not None
+    assert done.report.fidelity.scores.candidate == -2
+
+
+@pytest.mark.parametrize(
+    ("noises", "lacking", "taken"),
+    [
+        ([2.0, 1.0], [0.0, 0.0], True),
+        ([1.0, 2.0], [0.0, 0.0], False),
+        ([2.0, 1.0], [0.5, 0.0], False),
+        ([2.0, 1.0], [0.5, 0.2], True),
+    ],
+    ids=["quieter", "louder", "quieter, and below the goal for it", "quieter, below the goal before too"],
+)
+def test_the_noise_of_the_samples_that_judge_decides_and_the_goal_stays_reached(
+    noises: list[float], lacking: list[float], taken: bool, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, lacks = iter(noises), iter(lacking)
+    monkeypatch.setattr(module, "_noise", lambda judge, candidate: next(heard))
+    monkeypatch.setattr(SearchResult, "lacks", lambda found, goal: next(lacks, 0.0))
+    gain = trained(build, None, Training(epochs=2)).report.encoding.gains[-1]
+    assert (gain.left == "") == taken
+    assert bool(gain.kept) == taken
+
+
+def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_elsewhere(monkeypatch)
+    latencies = []
+
+    def verified(judge: Verifier, candidate: Path, look: int, known: Latency | None = None) -> Verification:
+        found = verify(judge, candidate, look, known)
+        latencies.append(found.latency)
+        return found
+
+    verify = Verifier.verified
+    monkeypatch.setattr(Verifier, "verified", verified)
+    plan = QuantizationRequest.of("int4-block32", "openvino", ())
+    budget = replace(QUICK, latency_seconds=0.05, engine="elsewhere")
+    train(
+        build(LAYERS, **WEIGHTS),
+        SAMPLES,
+        scheme=plan,
+        goal=Goal(force=True),
+        budget=budget,
+        training=Training(epochs=2),
+    )
+    assert [latency and latency.engine for latency in latencies] == ["elsewhere 1"] * 2
+
+
+def test_a_model_for_what_does_not_run_here_is_not_timed(build: Build) -> None:
+    wanted = QuantizationRequest.of("int2-block16", "onnxruntime-cpu-arm", ())
+    goal, budget = Goal(force=True), replace(QUICK, latency_seconds=0.05)
+    done = train(
+        build(LAYERS, **WEIGHTS), SAMPLES, scheme=wanted, goal=goal, budget=budget, training=Training(epochs=2)
+    )
+    assert done.report.encoding.gains[-1].kept
+    assert done.report.performance.latency is None
+    assert "onnxruntime-cpu-arm" in done.report.performance.unmeasured
+
+
+def test_strict_types_are_written_with_learned_codes(build: Build, tmp_path: Path) -> None:
+    scheme = replace(PRESETS["int2-block16"], emit="strict")
+    model = build(LAYERS, **WEIGHTS)
+    outputs = []
+    for name, given in (("plain", PRESETS["int2-block16"]), ("strict", scheme)):
+        train(
+            model,
+            SAMPLES,
+            tmp_path / name,
+            scheme=given,
+            goal=Goal(force=True),
+            budget=QUICK,
+            training=Training(epochs=2),
+        )
+        outputs.append(run(open_session(tmp_path / name), SAMPLES[0])[0])
+    np.testing.assert_allclose(*outputs, atol=1e-5)
+
+
+FASTER_SAMPLES = images(32, (1, 32))
+
+
+SHORT = Training(blocks="no", epochs=2)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A model on its way, and the plan of a preset that is as fast as is said."""
+
+    ready: PreparedRun
+    seen: CalibratedModel
+    first: SearchedModel
+
+    @classmethod
+    def of(cls, build: Build, folder: Path, preset: str, speed: float) -> Steps:
+        folder.mkdir()
+        ready = prepare_model(
+            build(LAYERS, **WEIGHTS), QuantizationRequest.of(preset, DEFAULT_TARGET, ()), folder, None, QUICK
+        )
+        seen = calibrate_model(ready, Data.of(FASTER_SAMPLES), range_methods(ready, QUICK), Goal(), QUICK)
+        return cls(ready, seen, as_fast(search_for_plan(ready, seen, Goal(), QUICK), speed))
+
+
+def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
+    verification = replace(found.chosen.verification, latency=Latency(speed, 1.0, 1, 9))
+    return replace(found, chosen=replace(found.chosen, verification=verification))
+
+
+def found_faster(
+    build: Build, folder: Path, monkeypatch: pytest.MonkeyPatch, goal: Goal, speeds: tuple[float, float]
+) -> tuple[Steps, bytes, SearchedModel]:
+    """Let a plan in bytes meet one in 2 bits that is as fast as is said before and after training."""
+    other = Steps.of(build, folder / "other", "int2-block16", speeds[0])
+    steps = Steps.of(build, folder / "own", "int8-storage", 1.0)
+    trained = module.train_chosen
+
+    monkeypatch.setattr(module, "search_for_plan", lambda *arguments: other.first)
+    monkeypatch.setattr(module, "train_chosen", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
+    staged = steps.ready.files.staged.read_bytes()
+    return steps, staged, search_and_train(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT)
+
+
+def test_a_faster_plan_that_training_makes_faithful_is_taken(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, _, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=1.0), (2.0, 1.9))
+    assert best.chosen.outcome.plan.scheme == "int2-block16"
+    assert best.chosen.gains[-1].method == "training"
+    files = steps.ready.files
+    found = compare_files(files.reference, files.staged, list(steps.seen.judged))
+    assert found.worst_sqnr == pytest.approx(best.chosen.verification.agreement.worst_sqnr)
+
+
+@pytest.mark.parametrize(
+    ("decibels", "speeds", "told"),
+    [
+        (1.0, (0.9, 2.0), "no faster plan is close enough to the goal for training"),
+        (1.0, (2.0, 0.9), "a trained plan measured no faster, so it was not taken"),
+        (35.0, (2.0, 2.0), "dB after training, which misses the goal, so it was not taken"),
+    ],
+    ids=["slower", "slower after training", "not faithful"],
+)
+def test_what_was_there_is_built_again_otherwise(
+    decibels: float,
+    speeds: tuple[float, float],
+    told: str,
+    build: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, staged, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=decibels), speeds)
+    assert best.chosen is steps.first.chosen
+    assert told in best.doubts[-1]
+    assert steps.ready.files.staged.read_bytes() == staged
+
+
+@pytest.mark.parametrize(
+    ("gained", "aims"),
+    [(1.5, [18.0, 18.5]), (0.2, [18.0]), (5.0, [18.0])],
+    ids=["some", "hardly anything", "too little all the same"],
+)
+def test_the_next_plan_lacks_no_more_than_training_gave_back(
+    gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, first, asked = attempts(build, tmp_path, monkeypatch, gained, faithful=False)
+    assert asked == aims
+    assert best.chosen is first.chosen
+
+
+@pytest.mark.parametrize(("gained", "aims"), [(2.2, [18.0]), (6.0, [18.0, 14.0])], ids=["hardly more", "more"])
+def test_the_next_plan_lacks_what_training_gave_back_of_one_that_is_faithful(
+    gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, first, asked = attempts(build, tmp_path, monkeypatch, gained, faithful=True)
+    assert asked == aims
+    assert best.chosen is not first.chosen
+    assert best.doubts == ()
+
+
+def test_where_a_plan_is_no_faster_the_next_lacks_twice_as_much(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, first, asked = attempts(build, tmp_path, monkeypatch, 2.2, faithful=True, speed=0.9)
+    assert asked == [18.0, 16.0]
+    assert best.chosen is first.chosen
+
+
+def attempts(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: float, *, faithful: bool, speed: float = 2.0
+) -> tuple[SearchedModel, SearchedModel, list[float]]:
+    """Return what is taken where training gives back so much, what was there, and the decibels that were asked for."""
+    steps = Steps.of(build, tmp_path / "own", "int8-storage", 1.0)
+    other = Steps.of(build, tmp_path / "other", "int2-block16", speed)
+    asked, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
+
+    def searched(model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget) -> SearchedModel:
+        asked.append(goal.min_sqnr)
+        return other.first
+
+    def learned(model: PreparedRun, seen: CalibratedModel, less: SearchedModel, *others: object) -> SearchedModel:
+        return as_fast(less, 2.0)
+
+    monkeypatch.setattr(module, "search_for_plan", searched)
+    monkeypatch.setattr(module, "train_chosen", learned)
+    monkeypatch.setattr(module, "_meets_goal", lambda *arguments: faithful)
+    monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
+    return search_and_train(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT), steps.first, asked
+
+
+def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
+    model, samples, output = MODELS / "mobilenet.onnx", MODELS / "data" / "calib.npz", tmp_path / "q.onnx"
+    data, budget = Data(samples, limit=24), Budget("fast", "off", latency_seconds=0.1, max_candidates=3)
+    training = Training(blocks="no", minutes=0.02)
+    done = quantize_and_train(model, data, output, goal=20.0, budget=budget, training=training)
+    assert done.report.agreement.worst_sqnr >= 20
+    assert done.report.files.output == str(output)
+    gains = [gain.method for gain in done.report.encoding.gains]
+    why = [doubt for doubt in done.report.samples.warnings if "plan" in doubt]
+    assert ("training" in gains) != bool(why)
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (Budget("off"), "needs a search and time for latency"),
+        (Budget(latency_seconds=0), "needs a search and time for latency"),
+        (Budget(time_limit=60), "training has its own time limit in minutes beside that of the budget"),
+    ],
+)
+def test_what_leaves_no_faster_plan_to_be_found_is_told(budget: Budget, told: str, build: Build) -> None:
+    with pytest.raises(SchemeError, match=told):
+        quantize_and_train(build(LAYERS, **WEIGHTS), FASTER_SAMPLES, budget=budget)
+
+
+def test_a_plan_is_carried_out_as_it_is(build: Build) -> None:
+    model = build(LAYERS, **WEIGHTS)
+    plan = quantize(model, FASTER_SAMPLES, scheme="int8-storage", budget=QUICK).report.plan
+    with pytest.raises(SchemeError, match="train it with onnxq train --plan"):
+        quantize_and_train(model, FASTER_SAMPLES, scheme=QuantizationRequest.of(plan, DEFAULT_TARGET, ()))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"learn": ("weight",)},
+            "'weight' is not one of weights, biases, scales, zero-points; did you mean 'weights'?",
+        ),
+        ({"learn": ()}, "nothing would be trained; name one or more"),
+        ({"loss": "a.py:b", "labels": "l.npy"}, "a loss function is given no labels"),
+        ({"epochs": 0}, "epochs: 0, expected a whole number above 0"),
+        ({"batch": -1}, "the batch: -1, expected"),
+        ({"rate": 0.0}, "the rate is 0.0, expected a finite number above 0"),
+        ({"rate": float("nan")}, "the rate is nan"),
+        ({"minutes": 0.0}, "the time in minutes is 0.0, expected a finite number above 0"),
+        ({"blocks": "onyl"}, "blocks 'onyl' is not one of no, first, only; did you mean 'only'?"),
+        (
+            {"blocks": "only", "labels": "l.npy"},
+            "blocks are trained towards the float model, not towards labels or a loss",
+        ),
+        ({"device": 0}, "the device is 0 of type int"),
+        ({"labels": 3}, "the labels is 3 of type int"),
+    ],
+)
+def test_what_contradicts_itself_is_told(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(SchemeError) as error:
+        Training(**given)
+    assert told in str(error.value)

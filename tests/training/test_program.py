@@ -1,4 +1,4 @@
-"""Graphs run in torch: bodies, operators that only onnxruntime knows, and what cannot be run."""
+"""Graphs run in torch as in onnxruntime, whole or cut into subgraphs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ import torch
 from conftest import Build
 
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import as_graph, constants
-from onnxq.training.program import Program
+from onnxq.ir import Graph, Node, as_graph, constants
+from onnxq.training.program import Program, Subgraph, cut_graph
 from training.modules import difference
 
 X = {"x": np.array([[1.0, -2.0, 3.0]], np.float32)}
+
+
 LOOP = """(float[1,3] x) => (float[1,3] y, float[?] s) {
     n = Constant<value = int64 {4}>()  t = Constant<value = bool {1}>()
     y, s = Loop (n, t, x) <body = b (int64 i, bool c, float[1,3] v) => (bool d, float[1,3] w, float[1,3] v) {
         d = Identity(c)  h = Tanh(v)  w = Add(h, x) }>
 }"""
+
+
 SCAN = """(float[1,3] x) => (float[3] y, float[?] s) {
     z = Constant<value = float[3] {0, 0, 0}>()
     y, s = Scan <num_scan_inputs = 1, body = b (float[3] a, float[3] r) => (float[3] u, float[3] v) {
         u = Add(a, r)  v = Identity(u) }> (z, x)
 }"""
+
+
 BRANCH = """(float[1,3] x) => (float[1,3] y) {
     m = ReduceMax<keepdims = 0>(x)  l = Constant<value = float {2.0}>()  c = Greater(m, l)
     y = If (c) <then_branch = a () => (float[1,3] u) { u = Neg(x) },
@@ -78,3 +84,77 @@ def test_scans_along_other_axes_are_refused(build: Build) -> None:
     text = SCAN.replace("num_scan_inputs = 1,", "num_scan_inputs = 1, scan_input_axes = [1],")
     with pytest.raises(ModelError, match="scans along another axis than the first"):
         run(Program(as_graph(build(text))), torch.zeros(1, 3))
+
+
+SQUARE = dict.fromkeys("abcdef", (4, 4))
+
+
+CHAIN = """(float[N,4] x) => (float[N,4] y) {
+    h = MatMul(x, a)  r = Relu(h)  i = MatMul(r, b)  j = MatMul(i, c)  k = MatMul(j, d)  l = Relu(k)
+    m = MatMul(l, e)  y = MatMul(m, f)
+}"""
+
+
+# What crosses inside of a residual branch are two tensors.
+RESIDUAL = """(float[N,4] x) => (float[N,4] y) {
+    h = MatMul(x, a)  i = MatMul(h, b)  s = Add(h, i)  j = MatMul(s, c)  k = MatMul(j, d)  t = Add(s, k)
+    l = MatMul(t, e)  u = Add(t, l)  y = MatMul(u, f)
+}"""
+
+
+# The mask is the same whatever becomes codes.
+MASKED = """(float[N,4] x) => (float[N,4] y) {
+    m = Sign(x)  h = MatMul(x, a)  i = MatMul(h, b)  j = Mul(i, m)  k = MatMul(j, c)  l = MatMul(k, d)
+    n = MatMul(l, e)  o = MatMul(n, f)  y = Mul(o, m)
+}"""
+
+
+def weighted(graph: Graph) -> dict[Node, int]:
+    return {node: 1 for node in graph.nodes if node.op == "MatMul"}
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [(CHAIN, ["l", "y"]), (RESIDUAL, ["t", "y"]), (MASKED, ["l", "y"])],
+    ids=["chain", "residual", "masked"],
+)
+def test_a_part_ends_where_the_fewest_tensors_cross(text: str, ends: list[str], build: Build) -> None:
+    graph = as_graph(build(text, **SQUARE))
+    found = cut_graph(graph, weighted(graph))
+    assert [part.nodes[-1].outputs[0].name for part in found] == ends
+    assert [node for part in found for node in part.nodes] == list(graph.nodes)
+
+
+def test_what_crosses_is_what_is_read_behind(build: Build) -> None:
+    graph = as_graph(build(MASKED, **SQUARE))
+    first, last = cut_graph(graph, weighted(graph))
+    assert [tensor.name for tensor in first.inputs] == ["x"]
+    assert {tensor.name for tensor in first.outputs} == {"m", "l"}
+    assert {tensor.name for tensor in last.inputs} == {"m", "l"}
+
+
+@pytest.mark.parametrize("text", [CHAIN, RESIDUAL, MASKED])
+def test_parts_give_what_the_whole_gives(text: str, build: Build) -> None:
+    graph = as_graph(build(text, **SQUARE))
+    program, x = Program(graph), torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
+
+    def run(fed: dict[str, torch.Tensor], part: Subgraph) -> dict[str, torch.Tensor]:
+        return program.run(fed, held, lambda node, index, one: one, lambda node, index, one: one, part)
+
+    values = {"x": x}
+    for part in cut_graph(graph, weighted(graph)):
+        values |= run(values, part)
+    assert values["y"].equal(run({"x": x}, Subgraph.whole(graph))["y"])
+
+
+def test_a_node_of_many_weights_is_a_part(build: Build) -> None:
+    graph = as_graph(build(CHAIN, **SQUARE))
+    many = {node: 9 if number == 2 else 1 for number, node in enumerate(graph.nodes) if node.op == "MatMul"}
+    assert [part.nodes[-1].outputs[0].name for part in cut_graph(graph, many)] == ["r", "i", "y"]
+
+
+def test_without_weights_all_is_one_part(build: Build) -> None:
+    graph = as_graph(build(CHAIN, **SQUARE))
+    (only,) = cut_graph(graph, {})
+    assert only.nodes == tuple(graph.nodes)
