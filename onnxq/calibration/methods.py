@@ -772,7 +772,8 @@ def list_chosen_methods(
     if not isinstance(method, Auto):
         return {}
     seen = {tensor: evidence.of(tensor) for tensor in specs}
-    return {name: repr(method.choose(one, specs[name])) for name, one in seen.items() if one.need(Range).count}
+    chosen = {name: method.choose(one, specs[name]) for name, one in seen.items() if one.need(Range).count}
+    return {name: format_method(one) or repr(one) for name, one in chosen.items()}
 
 
 def _options(make: object) -> tuple[dataclasses.Field[Any], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
@@ -14,18 +13,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from onnxq.config.scheme import Mode
-from onnxq.evaluation.agreement import OutputAgreement
-from onnxq.evaluation.goal import EvaluationSplit
-from onnxq.passes.constants import FixInitializers
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.preparing.rewriting import Rewritten
 from onnxq.report import Report
-from onnxq.report.formatting import counted, decibels, duration, milliseconds, shortened, size, threads, visible
-from onnxq.report.refusal import suggestions
-from onnxq.report.report import speed, which
+from onnxq.report.formatting import decibels, duration, milliseconds, shortened, size, visible
+from onnxq.report.refusal import improvements, name_operators, suggestions, why_not_faster
+from onnxq.report.report import speed, summary_rows
 from onnxq.rewrite import PassResult
-from onnxq.search.refinement import TRAINING
 
 if TYPE_CHECKING:
     from onnxq.commands.inspection import Inspection
@@ -118,24 +113,12 @@ def _noises(report: Report, width: int) -> Table:
 
 # Tables on stderr, or on stdout if they are the result itself
 
-_SHOWN_REASONS = 5
-# Share of the terminal for the names of outputs, with limits in columns.
-_NAME_SHARE, _SHORTEST_NAME, _LONGEST_NAME = 1 / 4, 14, 40
 # More columns than any table fills.
 _WIDE = 10_000
-# Share of the bytes of a model.
-_WORTH_STRIPPING = 0.01
-_IN_WORDS = {
-    Mode.STATIC: "static (integers)",
-    Mode.DYNAMIC: "dynamic (integers, scaled anew in each run)",
-    Mode.WEIGHT_ONLY: "weight-only (float times codes, or rows looked up)",
-    Mode.STORAGE: "storage (float, from weights kept as codes)",
-    Mode.FLOAT: "float",
-}
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
-    """Print a report on stderr: warnings, the verdict in one line, tables, and the verdict again.
+    """Print a report on stderr: warnings, the verdict, a table, why it is not faster, and what to try.
 
     `every` shows all reasons and figures.
     """
@@ -148,24 +131,25 @@ def print_report(report: Report, *, every: bool = False) -> None:
     for failure in report.run.failures:
         console.print(f"{failure[0].upper()}{failure[1:]}. Please report it, with what --debug shows.")
     console.print(report.verdict)
-    if tries := suggestions(report):
-        console.print("Try the same with")
-    for one in tries:
-        for told, indent in ((one.options, " " * 2), (one.why, " " * 4)):
-            console.print(_indented(told, console.width, indent))
     if told := missing(report.encoding.delivered):
         console.print(f"{told[0].upper()}{told[1:]}.")
-    console.print(_summary(report, console.width))
-    if (left := _left(report.plan.decisions, None if every else _SHOWN_REASONS)).rows:
-        console.print(left)
-    evidence = measured(report, console.width)
-    for table in evidence if every else ():
-        console.print(table)
-    if evidence and not every:
-        console.print("--verbose shows what was measured, --html all of it on a page.")
-    if not report.fidelity.refusal:
-        # The first line may be out of sight by now. A refusal ends with the error itself instead.
-        console.print(report.verdict)
+    table = Table(show_header=False)
+    for row in summary_rows(report):
+        table.add_row(row.name, row.text)
+    console.print(table)
+    if every:
+        for figures in (_left(report.plan.decisions), *measured(report, console.width)):
+            if figures.rows:
+                console.print(figures)
+    elif not report.fidelity.refusal and (why := why_not_faster(report)):
+        console.print(f"Why not faster: {why}.")
+    if tries := suggestions(report) or improvements(report):
+        console.print("What to try:")
+    for one in tries:
+        for text, indent in ((one.options, " " * 2), (one.why, " " * 4)):
+            console.print(_indented(text, console.width, indent))
+    if not every:
+        console.print("--verbose shows all reasons and figures, --html a page of them.")
 
 
 def _indented(text: str, width: int, indent: str) -> str:
@@ -180,104 +164,15 @@ def _indented(text: str, width: int, indent: str) -> str:
     )
 
 
-def _summary(report: Report, columns: int) -> Table:
-    width = min(max(int(columns * _NAME_SHARE), _SHORTEST_NAME), _LONGEST_NAME)
-    files, kernels, plan = report.files, report.performance.kernels, report.plan
-    table = Table(show_header=False)
-    table.add_row("size", f"{size(files.float_bytes)} -> {size(files.bytes)} ({report.size_ratio:.2f}x)")
-    for output in report.agreement.outputs:
-        table.add_row(*_output(output, width))
-    if report.samples.split is not None:
-        table.add_row("judged on", _judged(report.samples.split))
-    if limit := report.search.limit:
-        done = "ended" if report.search.measured else "left out"
-        table.add_row("search", f"{done} for want of more than {limit}")
-    if (latency := report.latency) is not None:
-        table.add_row(
-            "latency",
-            f"{duration(latency.reference)} -> {duration(latency.candidate)}, {speed(latency)}, "
-            f"{threads(latency.threads)}, {latency.engine}",
-        )
-    elif report.performance.unmeasured:
-        table.add_row(plan.target, f"planned, not measured: {report.performance.unmeasured}")
-    if (elsewhere := report.fidelity.on_engine) is not None:
-        for output in elsewhere.agreement.outputs:
-            name, told = _output(output, width)
-            table.add_row(name, f"{told} on {elsewhere.engine}")
-        if elsewhere.floats is not None:
-            table.add_row("the float model", f"SQNR {elsewhere.floats:.1f} dB there at its worst output")
-    if not files.loads:
-        table.add_row(
-            "written", "in types that onnxruntime cannot load; all figures are of the same codes in ones it can"
-        )
-    if (scores := report.fidelity.scores) is not None:
-        bound = scores.doubt or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on others"
-        table.add_row("metric", f"{scores.reference:.4g} -> {scores.candidate:.4g} ({scores.name}); {bound}")
-    between = f"; {_counted(kernels.quantize, 'conversion')} to or from codes" if kernels.quantize else ""
-    heavy = kernels.integer + kernels.heavy_float
-    table.add_row("in integers", f"{kernels.integer} of {heavy} convolutions and products{between}")
-    table.add_row("nodes", ", ".join(f"{plan.count(mode)} {_IN_WORDS[mode]}" for mode in Mode if plan.count(mode)))
-    if cells := report.encoding.left_by_standard:
-        table.add_row(
-            "standard ONNX",
-            f"has no integers for {cells} LSTM; a search with --emit fastest measures onnxruntime's own",
-        )
-    if (spared := report.encoding.skipped_at_sqnr) is not None:
-        table.add_row("accuracy", f"{spared:.1f} dB without any method are plenty; --accuracy full tries all the same")
-    if report.encoding.corrected_biases:
-        table.add_row("biases", f"{report.encoding.corrected_biases} corrected for the mean error of rounded weights")
-    for gain in report.encoding.gains:
-        if gain.method == TRAINING:
-            change = f"{decibels(gain.before)} -> {decibels(gain.after)} on samples that nothing was learned from"
-            table.add_row(gain.method, f"{change}; {gain.kept or f'not kept: {gain.left}'}")
-    if fixed := report.run.changed_by(FixInitializers):
-        table.add_row("inputs", f"{_counted(fixed, 'initializer')} that the exporter lists as inputs are constants")
-    if files.metadata_bytes >= _WORTH_STRIPPING * files.bytes:
-        share = f"{files.metadata_bytes / files.bytes:.1%}"
-        table.add_row(
-            "metadata", f"{size(files.metadata_bytes)} of the exporter ({share}); --strip-metadata leaves it out"
-        )
-    return table
-
-
-def _output(output: OutputAgreement, width: int) -> tuple[str, str]:
-    parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
-    if output.bound is not None and math.isfinite(output.bound):
-        parts.append(f"{output.bound:.1f} dB or more with 95 % confidence")
-    if output.agreement is not None:
-        parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same arg max'}")
-    judges = f", judges {', '.join(output.stands_for)}" if output.stands_for else ""
-    kind = "tensor" if output.stands_for else "output"
-    return f"{kind} {shortened(output.name, width)}{judges}", ", ".join(parts) or "not compared"
-
-
-def _left(decisions: Sequence[Decision], most: int | None) -> Table:
-    table = Table(title="Not in integers throughout, and why", title_justify="left", show_header=False)
+def _left(decisions: Sequence[Decision]) -> Table:
+    table = Table(title="Nodes that do not run as integers", title_justify="left", show_header=False)
     reasons = defaultdict[str, Counter[str]](Counter)
     for decision in decisions:
         if decision.mode is not Mode.STATIC:
             reasons[decision.reason][decision.op_type] += 1
-    found = sorted(reasons.items(), key=lambda item: -item[1].total())
-    for reason, operators in found[:most]:
-        table.add_row(_operators(operators), reason)
-    if others := sum(operators.total() for _, operators in found[len(found[:most]) :]):
-        table.add_row(_counted(others, "node"), "other reasons; see --report")
+    for reason, operators in sorted(reasons.items(), key=lambda item: -item[1].total()):
+        table.add_row(name_operators(operators), reason)
     return table
-
-
-def _operators(counts: Counter[str]) -> str:
-    """Return the number of nodes per operator, or only the total for more than two operators.
-
-    >>> _operators(Counter(Erf=12)), _operators(Counter(Mul=2, Add=3)), _operators(Counter("abc"))
-    ('12 Erf', '3 Add, 2 Mul', '3 nodes')
-    """
-    if len(counts) > 2:
-        return _counted(counts.total(), "node")
-    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what if count == 1 else what + 's'}"
 
 
 def print_applied(done: Rewritten) -> None:
@@ -366,12 +261,3 @@ def print_inspection(found: Inspection) -> None:
         for weight in found.weights:
             weights.add_row(weight.node, weight.op_type, weight.weight, str(weight.scales or "-"), weight.data)
         console.print(weights)
-
-
-def _judged(judged: EvaluationSplit) -> str:
-    known = {0: "which the plan had not seen", judged.samples: "which the plan had seen"}
-    seen = known.get(judged.seen, f"of which the plan had seen {judged.seen}")
-    tried = f"; candidates were tried on {judged.tried}" if judged.tried else ""
-    rounds = f", searched {judged.rounds} times" if judged.rounds > 1 else ""
-    numbers = f" ({told})" if (told := which(judged)) else ""
-    return f"{counted(judged.samples, judged.files)}{numbers}, {seen}{tried}{rounds}"

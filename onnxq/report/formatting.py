@@ -36,6 +36,15 @@ def counted(samples: int, files: int = 0) -> str:
     return f"{told} of {files} {'file' if files == 1 else 'files'}" if files else told
 
 
+def plural(count: int, what: str) -> str:
+    """Return a number of things as text.
+
+    >>> plural(1, "node"), plural(3, "node")
+    ('1 node', '3 nodes')
+    """
+    return f"{count} {what if count == 1 else what + 's'}"
+
+
 def shortened(name: str, width: int) -> str:
     """Return a name, without its middle if it is too long.
 

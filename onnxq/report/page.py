@@ -35,8 +35,8 @@ from onnxq.report.charts import (
     sqnr_chart,
 )
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, size, threads, visible
-from onnxq.report.refusal import suggestions
-from onnxq.report.report import EQUAL, Report, compared, speed, told_equal, which
+from onnxq.report.refusal import improvements, suggestions, why_not_faster
+from onnxq.report.report import EQUAL, Report, compared, speed, summary_rows, told_equal, which
 from onnxq.search.refinement import MethodGain
 from onnxq.system.publish import write_text
 
@@ -46,16 +46,16 @@ _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u20
 _FADE = 40.0
 _WORST_LAYERS = 20
 _SECTIONS = (
-    ("outputs", "Outputs"),
-    ("plans", "Plans"),
+    ("outputs", "Accurate?"),
+    ("plans", "Faster?"),
+    ("left", "Float"),
     ("network", "Network"),
     ("nodes", "Nodes"),
-    ("sqnr", "SQNR along the depth"),
-    ("values", "Values"),
+    ("sqnr", "Error"),
+    ("accuracy", "Methods"),
+    ("values", "Ranges"),
     ("weights", "Weights"),
-    ("accuracy", "Accuracy"),
-    ("left", "Not integer"),
-    ("again", "Reproduction"),
+    ("again", "Reproduce"),
 )
 
 
@@ -71,9 +71,11 @@ def to_html(report: Report) -> str:
         "verdict": report.verdict,
         "refusal": report.fidelity.refusal,
         "command": shlex.join(report.run.command),
-        "suggestions": suggestions(report),
+        "summary": summary_rows(report),
+        "why_not_faster": "" if report.fidelity.refusal else why_not_faster(report),
+        "suggestions": suggestions(report) or improvements(report),
         "missing": missing(report.encoding.delivered),
-        "judges": report.judges,
+        "evaluated_on": report.judges,
         "model_name": PurePath(report.files.model).name or "model",
         "output_name": PurePath(report.output or "").name,
         "tiles": _tiles(report),

@@ -1,18 +1,22 @@
-"""Refusals: how a report misses its goal or is of no use, and what to try next."""
+"""Refusals, why a model is not faster, and what to try next."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.goal import Goal, fault, lost_score, shortfall, worst_output
+from onnxq.ops import OPERATORS, Role
 from onnxq.planning.delivery import missing
-from onnxq.report.formatting import decibels
+from onnxq.planning.plan import Decision
+from onnxq.report.formatting import decibels, plural, size
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
 
@@ -285,3 +289,79 @@ def _best_measured(report: Report) -> float:
     """Return the SQNR in decibels of the most accurate quantized plan that was measured; NaN if there is none."""
     plans = (one for one in report.search.frontier if one.static or one.dynamic or one.weight_only)
     return max((one.sqnr for one in plans if one.sqnr is not None and math.isfinite(one.sqnr)), default=math.nan)
+
+
+# Why a written model is not faster, and what to try
+
+# Share of the bytes of a model.
+_WORTH_STRIPPING = 0.01
+# A plan must be this much faster than the written one to be suggested.
+_WORTH_TRYING = 1.05
+# Decibels. A lower goal is not worth suggesting.
+_LEAST_GOAL = 10.0
+
+
+def why_not_faster(report: Report) -> str:
+    """Return in a sentence which nodes in float take most time, and why they are in float; "" if there are none."""
+    times = {one.node: one.milliseconds for one in report.performance.times}
+    groups = defaultdict[str, list[Decision]](list)
+    for decision in report.plan.decisions:
+        if decision.mode is not Mode.STATIC and _is_heavy(decision):
+            groups[decision.reason].append(decision)
+    if not groups:
+        return ""
+
+    def spent(held: Sequence[Decision]) -> float:
+        return sum(times.get(one.node, 0.0) for one in held)
+
+    reason, held = max(groups.items(), key=lambda item: (spent(item[1]), len(item[1])))
+    total = sum(times.values())
+    share = f", with {spent(held) / total:.0%} of the time," if total else ""
+    verb = "does" if len(held) == 1 else "do"
+    operators = name_operators(Counter(one.op_type for one in held))
+    return f"{operators}{share} {verb} not run as integers: {reason}"
+
+
+def _is_heavy(decision: Decision) -> bool:
+    row = OPERATORS.get(("", decision.op_type))
+    return row is not None and row.role is Role.COMPUTE
+
+
+def name_operators(counts: Counter[str]) -> str:
+    """Return the number of nodes per operator, or only the total for more than two operators.
+
+    >>> name_operators(Counter(Erf=12)), name_operators(Counter(Mul=2, Add=3)), name_operators(Counter("abc"))
+    ('12 Erf', '3 Add, 2 Mul', '3 nodes')
+    """
+    if len(counts) > 2:
+        return plural(counts.total(), "node")
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+def improvements(report: Report) -> tuple[Suggestion, ...]:
+    """Return commands that may improve a written model, each with the figure that supports it; at most two."""
+    if report.fidelity.refusal:
+        return ()
+    return tuple(Suggestion(options, _command(report, options), why) for options, why in _improvements(report))[:2]
+
+
+def _improvements(report: Report) -> Iterator[tuple[str, str]]:
+    taken = next((one.milliseconds for one in report.search.frontier if one.chosen), math.inf)
+    faster = [
+        one
+        for one in report.search.frontier
+        if one.sqnr is not None and one.sqnr >= _LEAST_GOAL and one.milliseconds * _WORTH_TRYING <= taken
+    ]
+    if faster and report.fidelity.wanted is not None:
+        best = max(faster, key=lambda one: one.sqnr or 0.0)
+        assert best.sqnr is not None
+        if best.sqnr < report.fidelity.wanted:
+            gain = taken / best.milliseconds
+            yield (
+                f"--min-sqnr {math.floor(best.sqnr)}",
+                f"a plan of {decibels(best.sqnr)} is about {gain:.2f}x as fast as this one",
+            )
+    if report.search.sensitivities and not report.plan.thorough and report.fidelity.wanted is not None:
+        yield "--accuracy full", "more nodes may run as integers with a lower error"
+    if report.files.metadata_bytes >= _WORTH_STRIPPING * report.files.bytes:
+        yield "--strip-metadata", f"the exporter's metadata takes {size(report.files.metadata_bytes)}"

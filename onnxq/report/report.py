@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.errors import DataError, check_path
-from onnxq.evaluation.agreement import Agreement
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit, Goal, worst_output
 from onnxq.evaluation.latency import NOT_SLOWER, Latency
+from onnxq.passes.constants import FixInitializers
 from onnxq.planning.plan import Plan
-from onnxq.report.formatting import counted, decibels, places, share
+from onnxq.report.formatting import counted, decibels, duration, places, plural, share, shortened, size, threads
 from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.search.refinement import TRAINING
 from onnxq.system.publish import write_text
 from onnxq.system.records import RecordError, html_table, read_record, to_plain
 
@@ -137,7 +141,7 @@ VERSION = 2
 """Of the JSON; a report of another version is refused, as its keys differ."""
 
 # Figures that pipelines read first; they follow from the others.
-_SUMMARY = ("size_ratio", "worst_sqnr", "speed")
+_SUMMARY = ("size_ratio", "worst_sqnr", "speed", "summary")
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,11 +199,13 @@ class Report:
 
         Infinities and NaN, which JSON lacks, are the words Infinity, -Infinity and NaN.
         """
+        rows = [{"name": row.name, "text": row.text} for row in summary_rows(self)]
         summary = {
             "version": VERSION,
             "size_ratio": self.size_ratio,
             "worst_sqnr": self.agreement.worst_sqnr,
             "speed": self.latency.speed if self.latency is not None else None,
+            "summary": rows,
         }
         return json.dumps({**to_plain(summary), **to_plain(self)}, indent=2)
 
@@ -238,3 +244,123 @@ def _parsed(path: str | Path, found: Mapping[str, Any]) -> Report:
         return read_record(Report, "the report", fields)
     except RecordError as reason:
         raise DataError(f"report {path}: {reason}") from reason
+
+
+# The closing summary: the terminal, the page and the JSON show the same rows in the same order.
+
+_MOST_ROWS = 12
+# Outputs with a row of their own, the worst first.
+_SHOWN_OUTPUTS = 3
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the summary."""
+
+    name: str
+    text: str
+
+
+def summary_rows(report: Report) -> tuple[Row, ...]:
+    """Return what a user looks at first, at most twelve rows: accuracy, speed, size, then how it is quantized."""
+    accuracy, others = list(_accuracy(report)), list(_how(report))
+    notes = list(_notes(report))
+    return tuple((accuracy + others + notes)[:_MOST_ROWS])
+
+
+def _accuracy(report: Report) -> Iterator[Row]:
+    scores = report.fidelity.scores
+    if scores is not None:
+        bound = scores.doubt or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on unseen data"
+        yield Row("metric", f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}; {bound}")
+    outputs = sorted(report.agreement.outputs, key=lambda one: one.decibels)
+    for output in outputs[:_SHOWN_OUTPUTS]:
+        yield Row("accuracy", _output(output))
+    if others := outputs[_SHOWN_OUTPUTS:]:
+        yield Row("accuracy", f"{plural(len(others), 'more output')}, {decibels(others[0].decibels)} or more")
+    if (elsewhere := report.fidelity.on_engine) is not None:
+        worst = min(elsewhere.agreement.outputs, key=lambda one: one.decibels)
+        floats = "" if elsewhere.floats is None else f"; the float model has {elsewhere.floats:.1f} dB there"
+        yield Row("accuracy", f"on {elsewhere.engine} {_output(worst)}{floats}")
+    if report.samples.split is not None:
+        yield Row("evaluated on", _evaluated_on(report.samples.split))
+
+
+def _how(report: Report) -> Iterator[Row]:
+    files, kernels, plan, latency = report.files, report.performance.kernels, report.plan, report.latency
+    if latency is not None:
+        times = f"{duration(latency.reference)} -> {duration(latency.candidate)}"
+        yield Row("latency", f"{times} with {threads(latency.threads)}, {latency.engine}")
+    elif report.performance.unmeasured:
+        yield Row("latency", f"planned for {plan.target}, not measured: {report.performance.unmeasured}")
+    yield Row("size", f"{size(files.float_bytes)} -> {size(files.bytes)}")
+    between = f"; {plural(kernels.quantize, 'QuantizeLinear node')} between kernels" if kernels.quantize else ""
+    heavy = kernels.integer + kernels.heavy_float
+    yield Row("integer ops", f"{kernels.integer} of {heavy} convolutions and matrix products{between}")
+    if modes := ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)):
+        yield Row("nodes", modes)
+    weights = Counter(describe_spec(weight.spec) for one in plan.decisions for weight in one.weights)
+    if weights:
+        yield Row("weights", _listed_counts(weights))
+    activations = Counter(one.spec.format for one in plan.activations)
+    if activations:
+        yield Row("activations", f"{_listed_counts(activations)}; calibration range {report.encoding.ranges}")
+    if methods := list(_methods(report)):
+        yield Row("accuracy methods", ", ".join(methods))
+
+
+def _methods(report: Report) -> Iterator[str]:
+    for gain in report.encoding.gains:
+        if gain.kept or gain.method == TRAINING:
+            left = "" if gain.kept else f", not kept: {gain.left}"
+            yield f"{gain.method} ({decibels(gain.before)} -> {decibels(gain.after)}{left})"
+    if report.encoding.corrected_biases:
+        yield f"bias correction ({plural(report.encoding.corrected_biases, 'node')})"
+    if report.encoding.skipped_at_sqnr is not None:
+        yield f"none needed at {report.encoding.skipped_at_sqnr:.1f} dB"
+
+
+def _notes(report: Report) -> Iterator[Row]:
+    if limit := report.search.limit:
+        yield Row("search", f"{'ended' if report.search.measured else 'left out'} by the limit of {limit}")
+    if not report.files.loads:
+        yield Row("written", "in types that onnxruntime cannot load; the same values were measured in types it can")
+    if cells := report.encoding.left_by_standard:
+        yield Row("standard ONNX", f"has no integer operator for {cells} LSTM; --emit fastest measures onnxruntime's")
+    if fixed := report.run.changed_by(FixInitializers):
+        yield Row("inputs", f"{plural(fixed, 'initializer')} that the exporter lists as inputs are constants now")
+
+
+def _output(output: OutputAgreement) -> str:
+    parts = [] if output.sqnr is None else [f"SQNR {decibels(output.sqnr)}"]
+    if output.bound is not None and math.isfinite(output.bound):
+        parts.append(f"{output.bound:.1f} dB or more on unseen data with 95 % confidence")
+    if output.agreement is not None:
+        parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same top-1'}")
+    stands_for = f", which decides {', '.join(output.stands_for)}" if output.stands_for else ""
+    return f"{shortened(output.name, _LONGEST_NAME)}{stands_for}: {', '.join(parts) or 'not compared'}"
+
+
+def _evaluated_on(split: EvaluationSplit) -> str:
+    known = {0: "unseen by the search", split.samples: "which the search had seen"}
+    seen = known.get(split.seen, f"{split.seen} of which the search had seen")
+    tried = f"; candidates were compared on {split.tried}" if split.tried else ""
+    rounds = f", searched {split.rounds} times" if split.rounds > 1 else ""
+    numbers = f" ({told})" if (told := which(split)) else ""
+    return f"{counted(split.samples, split.files)} {seen}{numbers}{tried}{rounds}"
+
+
+def describe_spec(spec: QuantSpec) -> str:
+    """Return the format and granularity of a weight in words.
+
+    >>> describe_spec(QuantSpec("int4", (32,))), describe_spec(QuantSpec("int8", Granularity.CHANNEL))
+    ('int4 in blocks of 32', 'int8 per channel')
+    """
+    if isinstance(spec.per, Granularity):
+        return f"{spec.format} per {spec.per}"
+    return f"{spec.format} in blocks of {'x'.join(map(str, spec.per))}"
+
+
+def _listed_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{what} ({count})" for what, count in counts.most_common(3))

@@ -11,7 +11,7 @@ import onnx
 
 from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import attach_encodings
-from onnxq.calibration.methods import list_chosen_methods
+from onnxq.calibration.methods import format_method, list_chosen_methods
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import (
     Subset,
@@ -125,7 +125,9 @@ def build_report(
         ),
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
         encoding=Encoding(
-            ranges=repr(found.recipe.ranges) if model.replay is None else model.replay.ranges,
+            ranges=(format_method(found.recipe.ranges) or repr(found.recipe.ranges))
+            if model.replay is None
+            else model.replay.ranges,
             range_methods=list_chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
             corrected_biases=corrected_biases(outcome.plan, seen.evidence),
             gains=(*refined.gains, *found.gains),
