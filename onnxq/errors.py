@@ -140,7 +140,7 @@ _OF_CANDIDATES = (CandidateError, EngineError, LoadError, RunError)
 
 @dataclass(frozen=True)
 class Failure:
-    """A part of a run, such as ``accuracy method 'bias-correction'``, that failed and was left out."""
+    """A part of a run, such as ``accuracy method 'equalization'``, that failed and was left out."""
 
     part: str
     reason: str
@@ -170,10 +170,10 @@ def tolerate(part: str) -> Iterator[None]:
     Fatal errors (`is_fatal`) are raised as usual. Outside of `collect_failures`, all errors are raised.
 
     >>> with collect_failures() as failures:
-    ...     with tolerate("accuracy method 'bias-correction'"):
+    ...     with tolerate("accuracy method 'equalization'"):
     ...         [].pop()
     >>> print(failures[0])
-    accuracy method 'bias-correction' failed and was left out: IndexError: pop from empty list
+    accuracy method 'equalization' failed and was left out: IndexError: pop from empty list
     """
     try:
         yield

@@ -285,7 +285,7 @@ def sensitivity(
         ready = prepare_model(model, wanted, folder, None, budget, engine)
         seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
         chooser = open_search(ready, seen, Goal(), budget, deadline)
-        refined = chooser.refined(seen.plan, initial_recipe(ready), accuracy_tried(ready, budget).split[0])
+        refined = chooser.refined(seen.plan, initial_recipe(ready), accuracy_tried(ready, budget))
         laboratory = chooser.with_evidence(refined.basis.evidence).profiler(refined.basis.recipe)
         try:
             timed = chooser.measurable and laboratory.timing.engine.profiles

@@ -95,7 +95,7 @@ FULL = replace(
         "MinMax()",
         gains=(
             MethodGain("ranges", 30.0, 31.5, "percentile", 2.0, where=("x", "y", "z")),
-            MethodGain("bias-correction", 31.5, 31.5, "", 1.0, "no lower error"),
+            MethodGain("gptq", 31.5, 31.5, "", 1.0, "no lower error"),
         ),
         delivered=(Delivery(8, 2, 1, (("why", 1),)),),
         tensors=(TensorValues("x", -1.0, 3.0, (0.0, 1.0), 0.25, (1, 0, 5)),),

@@ -83,17 +83,17 @@ def test_outside_of_a_run_errors_are_raised() -> None:
             "onnxq.search.context.SearchContext.drop_costly_scales",
             "the search for factors of channels that cost no time",
         ),
-        ("onnxq.search.refinement.CHOOSERS", "accuracy method 'bias-correction'"),
+        ("onnxq.search.refinement.CHOOSERS", "accuracy method 'ranges'"),
     ],
 )
 def test_a_part_that_fails_is_left_out_and_reported(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, part: str
 ) -> None:
     if place.endswith("CHOOSERS"):
-        monkeypatch.setattr(place, MappingProxyType({**refinement.CHOOSERS, "bias-correction": fail}))
+        monkeypatch.setattr(place, MappingProxyType({**refinement.CHOOSERS, "ranges": fail}))
     else:
         monkeypatch.setattr(place, fail)
-    report = quick(layers=1, accuracy="bias-correction")
+    report = quick(layers=1, accuracy="ranges")
     assert report.run.failures == (f"{part} failed and was left out: ZeroDivisionError: a fault of ours",)
     assert (tmp_path / "q.onnx").exists()
 

@@ -95,7 +95,6 @@ class NodeEncoder:
             None if data is None else float(data.scale),
             None if means is None else means.tobytes(),
             None if bias is None else self.cache.digest(bias),
-            None if node.name not in self.recipe.biases else self.recipe.biases[node.name].tobytes(),
         )
 
     def _chosen(
@@ -168,8 +167,6 @@ class NodeEncoder:
 
     def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
         """Return the bias corrected for factors and the mean rounding error; None if it does not change."""
-        if weight.index == _WEIGHT and node.name in self.recipe.biases:
-            return self._around(node, decision).bias(self.recipe.biases[node.name])
         means = self._means(node, decision, weight)
         place = bias_of(node) if weight.index == _WEIGHT else None
         around = self._around(node, decision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -15,7 +14,6 @@ from onnxq.algorithms.gptq import Gptq
 from onnxq.algorithms.range_search import RangeChoice, without_limits
 from onnxq.calibration.methods import CalibrationMethod, MinMax, format_method, parse_calibration_method
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.numerics.affine import Array
 from onnxq.planning.plan import Activation, Damping, Decision, Plan, Scaling
 
 
@@ -26,7 +24,6 @@ class EncodingConfig:
     Attributes:
         ranges: calibration method of all tensors.
         own_ranges: calibration methods of single tensors, which take precedence.
-        biases: corrected biases by node, in the shape and type of the model's. They replace the analytic correction.
         compensation: GPTQ settings; None rounds all weights to nearest.
         migration: factors by which channels of quantized activations are divided (equalization).
         scaling: factors by which channels of float activations are divided (AWQ).
@@ -34,7 +31,6 @@ class EncodingConfig:
 
     ranges: CalibrationMethod = field(default_factory=MinMax)
     own_ranges: Mapping[str, CalibrationMethod] = field(default_factory=lambda: MappingProxyType({}))
-    biases: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
     compensation: Gptq | None = None
     migration: Equalization = NOTHING
     scaling: Equalization = NOTHING
@@ -50,7 +46,6 @@ class EncodingConfig:
             "equalization": bool(self.migration.factors),
             "awq": bool(self.scaling.factors),
             "gptq": self.compensation is not None,
-            "bias-correction": bool(self.biases),
         }
         return tuple(name for name, holds in held.items() if holds)
 
@@ -62,11 +57,8 @@ class EncodingConfig:
     @property
     def key(self) -> Hashable:
         """A key that differs between configs with different quantized values."""
-        biases = hashlib.blake2b()
-        for node in sorted(self.biases):
-            biases.update(node.encode() + self.biases[node].tobytes())
         own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
-        return repr(self.ranges), own, biases.digest(), self.migration.key, self.scaling.key, self.compensation
+        return repr(self.ranges), own, self.migration.key, self.scaling.key, self.compensation
 
 
 DEFAULT_CONFIG = EncodingConfig()
@@ -81,8 +73,7 @@ _LAST = -1
 def attach_encodings(plan: Plan, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Plan:
     """Return a plan that records the config and the ranges its model was built from.
 
-    The plan file does not hold corrected biases and GPTQ weights, which are as large as the model. The same samples
-    reproduce them.
+    The plan file does not hold GPTQ weights, which are as large as the model. The same samples reproduce them.
 
     Args:
         plan: the built plan.
@@ -134,7 +125,7 @@ def _with_recipe(activation: Activation, recipe: EncodingConfig, evidence: Calib
 
 
 def config_from_plan(plan: Plan, samples: int) -> EncodingConfig:
-    """Return the config that `attach_encodings` stored in a plan. Corrected biases must be computed again.
+    """Return the config that `attach_encodings` stored in a plan.
 
     Args:
         plan: from a report or file.

@@ -462,8 +462,7 @@ accuracy_option = option(
     metavar="EFFORT",
     default="fast",
     show_default=True,
-    help="Try methods that lower the error: off, fast, full, or any of "
-    "ranges,equalization,awq,gptq,embeddings,bias-correction.",
+    help="Try methods that lower the error: off, fast, full, or any of ranges,equalization,awq,gptq,embeddings.",
 )
 
 

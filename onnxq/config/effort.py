@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from onnxq.errors import SchemeError, check_name, unknown_name
 
-METHODS = ("ranges", "equalization", "awq", "gptq", "embeddings", "bias-correction")
+METHODS = ("ranges", "equalization", "awq", "gptq", "embeddings")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
 RENAMED_METHODS: Mapping[str, str] = MappingProxyType(
@@ -18,12 +18,11 @@ RENAMED_METHODS: Mapping[str, str] = MappingProxyType(
         "scaling": "awq",
         "compensation": "gptq",
         "tables": "embeddings",
-        "bias": "bias-correction",
     }
 )
 """Methods by their names in earlier versions, which are refused."""
 
-_OF_ONE_PLAN = frozenset({"bias-correction"})
+_DROPPED_METHODS = frozenset({"bias", "bias-correction"})
 # So many samples judge what is tried, each of which costs time in every trial; with all effort a part of those that
 # there are, up to so many. By 16 what helps is rejected by luck: a small ResNet has 40.7 dB instead of 41.9.
 _JUDGES, _PART, _MOST_JUDGES = 16, 4, 64
@@ -58,13 +57,6 @@ class Accuracy:
         most = max(_JUDGES, min(samples // _PART, _MOST_JUDGES)) if self.thorough else _JUDGES
         return min(samples, most)
 
-    @property
-    def split(self) -> tuple[Accuracy, Accuracy]:
-        """What serves every plan of a model, and what is found for one plan: what makes up for all in front of it."""
-        every = tuple(name for name in self.methods if name not in _OF_ONE_PLAN)
-        one = tuple(name for name in self.methods if name in _OF_ONE_PLAN)
-        return replace(self, methods=every), replace(self, methods=one)
-
 
 OFF = Accuracy(methods=())
 """Codes as the scheme says, whatever they do to the model."""
@@ -83,8 +75,12 @@ def check_not_renamed(method: str) -> None:
     """Refuse the name of a method in earlier versions.
 
     Raises:
-        SchemeError: the method has a new name, which the message gives.
+        SchemeError: the method has a new name, which the message gives, or is no choice any more.
     """
+    if method in _DROPPED_METHODS:
+        raise SchemeError(
+            f"accuracy {method!r} is not a choice any more: all biases make up for rounded weights; leave it out"
+        )
     if method in RENAMED_METHODS:
         new = RENAMED_METHODS[method]
         raise SchemeError(f"accuracy {method!r} is called {new!r} now; write {new}")
@@ -96,8 +92,8 @@ def accuracy_named(text: str) -> Accuracy:
     Raises:
         SchemeError: no such effort or method; the message suggests the nearest one.
 
-    >>> accuracy_named("fast").models, accuracy_named("equalization,bias-correction").methods
-    (4, ('equalization', 'bias-correction'))
+    >>> accuracy_named("fast").models, accuracy_named("gptq,equalization").methods
+    (4, ('equalization', 'gptq'))
     """
     if text in ACCURACIES:
         return ACCURACIES[text]

@@ -108,18 +108,13 @@ def aim_of(min_sqnr: float) -> float:
     return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), _HIGHEST_AIM)
 
 
-def enough_of(goal: Goal, more: float = 0.0) -> float:
-    """Return the SQNR in decibels that a goal aims at plus `more`; infinite if a metric decides.
+def plenty_of(goal: Goal) -> float:
+    """Return the SQNR in decibels above which improving takes too long; infinite if a metric decides.
 
-    >>> enough_of(Goal(20.0), 10.0)
+    >>> plenty_of(Goal(20.0))
     30.5
     """
-    return aim_of(goal.min_sqnr) + more if goal.metric is None else math.inf
-
-
-def plenty_of(goal: Goal) -> float:
-    """Return the SQNR in decibels above which improving takes too long; infinite if a metric decides."""
-    return enough_of(goal, _PLENTY)
+    return aim_of(goal.min_sqnr) + _PLENTY if goal.metric is None else math.inf
 
 
 # Whether a model reaches its goal.

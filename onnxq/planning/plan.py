@@ -23,7 +23,7 @@ METADATA_KEY = "onnxq.scheme"
 EXCLUDED = "it is excluded"
 """Reason of nodes that the user excludes."""
 
-NOTED_METHODS = ("equalization", "awq", "gptq", "bias-correction")
+NOTED_METHODS = ("equalization", "awq", "gptq")
 """The accuracy methods that plans may name."""
 
 DIVIDED_KEY = "onnxq.divided"

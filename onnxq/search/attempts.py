@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.range_search import pooled
-from onnxq.config.effort import OFF, Accuracy, Effort
+from onnxq.config.effort import Effort
 from onnxq.config.scheme import QuantSpec
 from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
-from onnxq.evaluation.goal import Goal, aim_of, enough_of
+from onnxq.evaluation.goal import Goal, aim_of
 from onnxq.evaluation.latency import NOT_SLOWER
 from onnxq.evaluation.verification import Verification
 from onnxq.ir import all_nodes
@@ -44,18 +44,17 @@ def search_plan(
     recipe: EncodingConfig,
     effort: Effort,
     goal: Goal,
-    last: Accuracy,
     *,
     is_stored: bool = False,
 ) -> SearchResult:
     """Search for the fastest plan by measuring; fall back if the model is slower than float or not accurate enough.
 
-    `plan` is the plan of the scheme, and `last` has the accuracy methods for the chosen plan. With `is_stored`, weights
-    are only compressed. If the goal is a metric, the first plan whose loss is small enough is taken.
+    `plan` is the plan of the scheme. With `is_stored`, weights are only compressed. If the goal is a metric, the first
+    plan whose loss is small enough is taken.
     """
     # Models that calibration and accuracy methods built do not count as part of the search.
     effort = replace(effort, measurements=effort.measurements + context.evaluator.count)
-    choice = _Attempts(context, plan, recipe, effort, goal, last, is_stored)
+    choice = _Attempts(context, plan, recipe, effort, goal, is_stored)
     return choice.reach_decibels() if goal.metric is None else choice.reach_metric()
 
 
@@ -68,7 +67,6 @@ class _Attempts:
     recipe: EncodingConfig
     effort: Effort
     goal: Goal
-    last: Accuracy
     is_stored: bool = False
 
     def reach_metric(self) -> SearchResult:
@@ -111,7 +109,7 @@ class _Attempts:
             if last and found.verification.floats_miss(self.goal.min_sqnr):
                 # Compressed weights compute in the engine's floats, which already miss the goal.
                 break
-            reached = evaluator.sqnr(found.outcome.plan, found.recipe)
+            reached = evaluator.sqnr(found.outcome.plan, self.recipe)
             aim = lacking + (max(aim, reached) if math.isfinite(reached) else aim)
             found = self._attempt(evaluator, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)
@@ -132,7 +130,7 @@ class _Attempts:
             return 0.0
         # For labels, `decibels` is a bound itself.
         by_judging = min((one.decibels if one.bound is None else one.bound for one in outputs), default=-math.inf)
-        return max(wanted - max(evaluator.sqnr(found.outcome.plan, found.recipe), by_judging), 0.0)
+        return max(wanted - max(evaluator.sqnr(found.outcome.plan, self.recipe), by_judging), 0.0)
 
     def _attempt(self, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False) -> SearchResult:
         context = self.context
@@ -143,18 +141,16 @@ class _Attempts:
             outcome = self._search(evaluator, aim)
         # The time to build and verify from here on is reserved.
         spent = evaluator.count >= self.effort.measurements or not context.has_time(0)
-        refined = self._refine(evaluator, outcome, aim)
-        verification = context.built(outcome, refined.basis.recipe, number)
+        verification = context.built(outcome, self.recipe, number)
         speed = self._speed(verification)
         if outcome.plan.decodes and (speed < 1 or not self._keeps_up(verification)):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(self._store_weights(evaluator, outcome, speed, aim), frontier=weighed)
-            refined = self._refine(evaluator, outcome, aim)
-            verification = context.built(outcome, refined.basis.recipe, number)
+            verification = context.built(outcome, self.recipe, number)
         scores = context.judge.scores(context.files.staged, number)
-        outcome = replace(outcome, spent=spent)
-        given = refined.basis.recipe, outcome, verification, scores, refined.gains, evaluator.answered.samples
-        return SearchResult(*given, keeps_up=self._keeps_up(verification))
+        outcome, tried_on = replace(outcome, spent=spent), evaluator.answered.samples
+        keeps_up = self._keeps_up(verification)
+        return SearchResult(self.recipe, outcome, verification, scores, tried_on=tried_on, keeps_up=keeps_up)
 
     def _search(self, evaluator: PlanEvaluator, aim: float) -> PlanSearch:
         context = self.context
@@ -162,10 +158,6 @@ class _Attempts:
             preferred = context.smaller(evaluator, self.recipe, self.effort, aim) if self.goal.prefers_size else context
             return preferred.search(replace(evaluator, bench=preferred.bench), self.recipe, self.effort, aim)
         return context.lowest_error(evaluator, self.recipe, context.bench.plan, aim, self.effort.measurements)
-
-    def _refine(self, evaluator: PlanEvaluator, outcome: PlanSearch, aim: float) -> RefinedEncoding:
-        spared = not self.last.methods or (not self.last.thorough and evaluator.sqnr(outcome.plan, self.recipe) >= aim)
-        return self.context.refined(outcome.plan, self.recipe, OFF if spared else self.last)
 
     def _store_weights(self, evaluator: PlanEvaluator, outcome: PlanSearch, speed: float, aim: float) -> PlanSearch:
         """Keep the same weights if they are accurate enough in float; otherwise search again."""
@@ -203,19 +195,17 @@ _BYTES_PER_MEGABYTE = 1e6
 
 
 def apply_scheme(
-    context: SearchContext, plan: Plan, recipe: EncodingConfig, goal: Goal, last: Accuracy, *, tables: bool
+    context: SearchContext, plan: Plan, recipe: EncodingConfig, goal: Goal, *, tables: bool
 ) -> SearchResult:
-    """Build and verify the plan of the scheme without a search; only embeddings may change.
+    """Build and verify the plan of the scheme without a search.
 
-    `last` has the accuracy methods to try. `tables` allows embeddings more bits than the scheme asks for.
+    `tables` allows embeddings more bits than the scheme asks for; nothing else may change.
     """
     gains: tuple[MethodGain, ...] = ()
     if tables and goal.metric is None and len(context.samples) > 1 and context.has_time(SEARCH_RUNS):
         with tolerate("lookup tables of more bits"):
             plan, gains = with_finer_tables(context.evaluator, plan, recipe, aim_of(goal.min_sqnr))
-    # Accuracy methods cost most of the time. At low effort they only make up for a missed goal.
-    refined = context.refined(plan, recipe, last, enough_of(goal))
-    return replace(context.follow(plan, refined.basis.recipe), gains=(*gains, *refined.gains))
+    return replace(context.follow(plan, recipe), gains=gains)
 
 
 def with_finer_tables(

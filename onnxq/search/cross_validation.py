@@ -44,8 +44,8 @@ _HOPELESS = 1.26
 _UNLIKELY = 1.1
 # Probability that a change without effect lowers the error by more than one standard error.
 _CHANCE = 0.16
-# Significance at which the second fold is not asked, and at which one fold decides if only one is used.
-_NO_DOUBT, _LITTLE_DOUBT = 0.01, 0.1
+# Significance at which the second fold is not asked.
+_NO_DOUBT = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,35 +142,26 @@ class CrossValidator:
         basis: AlgorithmResult,
         findings: Sequence[Finding],
         worth: float = WORTH,
-        *,
-        once: bool = False,
     ) -> AlgorithmResult:
         """Fit the best finding on all samples, or return the basis if no finding improves on it.
 
-        `worth` is the largest ratio of the new error to the old one that counts as better, over both folds. With
-        `once`, the first fold decides alone; see `improves`.
+        `worth` is the largest ratio of the new error to the old one that counts as better, over both folds.
         """
         best = self.lowest_error(plan, findings)
-        return best(ALL) if self.improves(plan, best, lambda _: basis, worth, once=once) else basis
+        return best(ALL) if self.improves(plan, best, lambda _: basis, worth) else basis
 
-    def improves(
-        self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH, *, once: bool = False
-    ) -> bool:
+    def improves(self, plan: Plan, finding: Finding, other: Finding, worth: float = WORTH) -> bool:
         """Return whether a finding has a lower error than another one over both folds.
 
         The second fold is skipped if the first shows a loss that cannot be made up for, or a gain without doubt.
 
-        `worth` is the largest ratio of the new error to the other one that counts as better. With `once`, the first
-        fold decides alone, at a weaker significance.
+        `worth` is the largest ratio of the new error to the other one that counts as better.
         """
         was, now = self._seen(plan, ((0, other), (0, finding)))
         if not pooled(now) < _HOPELESS * worth * pooled(was):
             return False
-        is_sure = len(was) > 1 and is_significant_reduction(
-            was, now, student_t_quantile(len(was) - 1, _LITTLE_DOUBT if once else _NO_DOUBT)
-        )
-        if is_sure or once:
-            return is_sure
+        if len(was) > 1 and is_significant_reduction(was, now, student_t_quantile(len(was) - 1, _NO_DOUBT)):
+            return True
         first = pooled(was), pooled(now)
         was, now = self._seen(plan, ((1, other), (1, finding)))
         return first[1] + pooled(now) < worth * (first[0] + pooled(was))

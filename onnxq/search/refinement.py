@@ -15,7 +15,7 @@ from onnxq.algorithms.encoding_config import EncodingConfig, tensors_seen
 from onnxq.algorithms.equalization import NOTHING, costly_scales, select_free_scales
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.methods import format_method, required_kinds
-from onnxq.config.effort import FULL, Accuracy
+from onnxq.config.effort import Accuracy
 from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
 from onnxq.numerics.affine import sqnr_of_ratio
@@ -24,7 +24,7 @@ from onnxq.search.activation_methods import refit_equalization, with_equalizatio
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.profiling import PlanProfiler
-from onnxq.search.weight_methods import with_asked_rows, with_awq, with_bias_correction, with_decided_biases, with_gptq
+from onnxq.search.weight_methods import with_asked_rows, with_awq, with_gptq
 from onnxq.system.resources import NEVER, Deadline, Progress, silent
 
 TRAINING = "training"
@@ -202,7 +202,6 @@ def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[st
             f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
             tensors_seen(basis.evidence, "hessian"),
         ),
-        "bias-correction": (f"{len(found.biases)} biases", found.biases),
     }
     kept, where = places[name]
     return kept, tuple(where)
@@ -216,7 +215,6 @@ CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, Accuracy
         "equalization": with_equalization,
         "awq": with_awq,
         "gptq": with_gptq,
-        "bias-correction": with_bias_correction,
     }
 )
 """The function of each accuracy method, by name."""
@@ -241,8 +239,7 @@ def refit(validator: CrossValidator, full: Plan, plan: Plan, basis: AlgorithmRes
     basis = replace(basis, evidence=evidence)
     # Channel scales that were dropped because they cost time stay dropped.
     migration = refit_equalization(bench, (*validator.groups, more), full, basis).select(basis.recipe.migration.factors)
-    basis = replace(basis, recipe=replace(basis.recipe, migration=migration))
-    return with_decided_biases(validator, plan, basis, FULL) if basis.recipe.biases else basis
+    return replace(basis, recipe=replace(basis.recipe, migration=migration))
 
 
 # Which channel scales a model can afford

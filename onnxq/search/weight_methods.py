@@ -1,10 +1,10 @@
-"""Accuracy methods for weights: AWQ, GPTQ and sequential bias correction, and the replay of a plan."""
+"""Accuracy methods for weights: AWQ and GPTQ, and the replay of a plan."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial, reduce
 from types import MappingProxyType
 
@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.algorithms.awq import ScalableTensor, scalable_tensors
-from onnxq.algorithms.bias_correction import layers_of, with_sequential_biases
-from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_weight, weight_gemm_view, weight_requests
 from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
 from onnxq.algorithms.equalization import NOTHING, ChannelScales, Equalization, WeightRescaling
@@ -24,11 +22,9 @@ from onnxq.calibration.collect import collect
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Threads
-from onnxq.config.effort import FAST, FULL, Accuracy
-from onnxq.config.scheme import Mode
+from onnxq.config.effort import Accuracy
 from onnxq.ir import Node
 from onnxq.planning.plan import Plan, Weight
-from onnxq.runtime.sessions import Array
 from onnxq.search.cross_validation import ALL, LARGE, AlgorithmResult, CrossValidator, Finding, Groups
 from onnxq.search.sensitivity import QuantizerToggleSession
 
@@ -254,63 +250,7 @@ def _joined(evidence: CalibrationStatistics, grams: CalibrationStatistics) -> Ca
     return replace(evidence, statistics=MappingProxyType({**evidence.statistics, **whole}))
 
 
-# Sequential bias correction, kept if it lowers the error on held-out samples
-
-# More samples find no better means (of 192 and 36 samples, 8 reached the same decibels as 12, and these as 32). Each
-# sample costs three runs of the float model.
-_MOST_SAMPLES = 8
-# With fewer samples, a mean cannot be told from chance.
-_FEWEST_SAMPLES = 3
-# Corrections shrink as far as samples disagree, so a few samples need not show the whole gain (0.9 dB of one network
-# with 400, nothing with 12). Only a rise of the error excludes them.
-_HARMLESS = 1.0
-# The mean shift that rounded weights cause in their own layer is corrected without any run.
-_MOSTLY = 0.5
-
-
-def with_bias_correction(
-    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
-) -> AlgorithmResult:
-    """Correct biases in order (see `with_sequential_biases`), if this lowers the error.
-
-    This applies only to plans in which most layers quantize their activations. Old corrections in `basis` belong to
-    another plan and are dropped. Below full effort, one fold finds the corrections and decides.
-    """
-    bench, plain = validator.evaluator.bench, replace(basis, recipe=replace(basis.recipe, biases={}))
-    layers = layers_of(bench.graph, plan)
-    static = sum(plan.by_node[node].mode is Mode.STATIC for node in layers)
-    few = min(len(validator.of(groups, _MOST_SAMPLES)) for groups in validator.found_on) < _FEWEST_SAMPLES
-    if bench.is_large:
-        return plain.unfit(LARGE)
-    if few:
-        return plain.unfit(f"fewer than {_FEWEST_SAMPLES} samples do not tell a mean from chance")
-    if not static or static < _MOSTLY * len(layers):
-        return plain.unfit("most layers do not round their data")
-    codes = encode(plan, bench.graph, plain.evidence, plain.recipe, bench.codes)
-
-    @cache
-    def found(groups: Groups) -> AlgorithmResult:
-        if groups == ALL:
-            # Together the folds have used every sample. A fit on all samples would shrink less, and no samples would be
-            # left to evaluate it.
-            every = validator.found_on if accuracy.thorough else validator.found_on[:1]
-            biases = _mean([found(one).recipe.biases for one in every])
-            return replace(plain, recipe=replace(plain.recipe, biases=biases))
-        samples = validator.of(groups, _MOST_SAMPLES)
-        recipe = with_sequential_biases(plain.recipe, plan, bench.graph, codes, bench.prepared, samples)
-        return replace(plain, recipe=recipe)
-
-    return validator.kept(plan, plain, [found], _HARMLESS, once=not accuracy.thorough)
-
-
-def _mean(biases: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    return {
-        node: np.mean([one[node] for one in biases], axis=0, dtype=np.float64).astype(bias.dtype)
-        for node, bias in biases[0].items()
-    }
-
-
-# The parts of an encoding that a plan does not contain, computed again from the same samples to the last bit
+# What a plan does not contain, computed again from the same samples to the last bit
 
 
 def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistics) -> AlgorithmResult:
@@ -321,26 +261,4 @@ def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistic
     basis = AlgorithmResult(config_from_plan(plan, sum(map(len, validator.groups))), evidence)
     if plan.damping is not None:
         basis = with_seen_rows(validator, plan, basis, plan.damping.observed)
-    if "bias-correction" in plan.accuracy:
-        basis = with_decided_biases(validator, plan, basis, FULL if plan.thorough else FAST)
     return basis
-
-
-def with_decided_biases(
-    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
-) -> AlgorithmResult:
-    """Correct biases in order without an evaluation, because they are known to help.
-
-    `accuracy` is the effort that they were found with.
-    """
-    return with_bias_correction(_Decided(validator.evaluator, validator.samples), plan, basis, accuracy)
-
-
-@dataclass(frozen=True, eq=False)
-class _Decided(CrossValidator):
-    """A validator that accepts results without an evaluation, because that was done when the plan was made."""
-
-    def kept(
-        self, plan: Plan, basis: AlgorithmResult, findings: Sequence[Finding], worth: float = 1.0, *, once: bool = False
-    ) -> AlgorithmResult:
-        return findings[0](ALL)

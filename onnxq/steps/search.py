@@ -57,20 +57,20 @@ def search_for_plan(
         model.ahead.check()
         chooser = chooser.with_evidence(basis.evidence)
         return SearchedModel(RefinedEncoding(basis), chooser.follow(seen.plan, basis.recipe))
-    first, last = accuracy_tried(model, budget).split
-    refined = chooser.refined(seen.plan, initial_recipe(model), first, plenty_of(goal))
+    accuracy = accuracy_tried(model, budget)
+    refined = chooser.refined(seen.plan, initial_recipe(model), accuracy, plenty_of(goal))
     model.ahead.check()
     chooser = chooser.with_evidence(refined.basis.evidence)
     if budget.effort is None:
-        found = apply_scheme(chooser, seen.plan, refined.basis.recipe, goal, last, tables="embeddings" in first.methods)
+        found = apply_scheme(chooser, seen.plan, refined.basis.recipe, goal, tables="embeddings" in accuracy.methods)
     else:
         from onnxq.search.attempts import search_plan
 
         with tolerate("the search for factors of channels that cost no time"):
             refined = chooser.drop_costly_scales(seen.plan, refined, goal)
-        given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal, last
+        given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal
         found = search_plan(*given, is_stored=model.is_stored)
-    if is_last and seen.is_spared and first.thorough and (first.methods or last.methods):
+    if is_last and seen.is_spared and accuracy.thorough and accuracy.methods:
         from onnxq.search.attempts import refit_on_all_samples
 
         return SearchedModel(*refit_on_all_samples(chooser, seen.plan, refined, found))

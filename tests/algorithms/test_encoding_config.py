@@ -24,9 +24,6 @@ RECIPES = (
     EncodingConfig(Percentile(99.0)),
     DEFAULT_CONFIG.with_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
     EncodingConfig(own_ranges={"b": Percentile(99.0)}),
-    EncodingConfig(biases={"a": np.ones(2, np.float32)}),
-    EncodingConfig(biases={"a": np.zeros(2, np.float32)}),
-    EncodingConfig(biases={"b": np.ones(2, np.float32)}),
 )
 
 
@@ -42,8 +39,6 @@ def test_equal_recipes_have_equal_keys_whatever_the_order() -> None:
     assert EncodingConfig().key == DEFAULT_CONFIG.key
     methods = {"a": MinMax(), "b": Percentile(99.0)}
     assert EncodingConfig(own_ranges=methods).key == EncodingConfig(own_ranges=dict(reversed(methods.items()))).key
-    biases = {"a": np.ones(2), "b": np.zeros(2)}
-    assert EncodingConfig(biases=biases).key == EncodingConfig(biases=dict(reversed(biases.items()))).key
 
 
 def test_compensation_is_a_part_of_the_key() -> None:
@@ -70,7 +65,6 @@ def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -
     recipe = EncodingConfig(
         Percentile(99.9),
         {"b": MinMax()},
-        {"n": np.ones(2, np.float32)},
         Gptq.of_samples(9, 0.1, 4),
         factors,
         Equalization({"f": ChannelScales(1, np.array([2.0, 0.5]))}),
@@ -80,13 +74,13 @@ def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -
     assert found.by_tensor["b"].found_range == tuple(map(float, np.float32([-0.3, 7.0])))
     assert found.by_tensor["b"].factors == (0.3, 1.0)
     assert found.by_tensor["c"].found_range is None
-    assert found.accuracy == ("equalization", "awq", "gptq", "bias-correction")
+    assert found.accuracy == ("equalization", "awq", "gptq")
     assert found.scaling == (Scaling("f", (2.0, 0.5)),)
     assert found.damping == Damping(0.1, 4)
     again = config_from_plan(found, 9)
     assert (again.compensation, again.migration.key) == (recipe.compensation, factors.select(["b"]).key)
     carried_out = replace(found, preparation=Preparation("", "", 17))
-    assert attach_encodings(carried_out, replace(again, biases=recipe.biases), CalibrationStatistics()) == carried_out
+    assert attach_encodings(carried_out, again, CalibrationStatistics()) == carried_out
 
 
 def test_means_that_nobody_observed_correct_no_bias() -> None:

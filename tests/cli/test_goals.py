@@ -51,7 +51,7 @@ def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
 @pytest.mark.parametrize(
     ("arguments", "budget"),
     [
-        (("--search", "full", "--accuracy", "bias-correction"), Budget(search="full", accuracy="bias-correction")),
+        (("--search", "full", "--accuracy", "gptq"), Budget(search="full", accuracy="gptq")),
         (("--latency-seconds", 0, "--time-limit", 60), Budget(latency_seconds=0.0, time_limit=60.0)),
         (("--engine", "openvino"), Budget(engine="openvino")),
         (("--threads", 2), Budget(threads=2)),

@@ -52,7 +52,7 @@ def test_the_first_option_is_what_gives_samples_and_a_preset_of_images_comes_bef
         ("--preset", PRESETS),
         ("--target", TARGETS),
         ("--range", ["mse", "auto"]),
-        ("--accuracy", ["bias-correction", "fast"]),
+        ("--accuracy", ["gptq", "fast"]),
     ],
 )
 def test_options_that_name_things_list_them(option: str, names: list[str]) -> None:

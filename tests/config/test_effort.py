@@ -19,21 +19,14 @@ def test_every_method_can_be_tried_alone(name: str) -> None:
 
 
 def test_methods_are_tried_in_one_order() -> None:
-    assert accuracy_named("bias-correction,ranges").methods == ("ranges", "bias-correction")
-
-
-def test_what_makes_up_for_one_plan_is_found_for_it() -> None:
-    every, one = accuracy_named("full").split
-    assert (*every.methods, *one.methods) == METHODS
-    assert one.methods == ("bias-correction",)
-    assert every.models == one.models
+    assert accuracy_named("gptq,ranges").methods == ("ranges", "gptq")
 
 
 def test_a_wrong_name_is_told_with_the_nearest_one() -> None:
     with pytest.raises(SchemeError, match=r"accuracy 'equalizations' is not one of .*did you mean 'equalization'"):
         accuracy_named("equalizations")
     with pytest.raises(SchemeError, match=r"accuracy 'fast' is not one of"):
-        accuracy_named("bias-correction, fast")
+        accuracy_named("gptq, fast")
 
 
 def test_full_measures_more_than_fast_and_off_nothing() -> None:
@@ -59,3 +52,9 @@ def test_an_unknown_effort_suggests_the_nearest() -> None:
 def test_a_method_of_earlier_versions_is_refused_with_its_new_name(old: str, new: str) -> None:
     with pytest.raises(SchemeError, match=f"accuracy '{old}' is called '{new}' now; write {new}"):
         accuracy_named(f"ranges,{old}")
+
+
+@pytest.mark.parametrize("name", ["bias", "bias-correction"])
+def test_a_method_that_is_no_choice_any_more_is_refused_with_what_took_its_place(name: str) -> None:
+    with pytest.raises(SchemeError, match=f"accuracy '{name}' is not a choice any more: all biases make up for"):
+        accuracy_named(f"ranges,{name}")

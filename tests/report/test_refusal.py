@@ -272,7 +272,7 @@ def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
     encoding = {
         "gains": (
             MethodGain("ranges", 20.0, 21.5, "percentile", 2.0),
-            MethodGain("bias-correction", 21.5, 21.5, "", 1.0, "no less"),
+            MethodGain("gptq", 21.5, 21.5, "", 1.0, "no less"),
         )
     }
     told = refused(

@@ -13,7 +13,7 @@ from conftest import Build, QuantizeTo
 
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.data import Data
-from onnxq.config.effort import OFF, Effort
+from onnxq.config.effort import Effort
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.data.dataset import Subset, split
@@ -86,7 +86,7 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda self, plan, recipe: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
     goal = Goal(metric=Metric("m", max), max_drop=0.2)
-    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), goal, OFF)
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), goal)
     # In the end weights are only stored, more faithfully than all that was tried.
     assert (aims, only_stored) == ([8.0, 20.0, 23.0, 119.0], [False, False, False, True])
     assert found.scores == lost
@@ -125,7 +125,7 @@ def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_l
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0))
     # 24.5 are aimed at, as none is spared to judge by, and 25 were reached.
     assert tried == [24.5, 25.0 + 2.0, 27.0 + 0.5]
     assert found.rounds == 3
@@ -156,7 +156,7 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0))
     assert steps == stored
 
 
@@ -181,9 +181,7 @@ def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: trusted)
-    assert (
-        search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF).rounds == attempts
-    )
+    assert search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0)).rounds == attempts
     assert numbers == list(range(1, attempts + 1))
 
 
@@ -217,16 +215,9 @@ def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_on
     monkeypatch.setattr(SearchContext, "built", verified)
     monkeypatch.setattr(PlanProfiler, "found_speed", lambda *given: known)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0), OFF)
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0))
     assert found.keeps_up == keeps_up
     assert built == ([True, False] if stores else [True])
-
-
-@pytest.mark.parametrize(("accuracy", "tried"), [("bias-correction", True), ("fast", False)])
-def test_biases_of_a_plan_that_is_faithful_without_are_worth_full_effort_alone(accuracy: str, tried: bool) -> None:
-    data, budget = Data(CALIB, limit=8), Budget(latency_seconds=0, accuracy=accuracy)
-    report = quantize(MODELS / "gru.onnx", data, budget=budget).report
-    assert ("bias-correction" in [gain.method for gain in report.encoding.gains]) == tried
 
 
 @pytest.mark.parametrize(("measurements", "limit"), [(1, "1 model with --max-candidates"), (math.inf, "")])
@@ -369,7 +360,7 @@ def judged_again(model: Path, folder: Path, all_samples: list[dict[str, np.ndarr
     return compare(ReferenceModel(model, views), views.open(folder / "model.onnx"), split(all_samples)[1]).worst_sqnr
 
 
-@pytest.mark.parametrize("methods", ["ranges", "equalization", "ranges,equalization,bias-correction"])
+@pytest.mark.parametrize("methods", ["ranges", "equalization", "ranges,equalization"])
 def test_what_only_judging_samples_show_is_in_the_ranges_that_are_written(
     methods: str, perceptron, all_samples, tmp_path: Path
 ) -> None:
@@ -390,7 +381,7 @@ def test_its_figure_is_that_of_the_file(perceptron, all_samples, tmp_path: Path)
 
 
 def test_a_plan_with_such_ranges_is_carried_out_to_the_same_bytes(perceptron, all_samples, tmp_path: Path) -> None:
-    plan = quantize_with_all(perceptron, all_samples, tmp_path, "ranges,equalization,bias-correction").report.plan
+    plan = quantize_with_all(perceptron, all_samples, tmp_path, "ranges,equalization").report.plan
     first = (tmp_path / "model.onnx").read_bytes()
     save_plan(plan, tmp_path / "plan.toml")
     replay = load_plan(tmp_path / "plan.toml")

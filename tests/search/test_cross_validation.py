@@ -174,22 +174,6 @@ def test_the_second_fold_finds_nothing_where_the_first_leaves_no_doubt(
     assert seen == asked
 
 
-@pytest.mark.parametrize(("taken", "pays"), [([0.9, 0.1, 0.5, 0.5], True), ([0.9, 0.0, 0.1, 0.2], False)])
-def test_a_fold_that_decides_by_itself_takes_what_leaves_little_doubt(
-    validator: CrossValidator, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
-) -> None:
-    other, finding = always(validator, PLAIN), always(validator, FINE)
-    noises: dict[Finding, Noise] = {other: np.ones((4, 1)), finding: 1 - np.array(taken)[:, None]}
-
-    def first(self: CrossValidator, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
-        for fold, one in asked:
-            assert not fold
-            yield noises[one]
-
-    monkeypatch.setattr(CrossValidator, "_seen", first)
-    assert validator.improves(plan, finding, other, once=True) is pays
-
-
 @pytest.mark.parametrize("count", [2, 9, 24])
 def test_ranges_are_held_against_samples_that_they_are_not_made_of(
     validator: CrossValidator, plan: Plan, count: int

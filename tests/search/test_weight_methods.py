@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from conftest import Build
 
 from onnxq.algorithms.encoders import weight_requests
 from onnxq.algorithms.encoding_config import EncodingConfig
-from onnxq.algorithms.encodings import Encodings
 from onnxq.algorithms.gptq import Gptq
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.accumulators import Request
@@ -24,23 +23,23 @@ from onnxq.calibration.workers import Threads
 from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
-from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.inputs import Sample
 from onnxq.data.samples import evenly
 from onnxq.errors import SchemeError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
-from onnxq.ir import Graph, as_graph, load
+from onnxq.ir import as_graph, load
 from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.pipeline import plan, quantize
 from onnxq.planning.plan import Plan
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.runtime.targets import DEFAULT_TARGET, TARGETS, target_named
+from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search import weight_methods
 from onnxq.search.cross_validation import LARGE, AlgorithmResult, CrossValidator, Finding
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.sensitivity import QuantizerToggleSession
-from onnxq.search.weight_methods import gram_bytes, with_awq, with_bias_correction, with_gptq
+from onnxq.search.weight_methods import gram_bytes, with_awq, with_gptq
 from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
 
@@ -318,132 +317,6 @@ def test_weights_of_too_many_bits_for_factors_are_told(build: Build, tmp_path: P
     validator, plan, plain = opened(build, tmp_path, LOUD)
     left = with_awq(validator, plan, plain, replace(FULL, compensated_bits=3)).left
     assert left.endswith("is multiplied by weights of 3 bits or fewer")
-
-
-# Biases in order are kept where they pay on samples that they were not found on.
-
-SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
-
-
-@pytest.fixture(scope="module")
-def model_with_biases(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
-    return open_prepared_model(
-        load(MODELS / "mobilenet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path_factory.mktemp("bench")
-    )
-
-
-@pytest.fixture(scope="module")
-def plan_with_biases(model_with_biases: PreparedModel) -> Plan:
-    return model_with_biases.plan({})
-
-
-@pytest.fixture(scope="module")
-def folds_of(model_with_biases: PreparedModel, plan_with_biases: Plan) -> Callable[[int, int], CrossValidator]:
-    evidence = model_with_biases.calibrate(plan_with_biases, SAMPLES, silent)
-
-    def validator(judged: int, most: int) -> CrossValidator:
-        spread = list(evenly(SAMPLES[:most], judged))
-        return CrossValidator(
-            PlanEvaluator.of(model_with_biases, MODELS / "mobilenet.onnx", spread, evidence), SAMPLES[:most]
-        )
-
-    return validator
-
-
-@pytest.mark.parametrize(("judged", "most"), [(12, 24), (12, 12)])
-def test_biases_are_kept_where_they_pay(
-    folds_of: Callable[[int, int], CrossValidator], plan_with_biases: Plan, judged: int, most: int
-) -> None:
-    validator = folds_of(judged, most)
-    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
-    corrected = with_bias_correction(validator, plan_with_biases, basis, FULL)
-    assert corrected.recipe.biases
-    assert (
-        validator.evaluator.trust(plan_with_biases, corrected.recipe).nsr
-        < 0.9 * validator.evaluator.trust(plan_with_biases, EncodingConfig()).nsr
-    )
-    assert with_bias_correction(validator, plan_with_biases, corrected, FULL).recipe.key == corrected.recipe.key
-
-
-@pytest.mark.parametrize("is_sure", [False, True])
-def test_with_little_effort_they_are_found_once_and_kept_where_that_leaves_no_doubt(
-    folds_of: Callable[[int, int], CrossValidator],
-    plan_with_biases: Plan,
-    monkeypatch: pytest.MonkeyPatch,
-    is_sure: bool,
-) -> None:
-    validator, found = folds_of(12, 12), list[int]()
-    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
-    right = with_bias_correction(validator, plan_with_biases, basis, FULL).recipe.biases
-
-    def once(
-        recipe: EncodingConfig,
-        plan_with_biases: Plan,
-        graph: Graph,
-        codes: Encodings,
-        model: Path,
-        samples: SampleSource,
-    ) -> EncodingConfig:
-        found.append(len(samples))
-        return replace(recipe, biases=right)
-
-    monkeypatch.setattr("onnxq.search.weight_methods.with_sequential_biases", once)
-    monkeypatch.setattr("onnxq.search.cross_validation.is_significant_reduction", lambda *_: is_sure)
-    corrected = with_bias_correction(validator, plan_with_biases, basis, FAST)
-    assert found == [6]
-    assert bool(corrected.recipe.biases) is is_sure
-
-
-def test_biases_that_do_not_pay_are_not_kept(
-    folds_of: Callable[[int, int], CrossValidator], plan_with_biases: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    validator = folds_of(8, 24)
-    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
-    wrong = {
-        node: 1 + bias
-        for node, bias in with_bias_correction(validator, plan_with_biases, basis, FULL).recipe.biases.items()
-    }
-    monkeypatch.setattr(
-        "onnxq.search.weight_methods.with_sequential_biases", lambda recipe, *_: replace(recipe, biases=wrong)
-    )
-    assert with_bias_correction(validator, plan_with_biases, basis, FAST).recipe.key == EncodingConfig().key
-
-
-def test_of_too_few_samples_none_are_found(
-    folds_of: Callable[[int, int], CrossValidator], plan_with_biases: Plan
-) -> None:
-    validator = folds_of(3, 3)
-    found = with_bias_correction(
-        validator, plan_with_biases, AlgorithmResult(EncodingConfig(), validator.evaluator.evidence), FULL
-    )
-    assert not found.recipe.biases
-    assert found.left == "it does not apply: fewer than 3 samples do not tell a mean from chance"
-
-
-def test_large_models_get_no_corrected_biases(
-    folds_of: Callable[[int, int], CrossValidator], plan_with_biases: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    validator = folds_of(4, 8)
-    monkeypatch.setitem(vars(validator.evaluator.bench), "is_large", True)
-    assert (
-        with_bias_correction(
-            validator, plan_with_biases, AlgorithmResult(EncodingConfig(), validator.evaluator.evidence), FULL
-        ).left
-        == f"it does not apply: {LARGE}"
-    )
-
-
-def test_what_is_stored_alone_gets_none(
-    folds_of: Callable[[int, int], CrossValidator], model_with_biases: PreparedModel
-) -> None:
-    validator = folds_of(4, 8)
-    floats = replace(model_with_biases.plan({}), decisions=())
-    basis = AlgorithmResult(EncodingConfig(), validator.evaluator.evidence)
-    found = with_bias_correction(validator, floats, basis, FAST)
-    assert (found.recipe.key, found.left) == (
-        EncodingConfig().key,
-        "it does not apply: most layers do not round their data",
-    )
 
 
 # A plan carried out again from the same samples is the same file, byte for byte.

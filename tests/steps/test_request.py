@@ -81,7 +81,7 @@ def test_what_ends_a_search_is_told_with_the_option_that_gives_more(budget: Budg
 
 
 def test_methods_may_be_given_instead_of_an_effort() -> None:
-    assert Budget(accuracy="bias-correction").tried.methods == ("bias-correction",)
+    assert Budget(accuracy="gptq").tried.methods == ("gptq",)
     assert Budget(accuracy=FULL).tried is FULL
 
 
