@@ -27,7 +27,6 @@ from onnxq.calibration.collect import collect
 from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.kinds import Observers, default_request
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.data.dataset import SampleSlice
 from onnxq.data.inputs import Sample
 
 SAMPLE_BYTES = 5 * 10**6
@@ -87,8 +86,8 @@ class Numbered:
     def __iter__(self) -> Iterator[Sample]:
         return numbers(range(self.count))
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
-        yield SampleSlice(indices, 0, numbers, stored=True)
+    def read_samples(self, indices: Sequence[int]) -> Iterator[Sample]:
+        return numbers(indices)
 
 
 def numbers(positions: Sequence[int]) -> Iterator[Sample]:
@@ -98,21 +97,16 @@ def numbers(positions: Sequence[int]) -> Iterator[Sample]:
 
 def simulate(tensors: int, seconds: float) -> None:
     """Let this process take so long for each sample, and give all samples evidence of one size."""
-    import sys as system
-
     import onnxq.calibration.dask_cluster
 
-    # What a worker unpickles of this script is named after the main module.
-    system.modules["__main__"].__dict__.setdefault("numbers", numbers)
     values = np.random.default_rng(0).normal(size=20_000).astype(np.float32)
     requests = [default_request("t0", kind) for kind in ("range", "histogram")]
 
-    def observed(tapped: Any, shard: Any, *, threads: int, room: int) -> CalibrationStatistics:
+    def observed(tapped: Any, samples: Any, *, room: int) -> CalibrationStatistics:
         digests = []
-        for stretch in shard.stretches:
-            for sample in stretch:
-                digests.append(f"{int(sample['x'][0]):032x}")
-                time.sleep(seconds)
+        for _, sample in samples:
+            digests.append(f"{int(sample['x'][0]):032x}")
+            time.sleep(seconds)
         found = {}
         for number in range(tensors):
             for request, statistic in one.statistics.items():
@@ -122,8 +116,8 @@ def simulate(tensors: int, seconds: float) -> None:
     observers = Observers(requests)
     observers.add("t0", values)
     one = CalibrationStatistics((), observers.statistics())
-    # The very name that leases look up.
-    vars(onnxq.calibration.dask_cluster)["observe_shard"] = observed
+    # The very name that workers look up.
+    vars(onnxq.calibration.dask_cluster)["observe_samples"] = observed
 
 
 def sent(dask_worker: Any) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ from onnxq.calibration.kinds import find_kind
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.segments import read_without_data, segments
 from onnxq.calibration.statistics import CalibrationStatistics, StatisticsSum
-from onnxq.calibration.workers import InstrumentedModel, InstrumentedRunError, Shard, Threads, Work, Workers
-from onnxq.data.dataset import Subset, picked, stretches
+from onnxq.calibration.workers import InstrumentedModel, InstrumentedRunError, Threads, Work, Workers
+from onnxq.data.dataset import Subset, picked
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import CandidateError, DataError
 from onnxq.ir.protos import is_large
@@ -107,12 +107,11 @@ def collect_apart(
 
     `runs` holds the parts of each run. See `collect` for the other arguments and for errors.
     """
-    shards = [[Shard(tuple(stretches(part.samples, part.places))) for part in parts] for parts in runs]
-    done, count = 0, sum(len(shard) for parts in shards for shard in parts)
+    done, count = 0, sum(len(part) for parts in runs for part in parts)
     tapped = tap(model, (*requests, *apart), others)
     source = runs[0][0].samples if count else []
     with _float_model_blamed_first(model, source):
-        for found in Threads().run_parts(tapped, shards, tuple(apart)):
+        for found in Threads().run_parts(tapped, runs, tuple(apart)):
             yield found
             done = _told(progress, done, len(found[0].samples), count)
 

@@ -1,29 +1,22 @@
-"""Run samples on a Dask cluster."""
+"""Run samples on a Dask cluster: workers observe shards and merge their statistics in a tree."""
 
 from __future__ import annotations
 
-import math
-import re
+import pickle
 import socket
-import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from onnxq.calibration.accumulators import Accumulator, ChannelMeans, ChannelRanges, Range, Request, SampleExtremes
-from onnxq.calibration.hessian import HessianAccumulator
-from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.kinds import find_kind
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.calibration.statistics import CalibrationStatistics, StatisticsSum
 from onnxq.calibration.workers import (
     TAPS_BYTES,
     AdaptiveBatchSizer,
@@ -31,260 +24,18 @@ from onnxq.calibration.workers import (
     Shard,
     Work,
     carrying_weights,
-    observe_shard,
+    observe_samples,
 )
-from onnxq.data.dataset import SampleSlice
-from onnxq.data.inputs import Sample
-from onnxq.data.samples import CachedDataset, Items
+from onnxq.data.dataset import is_stored, picked, reads_by_index
+from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, OnnxqError, SchemeError
 from onnxq.ir.protos import external_files
 
-# The format of `sample_digest`.
-_DIGEST = re.compile("[0-9a-f]{32}")
-
-
-def fits(found: object, tapped: InstrumentedModel, count: int) -> bool:
-    """Return whether a worker's result is plausible: statistics of `count` samples for all requests.
-
-    Equal samples count as often as they were run, so digests may repeat.
-    """
-    try:
-        return (
-            isinstance(found, CalibrationStatistics)
-            and len(found.samples) == count
-            and set(found.statistics) == set(tapped.requests)
-            and found.provenance.model == tapped.model
-            and _are_sound(found)
-            and _know_their_samples(found)
-            and _agree(found)
-        )
-    # An invalid result may raise anything.
-    except Exception:  # noqa: BLE001
-        return False
-
-
-def _are_sound(found: CalibrationStatistics) -> bool:
-    """Return whether every statistic is of the requested kind. An inconsistent one raises."""
-    for request, statistic in found.statistics.items():
-        if not isinstance(statistic, find_kind(request.kind)):
-            return False
-        statistic.check()
-    return True
-
-
-def _agree(found: CalibrationStatistics) -> bool:
-    said: dict[Hashable, Hashable] = {}
-    return all(
-        said.setdefault((request.tensor, what), value) == value
-        for request, statistic in found.statistics.items()
-        for what, value in _said(request, statistic)
-    )
-
-
-def _said(request: Request, statistic: Accumulator) -> Iterator[tuple[Hashable, Hashable]]:
-    """Yield the extremes and the numbers of elements and channels that a statistic implies."""
-    if isinstance(statistic, Range):
-        yield "elements", statistic.count
-        yield "ends", (statistic.minimum, statistic.maximum)
-    elif isinstance(statistic, Histogram):
-        yield "ends", (statistic.whole.minimum, statistic.whole.maximum)
-    elif isinstance(statistic, ChannelMeans):
-        yield "elements", statistic.count
-        # If the sums are unknown, so is the number of channels.
-        yield from _channels(request, len(statistic.sums))
-    elif isinstance(statistic, ChannelRanges):
-        yield "ends", _outermost(statistic.ends)
-        yield from _channels(request, len(statistic.ends))
-    elif isinstance(statistic, SampleExtremes):
-        yield "ends", _outermost(statistic.ends)
-    elif isinstance(statistic, HessianAccumulator):
-        kernel = math.prod(int(extent) for extent in str(request.option("kernel", "") or "1").split(","))
-        yield from _channels(request, statistic.sums.size / kernel)
-
-
-def _channels(request: Request, count: float) -> Iterator[tuple[Hashable, Hashable]]:
-    if count:
-        yield ("channels", request.axis), count
-
-
-def _outermost(ends: NDArray[np.float64]) -> tuple[float, float]:
-    return float(ends[:, 0].min(initial=math.inf)), float(ends[:, 1].max(initial=-math.inf))
-
-
-def _know_their_samples(found: CalibrationStatistics) -> bool:
-    """Return whether all digests are valid and `SampleExtremes` names only samples of the result."""
-    if not all(_DIGEST.fullmatch(digest) for digest in found.samples):
-        return False
-    known = {int(digest[:16], 16) for digest in found.samples}
-    apart = (one for one in found.statistics.values() if isinstance(one, SampleExtremes))
-    return all(known.issuperset(one.samples.tolist()) for one in apart)
-
-
-# Pickled data sets, which are sent to all workers; each worker reads the samples that it needs.
-
 MOST_BYTES = 16 * 10**6
-"""Most bytes of a pickled data set; names of about 100,000 files take less.
+"""Most bytes of a pickled data set that is sent to every worker, unless its samples are in files.
 
-A larger one holds its samples, and the scheduler would send all of them to every worker. Samples that are sent one by
-one go to one worker each.
+A larger one holds its samples. Samples that are sent one by one go to one worker each.
 """
-
-
-class PickledDataset:
-    """A pickled data set, which is unpickled once, at the first read.
-
-    Args:
-        data: The result of `pickled`.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._items: Items | None = None
-        # The data set may not be thread-safe.
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[PickledDataset], tuple[bytes]]:
-        return PickledDataset, (self._data,)
-
-    def __sizeof__(self) -> int:
-        """Return the size in bytes, which a Dask cluster uses for scheduling."""
-        return len(self._data)
-
-    def read(self, positions: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples at these positions.
-
-        Raises:
-            DataError: The data set cannot be unpickled here, or `Items.read` raised it.
-        """
-        for position in positions:
-            with self._lock:
-                (sample,) = self._opened().read([position])
-            yield sample
-
-    def _opened(self) -> Items:
-        if self._items is None:
-            import cloudpickle
-
-            try:
-                self._items = cloudpickle.loads(self._data)
-            # A missing module, for example.
-            except Exception as error:
-                raise DataError(
-                    f"the samples do not open on this worker: {type(error).__name__}: {error}; install there what they "
-                    "need"
-                ) from error
-        return self._items
-
-
-class Parcels:
-    """The data sets of a job that are sent to all workers.
-
-    Args:
-        client: A `distributed.Client`.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._data: dict[Items, bytes | None] = {}
-        self._sent: list[tuple[Items, Any]] = []
-
-    def reads(self, stretch: SampleSlice) -> bool:
-        """Return whether a worker can read a slice itself, as far as is known here."""
-        return stretch.stored or self._bytes(stretch) is not None
-
-    def labelled(self, shard: Shard) -> Shard:
-        """Return a shard with labels in place of data sets, to be sent; see `unpacked`."""
-        return Shard(tuple(map(self._labelled, shard.stretches)))
-
-    def handed(self, shard: Shard, worker: str | None) -> Any:
-        """Return the argument to submit for a shard: the labelled shard, or its future if samples go to `worker`."""
-        given = self.labelled(shard)
-        return given if worker is None else self._client.scatter(given, workers=[worker], hash=False)
-
-    def futures(self) -> list[Any]:
-        """Return the futures of the data sets on the workers; send those again whose copies are lost."""
-        self._sent = [(items, self._there(items, future)) for items, future in self._sent]
-        return [future for _, future in self._sent]
-
-    def forget(self) -> None:
-        """Let workers drop the data sets."""
-        self._sent.clear()
-
-    def _labelled(self, stretch: SampleSlice) -> SampleSlice:
-        if not isinstance(stretch.read, CachedDataset):
-            return stretch
-        items = stretch.read.items
-        known = [one for one, _ in self._sent]
-        if items not in known:
-            self._sent.append((items, None))
-            known.append(items)
-        return replace(stretch, read=_Label(known.index(items)))
-
-    def _there(self, items: Items, future: Any) -> Any:
-        if future is not None and future.status == "finished":
-            return future
-        return self._client.scatter(PickledDataset(self._data[items] or b""), broadcast=True, hash=False)
-
-    def _bytes(self, stretch: SampleSlice) -> bytes | None:
-        if not isinstance(stretch.read, CachedDataset):
-            return None
-        items = stretch.read.items
-        if items not in self._data:
-            self._data[items] = pickled(items)
-        return self._data[items]
-
-
-def unpacked(shard: Shard, parcels: Sequence[PickledDataset]) -> Shard:
-    """Return a labelled shard whose samples are read from these data sets."""
-    return Shard(
-        tuple(
-            replace(stretch, read=parcels[stretch.read.place].read) if isinstance(stretch.read, _Label) else stretch
-            for stretch in shard.stretches
-        )
-    )
-
-
-def pickled(items: Items) -> bytes | None:
-    """Return a pickled data set; None if it cannot be pickled, or takes more than `MOST_BYTES`."""
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, given: Any) -> Any:
-            # Checked before the array is copied.
-            if isinstance(nbytes := getattr(given, "nbytes", 0), int) and nbytes > MOST_BYTES:
-                raise OverflowError
-            return super().reducer_override(given)
-
-    stream = _Bounded()
-    # Pickling may raise anything.
-    with suppress(Exception):
-        Pickler(stream).dump(items)
-        return bytes(stream.data)
-    return None
-
-
-@dataclass(frozen=True)
-class _Label:
-    """Stands for a data set in a shard that is sent; `place` is its index in `Parcels`."""
-
-    place: int
-
-    def __call__(self, positions: Sequence[int]) -> NoReturn:
-        raise TypeError("a label holds no samples; see `unpacked`")
-
-
-class _Bounded:
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Any) -> int:
-        self.data += data
-        if len(self.data) > MOST_BYTES:
-            raise OverflowError
-        return memoryview(data).nbytes
-
-
-# Leases: a worker runs and adds up several shards before its statistics are sent, and workers merge them.
 
 _SHARDS = 4
 """Shards of a lease: more would merge more often, fewer would leave workers idle at the end."""
@@ -298,274 +49,269 @@ _POLL = 1.0
 """Seconds between two looks at the list of workers."""
 
 
-@dataclass
-class _Lease:
-    """The shards of a worker since it last handed over statistics.
+def pickled(samples: SampleSource) -> bytes | None:
+    """Return a pickled data set; None if it is a stream, cannot be pickled, or holds more than `MOST_BYTES`."""
+    import cloudpickle
+
+    if not reads_by_index(samples):
+        return None
+
+    most = float("inf") if is_stored(samples) else MOST_BYTES
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, given: Any) -> Any:
+            # Checked before the array is copied.
+            if isinstance(nbytes := getattr(given, "nbytes", 0), int) and nbytes > most:
+                raise OverflowError
+            return super().reducer_override(given)
+
+    class Stream(bytearray):
+        def write(self, data: Any) -> None:
+            self.extend(data)
+            if len(self) > most:
+                raise OverflowError
+
+    stream = Stream()
+    # Pickling may raise anything.
+    with suppress(Exception):
+        Pickler(stream).dump(samples)
+        return bytes(stream)
+    return None
+
+
+# What workers do.
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """The digest of a sample on the client; a worker that sees the same data reads the same digest."""
+
+    index: int
+    digest: str
+
+
+def _observed(
+    tapped: InstrumentedModel,
+    data: bytes | None,
+    proof: _Proof | None,
+    shard: Shard,
+    before: CalibrationStatistics | None,
+) -> CalibrationStatistics:
+    """Run a shard in this thread of a worker, and add the statistics to `before`."""
+    from distributed import get_worker
+
+    limit = get_worker().memory_manager.memory_limit
+    samples = [] if data is None or proof is None else _opened(data, proof)
+    room = int(limit * _TAPS_SHARE) if limit else TAPS_BYTES
+    found = observe_samples(tapped, shard.numbered(samples), room=room)
+    return found if before is None else before.plus(found)
+
+
+def _opened(data: bytes, proof: _Proof) -> SampleSource:
+    try:
+        samples: SampleSource = pickle.loads(data)
+    # A missing module, for example.
+    except Exception as error:
+        raise DataError(f"the samples do not open on this worker: {type(error).__name__}: {error}") from error
+    (sample,) = picked(samples, [proof.index])
+    if sample_digest(sample) != proof.digest:
+        raise DataError(f"Sample {proof.index} is another one on this worker, expected that of the client; share it")
+    return samples
+
+
+def _merged(*parts: CalibrationStatistics) -> CalibrationStatistics:
+    total = StatisticsSum(parts[0])
+    for part in parts[1:]:
+        total.add(part)
+    return total.evidence
+
+
+# What the client does.
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A shard on a worker, and the finished shards whose statistics it is added to.
 
     Attributes:
-        began: Start of the lease, on the monotonic clock.
-        finished: Indices of the samples in `head`.
-        head: Future of the statistics on the worker; None before the first shard is finished.
-        since: Start of the running shard, on the monotonic clock.
-        sent: Whether the samples were sent with the shard.
+        began: Start of the first shard, on the monotonic clock.
+        since: Start of this shard.
+        indices: Indices of the samples of all shards.
+        shard: This shard.
     """
 
-    worker: str
     began: float
-    finished: list[int] = field(default_factory=list)
-    head: Any = None
-    shard: Shard = field(default_factory=lambda: Shard(()))
-    since: float = 0.0
-    sent: bool = False
-
-
-class _Part(NamedTuple):
-    future: Any
+    since: float
     indices: tuple[int, ...]
-    leases: int
+    shard: Shard
 
 
-class Job:
-    """One calibration on a cluster: running leases, and statistics that are merged before they are fetched.
+class _Job:
+    """One calibration on a cluster.
 
-    Args:
-        client: A `distributed.Client`.
-        seconds: Length of a lease.
+    Each thread of a worker adds up the statistics of several shards for `seconds`. Then workers merge them in a tree.
     """
 
     def __init__(self, client: Any, tapped: InstrumentedModel, work: Work, seconds: float) -> None:
         self._client = client
-        self._travelling = tapped
-        self._tapped: Any = None
+        self._tapped = tapped
         self._work = work
-        self._parcels = Parcels(client)
         self._seconds = seconds
-        self._seen = time.monotonic()
+        self._data = pickled(work.source)
+        self._proof: _Proof | None = None
+        self._there: list[Any] = []
         self._pace = AdaptiveBatchSizer(seconds / _SHARDS)
-        self._leases: dict[Any, _Lease] = {}
-        self._merging: dict[Any, _Part] = {}
-        self._parts: list[_Part] = []
-        self._blind: set[str] = set()
-        self._proven: set[str] = set()
-        self._first: tuple[Shard, str] | None = None
+        self._running: dict[Any, _Running] = {}
+        self._parts: dict[Any, tuple[int, ...]] = {}
+        self._roots: dict[Any, tuple[int, ...]] = {}
         self._lost: Counter[int] = Counter()
 
     def run(self) -> Iterator[CalibrationStatistics]:
-        """Yield statistics each time that about as many leases are merged as there are workers.
+        """Yield statistics each time that those of all threads are merged.
 
         Raises:
             DataError: A sample cannot be read or does not run, workers fail repeatedly, or all workers leave.
             ModelError: The model does not load.
         """
-        while self._work.left or self._leases or self._merging or self._parts:
-            workers = self._client.nthreads()
-            self._check_there(workers)
-            self._hand_out(workers)
-            self._merge(len(workers))
+        seen = time.monotonic()
+        while self._work.left or self._running or self._parts or self._roots:
+            if threads := sum(self._client.nthreads().values()):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > self._seconds:
+                raise DataError(
+                    f"All workers of {self._client.scheduler.address} have left and none has come for "
+                    f"{self._seconds:.0f} seconds, expected some; start them and calibrate again"
+                )
+            while self._work.left and len(self._running) < threads and self._begin(threads):
+                pass
+            if len(self._parts) >= max(1, threads) or not self._running:
+                self._merge()
             self._wait()
-            for future in [one for one in self._leases if one.done()]:
-                self._shard_done(future, workers)
-            for future in [one for one in self._merging if one.done()]:
-                self._merge_done(future)
-            for part in self._whole(len(workers)):
-                yield from self._fetched(part)
+            for future in [one for one in self._running if one.done()]:
+                self._shard_done(future, threads)
+            for future in [one for one in self._roots if one.done()]:
+                yield from self._fetched(future)
 
     def close(self) -> None:
         """Cancel what runs. The sessions on the workers close with the last reference to the model."""
         with suppress(OSError):
-            self._client.cancel([*self._leases, *self._merging], force=True)
-        self._parcels.forget()
-        self._tapped = None
+            self._client.cancel([*self._running, *self._roots], force=True)
+        self._there.clear()
 
-    def _check_there(self, workers: Mapping[str, int]) -> None:
-        if workers:
-            self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > self._seconds:
-            raise DataError(
-                f"All workers of {self._client.scheduler.address} have left and none has come for {self._seconds:.0f} "
-                "seconds, expected some; start them and calibrate again"
-            )
+    def _begin(self, threads: int, before: Any = None, done: _Running | None = None) -> bool:
+        """Submit the next shard, to be added to the statistics `before` of the shards in `done`.
 
-    def _hand_out(self, workers: Mapping[str, int]) -> None:
-        busy = {lease.worker for lease in self._leases.values()}
-        for worker in workers:
-            if worker not in busy and self._work.left:
-                self._begin(_Lease(worker, time.monotonic()), len(workers))
-
-    def _begin(self, lease: _Lease, workers: int, *, carried: bool = False) -> None:
-        """Give a worker its next shard, whose statistics are added to those of its lease."""
-        carried = carried or lease.worker in self._blind
-        most, reads = self._pace.size(self._work.left, workers), self._parcels.reads
-        shard = self._work.take(most, carried=carried, nbytes=_SENT_BYTES, reads=reads)
-        lease.shard, lease.since, lease.sent = shard, time.monotonic(), carried or not all(map(reads, shard.stretches))
+        Returns:
+            Whether a worker was there to take it.
+        """
+        carried, now = self._data is None, time.monotonic()
+        shard = self._work.take(self._pace.size(self._work.left, threads), carried=carried, nbytes=_SENT_BYTES)
+        indices = (*(done.indices if done else ()), *shard.indices)
+        if not carried and self._proof is None:
+            (sample,) = picked(self._work.source, shard.indices[:1])
+            self._proof = _Proof(shard.indices[0], sample_digest(sample))
         try:
-            proof = None if lease.sent or lease.worker in self._proven else self._proof(shard)
-            given = self._parcels.handed(shard, lease.worker if lease.sent else None)
-            needed = self._model(), given, lease.head, proof, self._parcels.futures()
-            future = self._submit(_run_shard, *needed, worker=lease.worker)
+            if not self._there or any(one.status != "finished" for one in self._there):
+                self._there = self._client.scatter([self._tapped, self._data], broadcast=True, hash=False)
+            given = self._client.scatter(shard, hash=False) if carried else shard
+            data = None if carried else self._there[1]
+            future = self._submit(_observed, self._there[0], data, self._proof, given, before)
         except (OSError, KeyError):
-            # The worker has left in the meantime.
-            self._work.give_back([*shard.indices, *lease.finished])
-        else:
-            self._leases[future] = lease
+            # The last worker has left in the meantime.
+            self._work.give_back(indices)
+            return False
+        self._running[future] = _Running(done.began if done else now, now, indices, shard)
+        return True
 
-    def _proof(self, shard: Shard) -> tuple[Shard, str]:
-        """Return a sample and its digest here; a worker that sees the same data reads the same digest."""
-        if self._first is None:
-            one = Shard((shard.stretches[0].split(1)[0],))
-            (sample,) = one.stretches[0]
-            self._first = self._parcels.labelled(one), sample_digest(sample)
-        return self._first
-
-    def _model(self) -> Any:
-        if self._tapped is None or self._tapped.status != "finished":
-            self._tapped = self._client.scatter(self._travelling, broadcast=True, hash=False)
-        return self._tapped
-
-    def _submit(self, function: Any, *arguments: Any, worker: str | None = None, priority: int = 0) -> Any:
-        chosen = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
+    def _submit(self, function: Any, *arguments: Any, priority: int = 0) -> Any:
         key = f"{function.__name__.strip('_')}-{uuid4().hex}"
-        return self._client.submit(function, *arguments, key=key, pure=False, priority=priority, **chosen)
+        return self._client.submit(function, *arguments, key=key, pure=False, priority=priority)
 
     def _wait(self) -> None:
         import distributed
 
         wait: Any = distributed.wait
-        waited = [*self._leases, *self._merging, *(part.future for part in self._parts if not part.future.done())]
-        if not waited and not self._parts:
+        futures = [*self._running, *self._roots]
+        if not futures:
             time.sleep(_POLL)
         # A lost future raises here; the caller handles it.
         with suppress(Exception):
-            wait(waited, timeout=_POLL, return_when="FIRST_COMPLETED")
+            wait(futures, timeout=_POLL, return_when="FIRST_COMPLETED")
 
-    def _shard_done(self, future: Any, workers: Mapping[str, int]) -> None:
-        lease = self._leases.pop(future)
-        if future.status == "finished":
-            self._pace.learn(len(lease.shard), time.monotonic() - lease.since)
-            lease.finished += lease.shard.indices
-            lease.head = future
-            self._proven.add(lease.worker)
-            over = time.monotonic() - lease.began >= self._seconds or lease.worker not in workers
-            if over or not self._work.left:
-                self._parts.append(_Part(future, tuple(lease.finished), 1))
-            else:
-                self._begin(lease, len(workers))
+    def _shard_done(self, future: Any, threads: int) -> None:
+        done, now = self._running.pop(future), time.monotonic()
+        if future.status != "finished":
+            self._failed(future, done.indices, sighted=done.shard.samples is None)
             return
-        error = future.exception() if future.status == "error" else None
-        self._work.give_back(lease.shard.indices)
-        if isinstance(error, DataError) and not lease.sent:
-            # The worker may see other files, or none. If the sample itself is wrong, reading it here raises.
-            self._blind.add(lease.worker)
-            self._begin(lease, len(workers), carried=True)
-            return
-        if isinstance(error, OnnxqError):
-            raise error
-        self._count_lost(lease.shard.indices, error)
-        self._work.give_back(lease.finished)
-
-    def _merge(self, workers: int) -> None:
-        """Merge in pairs, first those of equally many leases; at the end, any."""
-        last = not (self._work.left or self._leases)
-        waiting, self._parts = sorted(self._parts, key=lambda part: part.leases), []
-        while waiting:
-            one = waiting.pop(0)
-            if waiting and one.leases < workers and (last or waiting[0].leases == one.leases):
-                other = waiting.pop(0)
-                merged = self._submit(_merged, one.future, other.future, priority=10)
-                self._merging[merged] = _Part(merged, one.indices + other.indices, one.leases + other.leases)
-            else:
-                self._parts.append(one)
-
-    def _merge_done(self, future: Any) -> None:
-        part = self._merging.pop(future)
-        error = future.exception() if future.status == "error" else None
-        if future.status == "finished":
-            self._parts.append(part)
-        elif isinstance(error, OnnxqError):
-            # Workers with different versions of onnxruntime, for example.
-            raise error
+        self._pace.learn(len(done.shard), now - done.since)
+        if not self._work.left or now - done.began >= self._seconds:
+            self._parts[future] = done.indices
         else:
-            self._give_up(part, error)
+            self._begin(threads, future, done)
 
-    def _whole(self, workers: int) -> list[_Part]:
-        """Take out the parts to fetch now; a lost part that is being computed again stays."""
-        last = not (self._work.left or self._leases or self._merging) and len(self._parts) == 1
-        found = [part for part in self._parts if (last or part.leases >= max(1, workers)) and part.future.done()]
-        self._parts = [part for part in self._parts if part not in found]
-        return found
+    def _merge(self) -> None:
+        """Merge the parts of each worker there, and then those of all workers in pairs."""
+        holders = self._client.who_has(list(self._parts))
+        place = {future: min(holders.get(future.key, ()), default="") for future in self._parts}
+        level = [
+            self._sum(list(group)) for _, group in groupby(sorted(place, key=place.__getitem__), place.__getitem__)
+        ]
+        while len(level) > 1:
+            level = [self._sum(level[start : start + 2]) for start in range(0, len(level), 2)]
+        for root in level:
+            self._roots[root] = tuple(index for indices in self._parts.values() for index in indices)
+        self._parts.clear()
 
-    def _fetched(self, part: _Part) -> Iterator[CalibrationStatistics]:
-        """Yield valid statistics; the samples of invalid ones are run again."""
-        found = self._client.gather([part.future], errors="skip")
-        if found and fits(found[0], self._travelling, len(part.indices)):
+    def _sum(self, futures: Sequence[Any]) -> Any:
+        return self._submit(_merged, *futures, priority=10) if len(futures) > 1 else futures[0]
+
+    def _fetched(self, root: Any) -> Iterator[CalibrationStatistics]:
+        indices = self._roots.pop(root)
+        if found := self._client.gather([root], errors="skip"):
             # Drop the reference, since the statistics may be large.
             yield found.pop()
         else:
-            self._give_up(part, None)
+            self._failed(root, indices)
 
-    def _give_up(self, part: _Part, error: BaseException | None) -> None:
-        self._count_lost(part.indices, error)
-        self._work.give_back(part.indices)
-
-    def _count_lost(self, indices: Sequence[int], error: BaseException | None) -> None:
+    def _failed(self, future: Any, indices: Sequence[int], *, sighted: bool = False) -> None:
+        """Queue the samples again; `sighted` if the worker read them itself."""
         from distributed import KilledWorker
 
-        self._lost.update(indices)
-        if isinstance(error, KilledWorker):
-            raise DataError(
-                f"Workers of {self._client.scheduler.address} died again and again, expected them to finish; they may "
-                "lack memory"
-            ) from error
-        if max(self._lost[index] for index in indices) >= _ATTEMPTS:
-            reason = "nothing came back, or no statistics" if error is None else f"{type(error).__name__}: {error}"
-            raise DataError(
-                f"Sample {min(indices)} or its neighbours failed {_ATTEMPTS} times on {self._client.scheduler.address} "
-                f"({reason}), expected statistics; check that the workers have the same onnxq"
-            ) from error
-
-
-def _run_shard(
-    tapped: InstrumentedModel,
-    shard: Shard,
-    before: CalibrationStatistics | None,
-    proof: tuple[Shard, str] | None,
-    parcels: Sequence[PickledDataset],
-) -> CalibrationStatistics:
-    """Run a shard with all threads of this worker, and add the statistics to `before`."""
-    from distributed import get_worker
-
-    if proof and [sample_digest(one) for part in unpacked(proof[0], parcels).stretches for one in part] != [proof[1]]:
-        raise DataError(
-            f"{proof[0].stretches[0].where} is another file on this worker, expected the one of the client; share it"
-        )
-    worker = get_worker()
-    threads = worker.state.nthreads
-    limit = worker.memory_manager.memory_limit
-    room = int(limit * _TAPS_SHARE) if limit else threads * TAPS_BYTES
-    found = observe_shard(tapped, unpacked(shard, parcels), threads=threads, room=room)
-    if not fits(found, tapped, len(shard)):
-        # Once added to `before`, invalid statistics could not be detected any more.
-        raise ValueError("what came out are no statistics of the samples")
-    return found if before is None else before.plus(found)
-
-
-def _merged(one: CalibrationStatistics, other: CalibrationStatistics) -> CalibrationStatistics:
-    return one.plus(other)
+        error = future.exception() if future.status == "error" else None
+        if sighted and isinstance(error, DataError):
+            # The worker may see other files, or none. If the sample itself is wrong, reading it here raises.
+            self._data = None
+        elif isinstance(error, OnnxqError):
+            raise error
+        else:
+            self._lost.update(indices)
+            address = self._client.scheduler.address
+            if isinstance(error, KilledWorker):
+                raise DataError(
+                    f"Workers of {address} died again and again, expected them to finish; they may lack memory"
+                ) from error
+            if max(self._lost[index] for index in indices) >= _ATTEMPTS:
+                reason = "nothing came back" if error is None else f"{type(error).__name__}: {error}"
+                raise DataError(
+                    f"Sample {min(indices)} or its neighbours failed {_ATTEMPTS} times on {address} ({reason}), "
+                    "expected statistics; check that the workers have the same onnxq"
+                ) from error
+        self._work.give_back(indices)
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The workers of a Dask cluster; they need onnxq but no shared disk, and may join and leave at any time.
 
-    A worker reads samples itself if it sees the files or got the pickled data set, see `PickledDataset`. Otherwise
-    samples are sent. Samples of a lost worker are run again. Security follows the configuration of Dask, or of the
-    client.
+    Workers read samples themselves if all see the files, or can read the data set that is sent to them, see `pickled`.
+    Otherwise samples are sent. Samples of a lost worker are run again. Security follows the configuration of Dask, or
+    of the client.
 
     Args:
         address: Address of the scheduler, such as ``tcp://10.0.0.1:8786``, or a connected `distributed.Client`.
         patience: Seconds to wait for the scheduler, and for a first worker.
-        lease: Seconds for which a worker keeps its statistics. A longer lease loses more with a worker, and sends
-            statistics less often.
+        lease: Seconds for which a thread of a worker keeps its statistics. A longer lease loses more with a worker, and
+            sends statistics less often.
     """
 
     address: Any
@@ -582,7 +328,7 @@ class Cluster:
         """
         with self._connected() as client:
             self._check_workers(client)
-            job = Job(client, _travelling(tapped), work, self.lease)
+            job = _Job(client, _travelling(tapped), work, self.lease)
             try:
                 yield from job.run()
             except OSError as error:

@@ -18,8 +18,7 @@ from concurrent.futures import (
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import chain
-from operator import attrgetter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
@@ -31,7 +30,7 @@ from onnxq.calibration.kinds import Observers
 from onnxq.calibration.provenance import Provenance, instruction_set, sample_digest
 from onnxq.calibration.segments import Segment
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.data.dataset import SampleSlice, held, stretches
+from onnxq.data.dataset import Subset, is_stored, picked, reads_by_index
 from onnxq.data.inputs import Sample, SampleSource, sample_bytes
 from onnxq.errors import DataError, ModelError, RunError, SchemeError, check_type
 from onnxq.runtime.sessions import (
@@ -61,79 +60,77 @@ _GROWTH = 4.0
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples that one worker runs before it returns statistics."""
+    """Samples that one worker runs before it returns statistics.
 
-    stretches: tuple[SampleSlice, ...]
+    Attributes:
+        indices: Indices of the samples in the data set, in rising order.
+        samples: The samples, if they are sent; None if the worker reads them.
+    """
+
+    indices: Sequence[int]
+    samples: Sequence[Sample] | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self.stretches))
+        return len(self.indices)
 
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The indices of the samples, in rising order."""
-        return tuple(sorted(chain.from_iterable(stretch.indices for stretch in self.stretches)))
+    def __sizeof__(self) -> int:
+        """Return the size in bytes, which a Dask cluster uses for scheduling."""
+        return sum(map(sample_bytes, self.samples or ()))
 
-    @property
-    def stored(self) -> bool:
-        """Whether another process that sees the same files can read the samples."""
-        return all(stretch.stored for stretch in self.stretches)
+    def numbered(self, source: SampleSource) -> Iterator[tuple[int, Sample]]:
+        """Yield each sample with its index, read from the data set unless it was sent."""
+        return zip(self.indices, picked(source, self.indices) if self.samples is None else self.samples, strict=True)
 
 
 class Work:
     """The samples that are still to be run.
 
     Args:
-        source: All samples. With random access, the worker reads them. A stream is read here as shards are taken, and
-            once more for samples that are given back.
+        source: All samples.
         indices: Indices of the samples to run, in rising order.
     """
 
     def __init__(self, source: SampleSource, indices: Sequence[int]) -> None:
-        self._source = source
-        self._ahead = stretches(source, indices)
-        self.left = len(indices)
+        self.source = source
+        self._left = indices
+        # The remaining samples while they are read here. A stream is read once more if samples are given back.
+        self._ahead: Iterator[Sample] | None = None
 
-    def take(
-        self,
-        most: int,
-        *,
-        carried: bool = False,
-        nbytes: int = SHARD_BYTES,
-        reads: Callable[[SampleSlice], bool] = attrgetter("stored"),
-    ) -> Shard:
+    @property
+    def left(self) -> int:
+        """The number of samples that no worker has."""
+        return len(self._left)
+
+    def take(self, most: int, *, carried: bool, nbytes: int = SHARD_BYTES) -> Shard:
         """Take at most `most` of the remaining samples.
 
         Args:
             most: Number of samples, at least 1.
             carried: Whether to read the samples now, for a worker that cannot read them.
-            nbytes: Bytes of samples in memory at which the shard is full.
-            reads: Whether the worker reads a slice itself, unless `carried`.
+            nbytes: Bytes of samples that are read now at which the shard is full.
 
         Raises:
             DataError: A sample that is read here cannot be read or does not fit the model.
         """
-        taken: list[SampleSlice] = []
-        size = 0
-        while most and size < nbytes and (stretch := next(self._ahead, None)):
-            head, rest = stretch.split(most)
-            if rest:
-                self._ahead = chain([rest], self._ahead)
-            if carried or not reads(head):
-                head, more = _read(head, nbytes - size)
-                if more:
-                    self._ahead = chain([more], self._ahead)
-                size += sum(sample_bytes(sample) for sample in head)
-            most -= len(head)
-            taken.append(head)
-        shard = Shard(tuple(taken))
-        self.left -= len(shard)
-        return shard
+        samples: list[Sample] = []
+        if carried:
+            self._ahead = picked(self.source, self._left) if self._ahead is None else self._ahead
+            size = 0
+            for sample in islice(self._ahead, most):
+                samples.append(sample)
+                size += sample_bytes(sample)
+                if size >= nbytes:
+                    break
+        else:
+            self._ahead = None
+        count = len(samples) if carried else most
+        indices, self._left = self._left[:count], self._left[count:]
+        return Shard(indices, samples if carried else None)
 
     def give_back(self, indices: Sequence[int]) -> None:
         """Queue the samples of a lost worker again."""
-        again = stretches(self._source, sorted(indices))
-        self._ahead = chain(again, self._ahead)
-        self.left += len(indices)
+        self._left = sorted([*indices, *self._left])
+        self._ahead = None
 
 
 class AdaptiveBatchSizer:
@@ -156,17 +153,6 @@ class AdaptiveBatchSizer:
         """Record how long a worker took for a shard."""
         self._last = samples
         self._rate = samples / max(seconds, 1e-6)
-
-
-def _read(stretch: SampleSlice, nbytes: int) -> tuple[SampleSlice, SampleSlice]:
-    samples, size = [], 0
-    for sample in stretch:
-        samples.append(sample)
-        size += sample_bytes(sample)
-        if size >= nbytes:
-            break
-    head, rest = stretch.split(len(samples))
-    return held(head.indices, samples), rest
 
 
 # Observing a shard: what a worker does with a model and a few samples.
@@ -222,60 +208,47 @@ class InstrumentedModel:
         return sum(len(segment.model) for segment in self.segments) + sum(len(data) for _, data in self.weights)
 
 
-def observe_shard(
-    tapped: InstrumentedModel, shard: Shard, *, threads: int = 1, room: int = TAPS_BYTES
+def observe_samples(
+    tapped: InstrumentedModel, samples: Iterable[tuple[int, Sample]], *, room: int = TAPS_BYTES
 ) -> CalibrationStatistics:
-    """Run the samples of a shard and return their statistics.
+    """Run numbered samples and return their statistics.
 
-    The sessions stay open as long as the object `tapped` lives. `threads` samples run at a time, if their observed
-    tensors fit into `room` bytes. One sample alone always runs.
+    The sessions stay open as long as the object `tapped` lives, and threads share them. Several samples run at a time
+    if their observed tensors fit into `room` bytes together.
 
     Raises:
         ModelError: The model does not load.
         DataError: A sample cannot be read or does not run, or a tensor is not float or has NaN or infinite values.
     """
-    opened, queue = _opened(tapped), _Queue(shard)
-    if threads == 1:
-        return _observe(tapped, opened, queue, room)
-    with ThreadPoolExecutor(threads) as executor:
-        parts = [executor.submit(_observe, tapped, opened, queue, room) for _ in range(threads)]
-    return reduce(CalibrationStatistics.plus, (part.result() for part in parts))
+    observers = Observers(tapped.requests)
+    digests = _show(_opened(tapped), observers, samples, room)
+    return _evidence(tapped, digests, observers.statistics())
 
 
 def observe_parts(
-    tapped: InstrumentedModel, parts: Iterable[Shard], apart: Iterable[Request], *, room: int = TAPS_BYTES
+    tapped: InstrumentedModel, parts: Iterable[Subset], apart: Iterable[Request], *, room: int = TAPS_BYTES
 ) -> tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]:
-    """Run the samples of some shards; return their common statistics, and those of each shard for `apart`.
+    """Run the samples of some parts; return their common statistics, and those of each part for `apart`.
 
-    Separate statistics take longer than common ones. See `observe_shard` for `room` and errors.
+    Separate statistics take longer than common ones. See `observe_samples` for `room` and errors.
     """
     opened, observers, wanted = _opened(tapped), Observers(tapped.requests), tuple(apart)
     digests: list[str] = []
     each = []
     for part in parts:
-        shown = _show(opened, observers, _Queue(part), room)
+        shown = _show(opened, observers, zip(part.places, part, strict=True), room)
         digests += shown
         each.append(_evidence(tapped, shown, observers.taken(wanted)))
     rest = _evidence(tapped, digests, observers.statistics())
     return reduce(CalibrationStatistics.plus, each).join(rest), tuple(each)
 
 
-def _observe(tapped: InstrumentedModel, opened: _Opened, queue: _Queue, room: int) -> CalibrationStatistics:
-    observers = Observers(tapped.requests)
-    digests = _show(opened, observers, queue, room)
-    return _evidence(tapped, digests, observers.statistics())
-
-
-def _show(opened: _Opened, observers: Observers, queue: _Queue, room: int) -> list[str]:
+def _show(opened: _Opened, observers: Observers, samples: Iterable[tuple[int, Sample]], room: int) -> list[str]:
     digests = []
-    try:
-        for index, sample in queue:
-            digests.append(sample_digest(sample))
-            with opened.turn(room):
-                opened.observe(sample, partial(observers.add, sample=digests[-1], index=index), index)
-    except BaseException:
-        queue.stop()
-        raise
+    for index, sample in samples:
+        digests.append(sample_digest(sample))
+        with opened.turn(room):
+            opened.observe(sample, partial(observers.add, sample=digests[-1], index=index), index)
     return digests
 
 
@@ -285,34 +258,6 @@ def _evidence(
     # The worker may run another version of onnxruntime than the client.
     provenance = Provenance(tapped.model, runtime_version(), (instruction_set(),))
     return CalibrationStatistics(tuple(sorted(digests)), statistics, provenance)
-
-
-class _Queue:
-    """The samples of a shard, which threads take one by one. A slice of several samples is read under a lock."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._ahead = self._each(shard)
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[tuple[int, Sample]]:
-        while True:
-            with self._lock:
-                found = next(self._ahead, None)
-            if found is None:
-                return
-            index, (sample,) = found
-            yield index, sample
-
-    def stop(self) -> None:
-        with self._lock:
-            self._ahead = iter(())
-
-    def _each(self, shard: Shard) -> Iterator[tuple[int, Iterable[Sample]]]:
-        for stretch in shard.stretches:
-            if len(stretch) == 1:
-                yield stretch.indices[0], stretch
-            else:
-                yield from ((index, [sample]) for index, sample in zip(stretch.indices, stretch, strict=True))
 
 
 def forget_sessions(tapped: InstrumentedModel) -> None:
@@ -452,11 +397,13 @@ class Pool:
     Attributes:
         submit: Starts to run a shard.
         count: Number of shards that run at a time.
+        carried: Whether samples are sent with a shard, because workers cannot read them.
         is_broken: Whether a worker is known to have died.
     """
 
     submit: Callable[[Shard], Future[Timed]]
     count: int
+    carried: bool
     is_broken: Callable[[], bool] = lambda: False
 
 
@@ -486,10 +433,10 @@ class Threads:
 
     def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield statistics of some samples at a time, until all have run; see `run_pool` for errors."""
-        yield from run_pool(lambda: self._opened(tapped), work)
+        yield from run_pool(lambda: self._opened(tapped, work.source), work)
 
     def run_parts(
-        self, tapped: InstrumentedModel, runs: Iterable[Sequence[Shard]], apart: Sequence[Request]
+        self, tapped: InstrumentedModel, runs: Iterable[Sequence[Subset]], apart: Sequence[Request]
     ) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
         """Yield the result of `observe_parts` for each run, in order."""
         with self._started(tapped) as (executor, room):
@@ -498,9 +445,10 @@ class Threads:
                 yield begun.popleft().result()
 
     @contextmanager
-    def _opened(self, tapped: InstrumentedModel) -> Iterator[Pool]:
+    def _opened(self, tapped: InstrumentedModel, source: SampleSource) -> Iterator[Pool]:
+        carried = not reads_by_index(source)
         with self._started(tapped) as (executor, room):
-            yield Pool(lambda shard: executor.submit(_timed, tapped, shard, room), self._threads)
+            yield Pool(lambda shard: executor.submit(_timed, tapped, source, shard, room), self._threads, carried)
 
     @contextmanager
     def _started(self, tapped: InstrumentedModel) -> Iterator[tuple[ThreadPoolExecutor, int]]:
@@ -533,16 +481,17 @@ class Processes:
 
     def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield statistics of some samples at a time, until all have run; see `run_pool` for errors."""
-        yield from run_pool(lambda: self._open(tapped), work)
+        yield from run_pool(lambda: self._open(tapped, work.source), work)
 
     @contextmanager
-    def _open(self, tapped: InstrumentedModel) -> Iterator[Pool]:
+    def _open(self, tapped: InstrumentedModel, source: SampleSource) -> Iterator[Pool]:
         """Spawn processes: a fork would copy the threads of onnxruntime in a broken state."""
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
 
-        others = set(multiprocessing.active_children())
-        executor = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"), _begin, (tapped,))
+        others, carried = set(multiprocessing.active_children()), not is_stored(source)
+        given = tapped, [] if carried else source
+        executor = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"), _begin, given)
         # Ctrl-C may interrupt the main thread anywhere, so another thread starts processes and always finishes.
         starter = ThreadPoolExecutor(1, initializer=_without_interrupts)
         try:
@@ -554,7 +503,7 @@ class Processes:
                 started |= set(multiprocessing.active_children()) - others
                 return future
 
-            yield Pool(begin, self.count, lambda: any(not process.is_alive() for process in started))
+            yield Pool(begin, self.count, carried, lambda: any(not process.is_alive() for process in started))
             executor.shutdown(wait=True)
         except BaseException:
             # Do not wait for results after a failure, least of all after Ctrl-C.
@@ -587,8 +536,8 @@ def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> 
     shards.
 
     Raises:
-        DataError: Workers died 3 times without finishing a shard, or `observe_shard` raised it.
-        ModelError: `observe_shard` raised it.
+        DataError: Workers died 3 times without finishing a shard, or `observe_samples` raised it.
+        ModelError: `observe_samples` raised it.
     """
     pace, fruitless = AdaptiveBatchSizer(_SECONDS), 0
     pending: dict[Future[Timed], Shard] = {}
@@ -597,7 +546,7 @@ def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> 
             with opened() as pool:
                 while work.left or pending:
                     while work.left and len(pending) <= pool.count:
-                        shard = work.take(pace.size(work.left, pool.count))
+                        shard = work.take(pace.size(work.left, pool.count), carried=pool.carried)
                         pending[_begun(pool, shard)] = shard
                     for shard, (evidence, seconds) in _finished(pending, pool.is_broken):
                         pace.learn(len(shard), seconds)
@@ -631,29 +580,29 @@ def _finished(pending: dict[Future[Timed], Shard], is_broken: Callable[[], bool]
         if is_broken() and not (done := wait(pending, _PATIENCE, FIRST_COMPLETED).done):
             raise BrokenExecutor("a process died while it sent its result")
         done = done or wait(pending, _PATIENCE, FIRST_COMPLETED).done
-    # Take finished shards before raising an error. A lost shard stays pending, so that it is run again.
-    for future in sorted(done, key=lambda future: future.exception() is not None):
+    # Take finished shards before raising the error of the first sample. A lost shard stays pending, and is run again.
+    for future in sorted(done, key=lambda future: (future.exception() is not None, pending[future].indices[0])):
         found = future.result()
         yield pending.pop(future), found
 
 
-_TAPPED: list[InstrumentedModel] = []
-"""The model of this worker process, sent once instead of with each shard."""
+_GIVEN: list[tuple[InstrumentedModel, SampleSource]] = []
+"""The model and the data set of this worker process, sent once instead of with each shard."""
 
 
-def _begin(tapped: InstrumentedModel) -> None:
+def _begin(tapped: InstrumentedModel, source: SampleSource) -> None:
     # The terminal sends Ctrl-C to all processes; the parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _TAPPED[:] = [tapped]
+    _GIVEN[:] = [(tapped, source)]
 
 
 def _here(shard: Shard) -> Timed:
-    return _timed(_TAPPED[0], shard, TAPS_BYTES)
+    return _timed(*_GIVEN[0], shard, TAPS_BYTES)
 
 
-def _timed(tapped: InstrumentedModel, shard: Shard, room: int) -> Timed:
+def _timed(tapped: InstrumentedModel, source: SampleSource, shard: Shard, room: int) -> Timed:
     start = time.perf_counter()
-    evidence = observe_shard(tapped, shard, room=room)
+    evidence = observe_samples(tapped, shard.numbered(source), room=room)
     return evidence, time.perf_counter() - start
 
 

@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.data.inputs import Input, Sample, SampleSource, checked
+from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class SampleSlice:
-    """Some samples of one origin, in their order. Iteration reads and checks them.
-
-    Attributes:
-        indices: rising, among all samples.
-        start: the index of the origin's first sample.
-        read: yields the samples at rising positions in the origin.
-        inputs: checked against each sample; empty if the samples are known to fit.
-        where: the name of the origin in errors.
-        stacked: whether errors name the position in the origin.
-        stored: whether another process that has the same files can read the samples.
-        places: positions in the origin; empty if they equal ``indices - start``.
-    """
-
-    indices: Sequence[int]
-    start: int
-    read: Callable[[Sequence[int]], Iterable[Mapping[str, NDArray[Any]]]]
-    inputs: tuple[Input, ...] = ()
-    where: str = ""
-    stacked: bool = False
-    stored: bool = False
-    places: Sequence[int] = ()
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Read the samples one by one.
-
-        Raises:
-            DataError: A sample cannot be read or does not fit, or the origin has become shorter.
-        """
-        positions, read = self.positions, 0
-        for position, sample in zip(positions, self.read(positions), strict=False):
-            where = f"{self.where}, sample {position}" if self.stacked else self.where
-            yield checked(sample, self.inputs, where) if self.inputs else dict(sample)
-            read += 1
-        if read < len(positions):
-            raise DataError(f"{self.where} lacks sample {positions[read]}, which it had when opened; keep it unchanged")
-
-    @property
-    def positions(self) -> Sequence[int]:
-        """The positions of the samples in the origin."""
-        return self.places or [index - self.start for index in self.indices]
-
-    def split(self, count: int) -> tuple[SampleSlice, SampleSlice]:
-        """Return the first `count` samples, and the rest, which may be empty."""
-        return (
-            replace(self, indices=self.indices[:count], places=self.places[:count]),
-            replace(self, indices=self.indices[count:], places=self.places[count:]),
-        )
 
 
 @runtime_checkable
@@ -96,23 +40,29 @@ class IndexedSamples(Protocol):
         """Start again at the first sample."""
         ...
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
-        """Yield one slice for each origin of the samples at rising `indices`."""
+    def read_samples(self, indices: Sequence[int]) -> Iterator[Sample]:
+        """Yield the samples at rising `indices`, each as it is needed."""
         ...
 
 
-def held(indices: Sequence[int], samples: Sequence[Sample]) -> SampleSlice:
-    """Return a slice of samples that are in memory and known to fit."""
-    return SampleSlice(indices, 0, partial(_read_held, dict(zip(indices, samples, strict=True))))
+def reads_by_index(samples: SampleSource) -> bool:
+    """Return whether each sample can be read without those before it.
+
+    >>> reads_by_index([]), reads_by_index(iter([]))
+    (True, False)
+    """
+    while isinstance(samples, SelectedSamples):
+        samples = samples.samples
+    return isinstance(samples, IndexedSamples) or _is_plain(samples)
 
 
-def stretches(source: SampleSource, indices: Sequence[int]) -> Iterator[SampleSlice]:
-    """Yield slices of the samples at rising `indices`; a stream is read on the way."""
-    if isinstance(source, IndexedSamples):
-        yield from source.stretches(indices)
-        return
-    for index, sample in zip(indices, picked(source, indices), strict=True):
-        yield held([index], [sample])
+def is_stored(samples: SampleSource) -> bool:
+    """Return whether another process that sees the same files can read a pickled copy of the samples.
+
+    >>> is_stored([])
+    False
+    """
+    return bool(getattr(samples, "stored", False))
 
 
 def is_random_access(given: object) -> TypeGuard[RandomAccess]:
@@ -134,10 +84,8 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
     [2, 5]
     """
     if isinstance(items, IndexedSamples):
-        for stretch in items.stretches(indices):
-            yield from stretch
-    # A subclass of list may override iteration.
-    elif (isinstance(items, Sequence) and type(items) in (list, tuple, range)) or is_random_access(items):
+        yield from items.read_samples(indices)
+    elif _is_plain(items) or is_random_access(items):
         yield from (items[index] for index in indices)
     else:
         last = -1
@@ -150,6 +98,11 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
             last = index
 
 
+def _is_plain(items: Iterable[Item]) -> TypeGuard[Sequence[Item]]:
+    # A subclass of list may override iteration.
+    return isinstance(items, Sequence) and type(items) in (list, tuple, range)
+
+
 def evenly_spaced_indices(count: int, most: int) -> list[int]:
     """Return at most `most` evenly spaced indices below `count`.
 
@@ -157,10 +110,6 @@ def evenly_spaced_indices(count: int, most: int) -> list[int]:
     [0, 3, 6, 9]
     """
     return [int(index) for index in np.linspace(0, count - 1, min(count, most)).round()]
-
-
-def _read_held(samples: Mapping[int, Sample], positions: Sequence[int]) -> Iterator[Sample]:
-    return (samples[position] for position in positions)
 
 
 # Origins of samples: index among the given samples, and file.
@@ -349,13 +298,14 @@ class Subset:
         """Return the origin of a selected sample."""
         return origin_of(self.samples, self.places[index])
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
-        """Yield one slice for each origin of the selected samples at rising `indices`."""
-        first = 0
-        for stretch in stretches(self.samples, [self.places[index] for index in indices]):
-            own = indices[first : first + len(stretch)]
-            yield replace(stretch, indices=own, places=stretch.positions)
-            first += len(own)
+    def read_samples(self, indices: Sequence[int]) -> Iterator[Sample]:
+        """Yield the selected samples at rising `indices`."""
+        return picked(self.samples, [self.places[index] for index in indices])
+
+    @property
+    def stored(self) -> bool:
+        """Whether another process that sees the same files can read a pickled copy."""
+        return is_stored(self.samples)
 
 
 def split(samples: SampleSource, most: int = _MOST_JUDGING) -> tuple[SampleSource, SampleSource]:

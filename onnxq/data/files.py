@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxq.data.arrays import StoredArray, npy_array, npz_arrays, read_tensor
 from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, read_image
-from onnxq.data.inputs import Input, Sample, Shape, check_signature, required
+from onnxq.data.inputs import Input, Sample, Shape, check_signature, checked, required
 from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean
 
@@ -80,7 +80,7 @@ class SampleFile:
         sequence: the samples continue others of the same sequence, see `onnxq.data.samples.Samples.sequences`.
         count: the number of samples.
         read: yields the samples at ascending indices.
-        stored: whether another process can call `read` too.
+        stored: whether another process that sees the same files can read a pickled copy.
         stacked: whether errors name the index in the origin.
         file: the file or folder that holds the samples; empty if they came from memory.
     """
@@ -92,6 +92,15 @@ class SampleFile:
     stored: bool = True
     stacked: bool = True
     file: str = ""
+
+    def checked(self, positions: Sequence[int], inputs: Sequence[Input]) -> Iterator[Sample]:
+        """Read and check the samples at rising positions; see `onnxq.data.samples.Samples.read_samples` for errors."""
+        read = 0
+        for position, sample in zip(positions, self.read(positions), strict=False):
+            yield checked(sample, inputs, f"{self.where}, sample {position}" if self.stacked else self.where)
+            read += 1
+        if read < len(positions):
+            raise DataError(f"{self.where} lacks sample {positions[read]}, which it had when opened; keep it unchanged")
 
 
 Opening: TypeAlias = Callable[[bool], SampleFile]

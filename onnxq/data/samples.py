@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from onnxq.data.dataset import (
     Origin,
     RandomAccess,
-    SampleSlice,
     evenly_spaced_indices,
     is_random_access,
     picked,
@@ -223,72 +222,44 @@ class _Rows:
 _TWICE = 8
 
 
-@dataclass(frozen=True, eq=False)
-class Items:
-    """Items of a map-style object, each of which is one sample; other processes can read them too.
+class CachedDataset:
+    """Items of a map-style object, each of which is one sample.
 
-    Attributes:
+    This process reads each item once, when it is first needed, and keeps it in a folder for later passes. A pickled
+    copy keeps nothing.
+
+    Args:
         given: the object.
         places: the index in the object, by position.
         inputs: checked against each sample.
         where: the name of the object in errors.
         as_given: whether dicts of arrays are already samples.
+        folder: an empty folder; None keeps nothing.
     """
 
-    given: RandomAccess
-    places: Sequence[int]
-    inputs: tuple[Input, ...]
-    where: str
-    as_given: bool = False
+    def __init__(
+        self,
+        given: RandomAccess,
+        places: Sequence[int],
+        inputs: tuple[Input, ...],
+        where: str,
+        as_given: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        self._given = given, places, inputs, where, as_given
+        self._folder = folder
+        self._there: set[int] = set()
+        # The object may not be thread-safe.
+        self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self.places)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedDataset, self._given
 
     def read(self, positions: Sequence[int]) -> Iterator[Sample]:
         """Yield the samples at some positions.
 
         Raises:
             DataError: an item cannot be read, does not fit, or is not exactly one sample.
-        """
-        for position in positions:
-            found = self.samples(position)
-            if len(found) != 1:
-                raise DataError(
-                    f"{self.where}, row {position} holds {len(found)} samples, expected one as in other rows; give "
-                    "an iterator of the rows instead"
-                )
-            yield found[0]
-
-    def samples(self, position: int) -> list[Sample]:
-        """Read one item, which may be a batch of samples."""
-        where = f"{self.where}, row {position}"
-        with wrap_plugin_errors(where, DataError):
-            row = self.given[self.places[position]]
-        found = [row] if self.as_given and is_sample(row) else list(samples_of(row, self.inputs, where))
-        for sample in found:
-            check_sample(sample, self.inputs, f"{self.where}, sample {position}")
-        return [{name: plain(value) for name, value in sample.items()} for sample in found]
-
-
-class CachedDataset:
-    """Items that this process reads once, when they are first needed, and keeps in a folder for later passes.
-
-    Args:
-        items: the items.
-        folder: an empty folder.
-    """
-
-    def __init__(self, items: Items, folder: Path) -> None:
-        self.items = items
-        self._folder = folder
-        self._there: set[int] = set()
-        # The object may not be thread-safe.
-        self._lock = threading.Lock()
-
-    def __call__(self, positions: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples at some positions; see `Items.read` for errors.
-
-        Raises:
             OutputError: the folder has no space left.
         """
         for position in positions:
@@ -298,23 +269,40 @@ class CachedDataset:
 
     def stays(self) -> bool:
         """Read some items twice and return whether each is one sample, equal both times."""
-        for position in evenly_spaced_indices(len(self.items), _TWICE):
-            once, again = self.items.samples(position), self.items.samples(position)
+        for position in evenly_spaced_indices(len(self._given[1]), _TWICE):
+            once, again = self._item(position), self._item(position)
             if len(once) != 1 or len(again) != 1 or not _equal(once[0], again[0]):
                 return False
             self._keep(position, once[0])
         return True
 
     def _sample(self, position: int) -> Sample:
+        _, _, inputs, where, _ = self._given
         if position in self._there:
-            path = self._path(position)
-            (sample,) = spooled_part(path, self.items.where, self.items.where, self.items.inputs).read([0])
+            (sample,) = spooled_part(self._path(position), where, where, inputs).read([0])
             return sample
-        (sample,) = self.items.read([position])
-        self._keep(position, sample)
-        return sample
+        found = self._item(position)
+        if len(found) != 1:
+            raise DataError(
+                f"{where}, row {position} holds {len(found)} samples, expected one as in other rows; give "
+                "an iterator of the rows instead"
+            )
+        self._keep(position, found[0])
+        return found[0]
+
+    def _item(self, position: int) -> list[Sample]:
+        """Read one item, which may be a batch of samples."""
+        given, places, inputs, where, as_given = self._given
+        with wrap_plugin_errors(f"{where}, row {position}", DataError):
+            row = given[places[position]]
+        found = [row] if as_given and is_sample(row) else list(samples_of(row, inputs, f"{where}, row {position}"))
+        for sample in found:
+            check_sample(sample, inputs, f"{where}, sample {position}")
+        return [{name: plain(value) for name, value in sample.items()} for sample in found]
 
     def _keep(self, position: int, sample: Sample) -> None:
+        if self._folder is None:
+            return
         path = self._path(position)
         try:
             write_sample(path, sample)
@@ -325,6 +313,7 @@ class CachedDataset:
         self._there.add(position)
 
     def _path(self, position: int) -> Path:
+        assert self._folder is not None
         return self._folder / f"{position}.npz"
 
 
@@ -431,10 +420,10 @@ def item_parts(
     if not isinstance(rows, RandomAccess) or not len(rows):
         return []
     places = range(len(rows)) if share is None else evenly_spaced_indices(len(rows), share)
-    kept = CachedDataset(Items(rows, places, tuple(inputs), "samples", as_given), folder)
+    kept = CachedDataset(rows, places, tuple(inputs), "samples", as_given, folder)
     if not kept.stays():
         return []
-    return [SampleFile("samples", "samples", len(places), kept, stored=False)]
+    return [SampleFile("samples", "samples", len(places), kept.read, stored=False)]
 
 
 def rows_of(
@@ -509,7 +498,7 @@ class Samples:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Sample]:
-        return chain.from_iterable(self.stretches(range(len(self))))
+        return self.read_samples(range(len(self)))
 
     def __getitem__(self, index: int) -> Sample:
         """Read one sample and no other.
@@ -518,20 +507,26 @@ class Samples:
             IndexError: There is no sample with this index.
             DataError: The sample cannot be read, or does not fit.
         """
-        (stretch,) = self.stretches([range(len(self))[index]])
-        (sample,) = stretch
+        (sample,) = self.read_samples([range(len(self))[index]])
         return sample
 
-    def stretches(self, indices: Sequence[int]) -> Iterator[SampleSlice]:
-        """Yield one slice for each origin of the samples at rising `indices`; nothing is read yet."""
+    def read_samples(self, indices: Sequence[int]) -> Iterator[Sample]:
+        """Read and check the samples at rising `indices`, one by one.
+
+        Raises:
+            DataError: A sample cannot be read or does not fit, or a file has become shorter.
+        """
         first = done = 0
         for part in self._parts:
             end = bisect_left(indices, first + part.count, lo=done, key=self._places.__getitem__)
             if end > done:
-                inside = indices[done:end]
-                places = [self._places[index] - first for index in inside]
-                yield SampleSlice(inside, first, part.read, self._inputs, part.where, part.stacked, part.stored, places)
+                yield from part.checked([self._places[index] - first for index in indices[done:end]], self._inputs)
             first, done = first + part.count, end
+
+    @property
+    def stored(self) -> bool:
+        """Whether another process that sees the same files can read a pickled copy."""
+        return all(part.stored for part in self._parts)
 
     def origin(self, index: int) -> Origin:
         """Return the origin of a sample."""

@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +18,11 @@ from onnxq.calibration.kinds import default_request
 from onnxq.calibration.workers import (
     _OPENED,
     InstrumentedModel,
-    Shard,
     _Opened,
     carrying_weights,
     forget_sessions,
-    observe_shard,
+    observe_samples,
 )
-from onnxq.data.dataset import SampleSlice, held
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError
 
@@ -46,8 +44,8 @@ def tapped(tmp_path: Path) -> InstrumentedModel:
     return tap(model(tmp_path / "m.onnx"), [default_request(name, "range") for name in "hx"])
 
 
-def shard(*rows: np.ndarray, first: int = 0) -> Shard:
-    return Shard((held(range(first, first + len(rows)), [{"x": row[None]} for row in rows]),))
+def numbered(*rows: np.ndarray, first: int = 0) -> Iterable[tuple[int, Sample]]:
+    return enumerate(({"x": row[None]} for row in rows), first)
 
 
 ROWS = np.random.default_rng(1).normal(size=(11, 64)).astype(np.float32)
@@ -55,28 +53,7 @@ ROWS = np.random.default_rng(1).normal(size=(11, 64)).astype(np.float32)
 
 def test_a_bad_tensor_names_itself_and_the_sample(tapped: InstrumentedModel) -> None:
     with pytest.raises(DataError, match=r"'x' holds 64 NaN or infinite values of 64 in sample 7"):
-        observe_shard(tapped, shard(np.full(64, np.nan, np.float32), first=7))
-
-
-@pytest.mark.parametrize("threads", [2, 5, 20])
-def test_threads_do_not_show(threads: int, tapped: InstrumentedModel) -> None:
-    expected = observe_shard(tapped, shard(*ROWS))
-    assert len(expected.samples) == len(ROWS)
-    assert observe_shard(tapped, shard(*ROWS), threads=threads, room=1) == expected
-    assert observe_shard(tapped, shard(*ROWS), threads=threads) == expected
-
-
-def test_an_error_of_one_thread_ends_all(tapped: InstrumentedModel) -> None:
-    read: list[int] = []
-
-    def rows(positions: Sequence[int]) -> Iterator[Sample]:
-        for number in positions:
-            read.append(number)
-            yield {"x": np.full((1, 64), np.nan if number < 2 else 1, np.float32)}
-
-    with pytest.raises(DataError, match="NaN or infinite"):
-        observe_shard(tapped, Shard((SampleSlice(range(10_000), 0, rows),)), threads=2)
-    assert len(read) < 10_000
+        observe_samples(tapped, numbered(np.full(64, np.nan, np.float32), first=7))
 
 
 @pytest.mark.parametrize(("room", "together"), [(0, 1), (100, 1), (250, 2), (10**9, 4)])
@@ -109,8 +86,8 @@ def test_so_many_samples_run_at_a_time_as_their_taps_have_room(room: int, togeth
 def test_sessions_end_with_the_model(tapped: InstrumentedModel) -> None:
     others = set(_OPENED)
     copy = replace(tapped)
-    observe_shard(tapped, shard(*ROWS))
-    observe_shard(copy, shard(*ROWS))
+    observe_samples(tapped, numbered(*ROWS))
+    observe_samples(copy, numbered(*ROWS))
     assert set(_OPENED) - others == {tapped, copy}
     alive = weakref.ref(_OPENED[copy])
     del copy
@@ -123,9 +100,9 @@ def test_sessions_end_with_the_model(tapped: InstrumentedModel) -> None:
 def test_a_worker_without_the_folder_uses_the_weights_that_it_was_sent(tmp_path: Path) -> None:
     tapped = tap(model(tmp_path / "m.onnx", "inner/w.data"), [default_request(name, "range") for name in "hx"])
     sent = carrying_weights(tapped, [tmp_path / "inner" / "w.data"])
-    expected = observe_shard(tapped, shard(*ROWS))
+    expected = observe_samples(tapped, numbered(*ROWS))
     (tmp_path / "inner" / "w.data").unlink()
-    assert observe_shard(sent, shard(*ROWS)) == expected
+    assert observe_samples(sent, numbered(*ROWS)) == expected
 
 
 def test_weights_outside_the_folder_are_not_carried(tapped: InstrumentedModel, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.kinds import default_request
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Pool, Processes, Shard, Threads, Work, Workers, run_pool
-from onnxq.data.dataset import SampleSlice
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError, SchemeError
@@ -76,8 +75,10 @@ def test_workers_read_files_themselves(workers: Workers, tmp_path: Path, monkeyp
     samples = files(tmp_path)
     expected = collect(MODEL, list(samples), TAPS, workers=Threads(1))
     here = threading.get_ident()
-    read = SampleSlice.__iter__
-    monkeypatch.setattr(SampleSlice, "__iter__", lambda self: read(self) if threading.get_ident() != here else iter(()))
+    read = Samples.read_samples
+    monkeypatch.setattr(
+        Samples, "read_samples", lambda *given: read(*given) if threading.get_ident() != here else iter(())
+    )
     assert collect(MODEL, samples, TAPS, workers=workers) == expected
 
 
@@ -158,7 +159,7 @@ class Mortal:
                 future.set_result((CalibrationStatistics(("",) * len(shard)), 3.0))
             return future
 
-        yield Pool(submit, self.count)
+        yield Pool(submit, self.count, carried=True)
 
 
 @pytest.mark.parametrize("deaths", [set(), {0}, {3}, {0, 1}, {2, 5, 9, 14}, {10}])

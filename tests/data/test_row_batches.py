@@ -80,11 +80,9 @@ def test_rows_are_taken_together_from_objects_and_other_files(tmp_path: Path) ->
 
 
 def test_another_process_reads_the_same_batches(tmp_path: Path) -> None:
-    (first, second) = pickle.loads(
-        pickle.dumps(list(open_samples(stacks(tmp_path, [4, 4]), (X,), batch=5).stretches([0, 1])))
-    )
-    assert first.stored
-    assert [len(sample["x"]) for stretch in (first, second) for sample in stretch] == [5, 3]
+    samples = pickle.loads(pickle.dumps(open_samples(stacks(tmp_path, [4, 4]), (X,), batch=5)))
+    assert samples.stored
+    assert [len(sample["x"]) for sample in samples.read_samples([0, 1])] == [5, 3]
 
 
 def test_a_fixed_batch_is_never_run_with_fewer_rows(tmp_path: Path) -> None:

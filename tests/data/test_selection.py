@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.data.dataset import Subset, split
+from onnxq.data.dataset import Subset, reads_by_index, split
 from onnxq.data.inputs import Input, Sample
 from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
@@ -42,12 +42,10 @@ def test_a_stream_that_has_become_shorter_is_told() -> None:
         list(Subset(shorter, (2, 7)))
 
 
-def test_stretches_of_a_selection_count_its_own_samples() -> None:
-    samples = [{"x": np.array(index)} for index in range(10)]
-    chosen = Subset(samples, (2, 3, 7, 9))
-    found = list(chosen.stretches([1, 3]))
-    assert [index for stretch in found for index in stretch.indices] == [1, 3]
-    assert [int(sample["x"]) for stretch in found for sample in stretch] == [3, 9]
+def test_a_selection_counts_its_own_samples() -> None:
+    chosen = Subset([{"x": np.array(index)} for index in range(10)], (2, 3, 7, 9))
+    assert [int(sample["x"]) for sample in chosen.read_samples([1, 3])] == [3, 9]
+    assert (reads_by_index(chosen), reads_by_index(Subset(Stream(), (2, 3)))) == (True, False)
 
 
 def test_a_selection_of_files_is_read_by_another_process(tmp_path: Path) -> None:
@@ -55,12 +53,9 @@ def test_a_selection_of_files_is_read_by_another_process(tmp_path: Path) -> None
     for number in range(3):
         np.savez(tmp_path / f"{number}.npz", x=np.full((3, 2), number, np.float32) + np.float32([[0], [0.25], [0.5]]))
     chosen = Subset(open_samples(tmp_path, inputs, batch=1), (1, 4, 5, 8))
-    found = pickle.loads(pickle.dumps(list(chosen.stretches([0, 2, 3]))))
-    assert [index for stretch in found for index in stretch.indices] == [0, 2, 3]
-    assert [float(sample["x"].flat[0]) for stretch in found for sample in stretch] == [0.25, 1.5, 2.5]
-    assert all(stretch.stored for stretch in found)
-    head, rest = found[-1].split(0)
-    assert (len(head), [float(sample["x"].flat[0]) for sample in rest]) == (0, [2.5])
+    found = pickle.loads(pickle.dumps(chosen))
+    assert found.stored
+    assert [float(sample["x"].flat[0]) for sample in found.read_samples([0, 2, 3])] == [0.25, 1.5, 2.5]
 
 
 def test_errors_name_samples_as_their_file_counts_them(tmp_path: Path) -> None:
@@ -69,7 +64,7 @@ def test_errors_name_samples_as_their_file_counts_them(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=values)
     chosen = Subset(open_samples(tmp_path, [Input("x", np.dtype(np.float32), ("N", 2))]), (1, 3))
     with pytest.raises(DataError, match=r"a\.npz, sample 3: 'x' holds 2 NaN"):
-        list(next(iter(chosen.stretches([0, 1]))))
+        list(chosen.read_samples([0, 1]))
 
 
 @pytest.mark.parametrize(("count", "judging"), [(1, 1), (7, 7), (8, 2), (16, 4), (63, 15), (400, 64)])

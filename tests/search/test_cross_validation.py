@@ -237,7 +237,7 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
         plan = bench.plan({})
         if name == "grouped":
             observe_groups(bench, plan, samples, accuracy, DEFAULT_METHODS, silent)
-            monkeypatch.setattr(workers, "observe_shard", None)
+            monkeypatch.setattr(workers, "observe_samples", None)
         evidence = bench.calibrate(plan, samples, silent)
         evaluator = PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, accuracy.judges(count))), evidence)
         validator = CrossValidator(evaluator, samples)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +14,15 @@ import onnx
 import pytest
 
 from calibration.clustered import MODEL, SAMPLES, TAPS, Items, collected_here, ledger
-from onnxq.calibration import dask_cluster as parcels
+from onnxq.calibration import dask_cluster
 from onnxq.calibration.collect import collect
-from onnxq.calibration.dask_cluster import Cluster, PickledDataset, pickled
+from onnxq.calibration.dask_cluster import Cluster, pickled
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.calibration.workers import Processes, Threads, Workers
-from onnxq.data import samples as items
+from onnxq.calibration.workers import InstrumentedModel, Processes, Threads, Workers
 from onnxq.data.dataset import Subset
+from onnxq.data.files import SampleFile
 from onnxq.data.inputs import Input, Sample, model_inputs
-from onnxq.data.samples import Samples, open_samples
+from onnxq.data.samples import CachedDataset, Samples, open_samples
 from onnxq.errors import DataError
 
 distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
@@ -72,7 +70,7 @@ class Held(Items):
 
     def __init__(self) -> None:
         super().__init__()
-        self.images = np.zeros(parcels.MOST_BYTES // 8 + 1)
+        self.images = np.zeros(dask_cluster.MOST_BYTES // 8 + 1)
 
 
 @pytest.fixture(scope="module")
@@ -149,21 +147,8 @@ def test_an_object_is_sent_once(running: Any, expected: CalibrationStatistics, m
     scatter = running.scatter
     monkeypatch.setattr(running, "scatter", lambda given, **how: sent.append((given, how)) or scatter(given, **how))
     assert same(collect(MODEL, opened(Items()), TAPS, workers=Cluster(running, lease=0.0), ledger=ledger()), expected)
-    assert [how["broadcast"] for given, how in sent if isinstance(given, PickledDataset)] == [True]
-    assert len(sent) == 2
-
-
-def test_workers_forget_an_object_with_its_job(running: Any) -> None:
-    collect(MODEL, opened(Items()), TAPS, workers=Cluster(running))
-    until = time.monotonic() + 10
-    while any(running.run(_parcels).values()) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert set(running.run(_parcels).values()) == {0}
-
-
-def _parcels() -> int:
-    gc.collect()
-    return sum(isinstance(one, PickledDataset) for one in gc.get_objects())
+    assert [how["broadcast"] for _, how in sent] == [True]
+    assert [type(one) for one in sent[0][0]] == [InstrumentedModel, bytes]
 
 
 def test_an_error_of_an_item_is_the_same_sentence_from_a_cluster(running: Any) -> None:
@@ -179,26 +164,18 @@ class Broken(Items):
         return super().__getitem__(place) if place != 5 else {"image": {}["image"]}
 
 
-def items_of(given: Any) -> items.Items:
-    return items.Items(given, range(len(given)), (Input("image", np.dtype(np.float32), None),), "samples")
+def items_of(given: Any) -> Samples:
+    inputs = (Input("image", np.dtype(np.float32), None),)
+    items = CachedDataset(given, range(len(given)), inputs, "samples")
+    return Samples([SampleFile("samples", "samples", len(given), items.read, stored=False)], inputs, range(len(given)))
 
 
-def test_a_parcel_is_opened_once_and_travels_in_bytes() -> None:
-    data = pickled(items_of(Items()))
+def test_a_data_set_is_read_as_it_was_pickled() -> None:
+    data = pickled(open_samples(Items(), IMAGE))
     assert data is not None
-    parcel = pickle.loads(pickle.dumps(PickledDataset(data)))
-    assert [sample["image"].tobytes() for sample in parcel.read([3, 9])] == [
+    assert [sample["image"].tobytes() for sample in pickle.loads(data).read_samples([3, 9])] == [
         SAMPLES[place]["image"].tobytes() for place in (3, 9)
     ]
-    assert parcel._opened() is parcel._opened()
-    assert parcel.__sizeof__() == len(data)
-
-
-def test_what_does_not_open_is_told() -> None:
-    data = pickled(items_of(Closed()))
-    assert data is not None
-    with pytest.raises(DataError, match="do not open on this worker: ModuleNotFoundError: No module named 'pictures'"):
-        list(PickledDataset(data).read([0]))
 
 
 class Pieces(Items):
@@ -210,15 +187,15 @@ class Pieces(Items):
 
 
 def test_an_object_is_sent_up_to_so_many_bytes() -> None:
-    assert len(pickled(items_of(Pieces(parcels.MOST_BYTES * 9 // 10))) or b"") > parcels.MOST_BYTES // 2
-    assert pickled(items_of(Pieces(parcels.MOST_BYTES * 11 // 10))) is None
+    assert len(pickled(items_of(Pieces(dask_cluster.MOST_BYTES * 9 // 10))) or b"") > dask_cluster.MOST_BYTES // 2
+    assert pickled(items_of(Pieces(dask_cluster.MOST_BYTES * 11 // 10))) is None
 
 
 def test_what_is_large_is_not_copied_to_see_that_it_is() -> None:
     copied: list[Large] = []
 
     class Large:
-        nbytes = parcels.MOST_BYTES + 1
+        nbytes = dask_cluster.MOST_BYTES + 1
 
         def __reduce__(self) -> Any:
             copied.append(self)
@@ -230,10 +207,12 @@ def test_what_is_large_is_not_copied_to_see_that_it_is() -> None:
     assert copied == []
 
 
-def test_files_need_no_parcel(tmp_path: Path) -> None:
+def test_files_are_sent_by_their_names_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "0.npz", **SAMPLES[0])
-    (stretch,) = open_samples(tmp_path, IMAGE).stretches([0])
-    found = parcels.Parcels(None)
-    shard = parcels.Shard((stretch,))
-    assert found.reads(stretch)
-    assert (found.labelled(shard), found.futures()) == (shard, [])
+    samples = open_samples(tmp_path, IMAGE)
+    monkeypatch.setattr(dask_cluster, "MOST_BYTES", 10)
+    data = pickled(samples)
+    assert data is not None
+    (tmp_path / "0.npz").unlink()
+    with pytest.raises(DataError, match=r"0.npz"):
+        list(pickle.loads(data))

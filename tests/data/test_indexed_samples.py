@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from onnxq.data.dataset import SampleSlice, held, picked, stretches
+from onnxq.data.dataset import picked
+from onnxq.data.files import SampleFile
 from onnxq.data.inputs import Sample
 from onnxq.data.samples import Input, Samples, open_samples
 from onnxq.errors import DataError
@@ -51,20 +52,10 @@ def test_any_samples_are_picked_from_files_and_lists(indices: list[int], stored:
     assert [values(iter([stored[index]])) for index in indices] == [[index] for index in indices]
 
 
-@given(indices=some.sets(some.integers(0, COUNT - 1)).map(sorted), cut=some.integers(0, 5))
-def test_stretches_are_split_and_sent_at_will(indices: list[int], cut: int, stored: Samples) -> None:
-    found = []
-    for stretch in stretches(stored, indices):
-        assert stretch.stored
-        head, rest = pickle.loads(pickle.dumps(stretch)).split(cut)
-        assert values(iter(head)) == list(head.indices)
-        found += values(iter(head)) + values(iter(rest))
-    assert found == indices
-
-
-def test_samples_of_a_file_are_one_stretch(stored: Samples) -> None:
-    assert [len(stretch) for stretch in stretches(stored, range(COUNT))] == [3, 1, 1, 5, 2]
-    assert [list(one.indices) for one in stretches(stored, [1, 2, 5, 7, 11])] == [[1, 2], [5, 7], [11]]
+@given(indices=some.sets(some.integers(0, COUNT - 1)).map(sorted))
+def test_another_process_reads_any_samples(indices: list[int], stored: Samples) -> None:
+    assert stored.stored
+    assert values(pickle.loads(pickle.dumps(stored)).read_samples(indices)) == indices
 
 
 def test_only_what_is_picked_is_read(tmp_path: Path) -> None:
@@ -94,18 +85,17 @@ def test_a_stream_is_read_no_further_than_needed() -> None:
         list(picked(stream(), [99, 100]))
 
 
-def test_samples_of_a_caller_stay_here() -> None:
+def test_samples_of_a_caller_are_not_stored() -> None:
     samples = open_samples([{"x": row[None]} for row in rows(0, 5)], SINGLE)
-    (stretch,) = stretches(samples, [1, 2, 3])
-    assert (stretch.stored, values(iter(stretch))) == (False, [1, 2, 3])
+    assert (samples.stored, values(samples.read_samples([1, 2, 3]))) == (False, [1, 2, 3])
 
 
-def test_held_samples_are_not_checked_again() -> None:
-    head, rest = held([4, 7], [{"y": np.zeros(1)}, {"y": np.ones(1)}]).split(1)
-    assert (head.indices, rest.indices) == ([4], [7])
-    assert [float(sample["y"][0]) for sample in (*head, *rest)] == [0, 1]
-
-
-def test_an_origin_that_has_become_shorter_is_noticed() -> None:
+def test_a_file_that_has_become_shorter_is_noticed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=rows(0, 5))
+    samples = open_samples(tmp_path, SINGLE)
+    np.savez(tmp_path / "a.npz", x=rows(0, 3))
+    with pytest.raises(DataError, match=r"a\.npz"):
+        list(samples)
+    short = SampleFile("samples", "samples", 5, lambda positions: iter([{"x": np.zeros((1, 2), np.float32)}] * 3))
     with pytest.raises(DataError, match="samples lacks sample 3, which it had when opened"):
-        list(SampleSlice(range(5), 0, lambda positions: [{"x": np.zeros(1)}] * 3, where="samples"))
+        list(short.checked(range(5), SINGLE))
