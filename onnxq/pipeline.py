@@ -166,7 +166,7 @@ def run_steps(
             ready = prepare_model(model, request, folder, output, budget, engine, ready.costs)
         watch.lap("prepare")
         asked = model, output, folder, data, samples, goal, budget, engine
-        attempts = Attempts(*asked, deadline, watch, is_last=trainer is None)
+        attempts = Attempts(*asked, deadline, watch)
         try:
             done = attempts.first_that_keeps_up(request, ready) if searched else attempts.only(request, ready)
             found = done.result

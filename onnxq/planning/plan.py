@@ -207,7 +207,6 @@ class Plan:
         thorough: whether the plan was searched with full effort for accuracy.
         preparation: None while it is not known.
         observed: the tensors that were observed together; runtimes fuse differently if fewer are observed.
-        refitted: whether the ranges were fitted on the holdout samples too.
     """
 
     decisions: tuple[Decision, ...]
@@ -222,7 +221,6 @@ class Plan:
     preparation: Preparation | None = None
     observed: tuple[str, ...] = ()
     scaling: tuple[Scaling, ...] = ()
-    refitted: bool = False
 
     def __repr__(self) -> str:
         return f"Plan({self.scheme} for {self.target}; {self})"

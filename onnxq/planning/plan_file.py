@@ -56,7 +56,6 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         **({"accuracy": list(plan.accuracy)} if plan.accuracy else {}),
         **({"observed": list(plan.observed)} if plan.observed else {}),
         **({"thorough": True} if plan.thorough else {}),
-        **({"refitted": True} if plan.refitted else {}),
         **({"damping": _table(plan.damping, names, every=True)} if plan.damping is not None else {}),
         **({"scaling": [_table(one, names, every=True) for one in plan.scaling]} if plan.scaling else {}),
         **({"preparation": _table(plan.preparation, names, every=True)} if plan.preparation is not None else {}),
@@ -150,7 +149,6 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         read_value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
         read_value(tuple[str, ...], "observed", document.get("observed", [])),
         read_value(tuple[Scaling, ...], "scaling", document.get("scaling", [])),
-        read_value(bool, "refitted", document.get("refitted", False)),
     )
 
 

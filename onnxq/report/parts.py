@@ -255,13 +255,11 @@ class Samples:
         calibrated: number of calibration samples.
         split: the samples that the agreement and the scores are measured on, and how many chose the plan.
         warnings: sentences on why the samples may not be representative.
-        refitted: number of samples of the final ranges, if they were calibrated again after the evaluation; else 0.
     """
 
     calibrated: int
     split: EvaluationSplit | None = None
     warnings: tuple[str, ...] = ()
-    refitted: int = 0
 
 
 @dataclass(frozen=True)

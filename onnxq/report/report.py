@@ -56,8 +56,7 @@ def judges(samples: Samples, fidelity: Fidelity) -> str:
         return counted(fidelity.agreement.samples, fidelity.agreement.files)
     by_these = counted(judged.samples, judged.files)
     if not judged.seen:
-        later = f", before its ranges became those of all {samples.refitted}" if samples.refitted else ""
-        return f"{by_these} it had not seen{later}"
+        return f"{by_these} it had not seen"
     if judged.seen == judged.samples:
         return f"{by_these} that it had seen"
     return f"{by_these}, {judged.seen} of which it had seen"

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from onnxq.algorithms.activation_params import activation_parameters, found_range, requests_for
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.equalization import (
-    NOTHING,
     SMALLEST,
-    Equalization,
     EqualizationGroup,
     EqualizationStrength,
     channel_scales_of,
@@ -192,19 +190,6 @@ def _share(found: Iterable[EqualizationGroup], plan: Plan, evidence: Calibration
     return sum(noises[tensor] for tensor in within & noises.keys()) / every if every else float(bool(within))
 
 
-def refit_equalization(
-    bench: PreparedModel, groups: Sequence[Subset], plan: Plan, basis: AlgorithmResult
-) -> Equalization:
-    """Return the channel scales of the settings of `basis`, computed on other samples.
-
-    `groups` are observed in parts. `basis` has the settings and the current statistics.
-    """
-    if not basis.settings:
-        return NOTHING
-    channels = _Channels(bench, groups, plan, tuple(basis.settings), basis.evidence)
-    return _Candidate(channels, basis, basis.settings)(tuple(range(len(groups)))).recipe.migration
-
-
 @dataclass(frozen=True, eq=False)
 class _Candidate:
     """Channel scales with a strength for each equalization group; groups without a strength have none."""
@@ -217,7 +202,7 @@ class _Candidate:
         recipe, parts = self.basis.recipe, self.channels.shares(self.basis.recipe, groups)
         factors = {site: channel_scales_of(site, parts[site], setting) for site, setting in self.settings.items()}
         migrated = replace(recipe, migration=equalization_of(factors))
-        return replace(self.basis, recipe=migrated, settings=self.settings)
+        return replace(self.basis, recipe=migrated)
 
     def whole(self) -> _Candidate:
         recipe = self.basis.recipe

@@ -10,7 +10,6 @@ from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.range_search import pooled
 from onnxq.config.effort import Effort
 from onnxq.config.scheme import QuantSpec
-from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, aim_of
 from onnxq.evaluation.latency import NOT_SLOWER
@@ -21,9 +20,9 @@ from onnxq.numerics.formats import format_named
 from onnxq.ops import operator_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
-from onnxq.search.cross_validation import WORTH, CrossValidator
+from onnxq.search.cross_validation import WORTH
 from onnxq.search.evaluator import PlanEvaluator
-from onnxq.search.refinement import MethodGain, RefinedEncoding, refit
+from onnxq.search.refinement import MethodGain
 from onnxq.search.search import FINER, Demotions, PlanSearch, as_stored, slower, without_integers
 
 # How often a plan is searched again if the one before misses the goal on the holdout set.
@@ -271,53 +270,3 @@ def _is_coarse(spec: QuantSpec) -> bool:
 def _added_bytes(plan: Plan, node: str) -> float:
     weights = plan.by_node[node].weights
     return sum(one.elements * (_BITS - format_named(one.spec.format).bits) / 8 for one in weights)
-
-
-# The final fit on all samples, after the holdout set has evaluated the model
-
-# This is the second evaluation on the holdout set.
-_SECOND_LOOK = 2
-# Runs of the float model for each of these samples: to calibrate, to observe channels, and to compare.
-_RUNS_PER_SAMPLE = 3
-
-
-def refit_on_all_samples(
-    context: SearchContext, full: Plan, refined: RefinedEncoding, found: SearchResult
-) -> tuple[RefinedEncoding, SearchResult]:
-    """Fit ranges and channel scales again on all samples, and keep them if the holdout error does not rise.
-
-    This is the usual final fit after cross-validation. The verdict stays the one of the model before, because that
-    model had not seen the holdout set.
-
-    `full` is the plan with all possible nodes static.
-    """
-    judge, plan = context.judge, found.outcome.plan
-    apart = judge.samples is not context.samples and judge.scorer is None
-    if (
-        not apart
-        or not plan.calibrated
-        or context.bench.is_large
-        or not context.has_time(_RUNS_PER_SAMPLE * len(judge.samples))
-    ):
-        return refined, found
-    start, before = time.monotonic(), found.verification.agreement.worst_sqnr
-    more = Subset(judge.samples, range(len(judge.samples)))
-    validator = CrossValidator(context.evaluator, context.samples)
-    reached, better, count = before, False, len(context.samples) + len(more)
-    with tolerate("ranges of all samples"):
-        basis = refit(validator, full, plan, replace(refined.basis, recipe=found.recipe), more)
-        again = context.with_evidence(basis.evidence)
-        after = replace(again, judge=replace(judge, seconds=0.0)).built(found.outcome, basis.recipe, _SECOND_LOOK)
-        reached = after.agreement.worst_sqnr
-        better = after.agreement.sound and not (math.isnan(reached) or reached < before)
-    told, where = f"{len(plan.calibrated)} ranges of {count} samples", tuple(plan.calibrated)
-    gain = MethodGain("all samples", before, reached, told, 0.0, where=where)
-    if not better:
-        context.bench.build(
-            plan, context.evidence, found.recipe, context.files.staged, external_data=context.files.external_data
-        )
-        gain = replace(gain, after=before, kept="", left="no lower error", where=())
-    gains = (*found.gains, replace(gain, seconds=time.monotonic() - start))
-    if not better:
-        return refined, replace(found, gains=gains)
-    return replace(refined, basis=basis), replace(found, recipe=basis.recipe, gains=gains, refitted=count)

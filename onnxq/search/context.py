@@ -61,7 +61,6 @@ class SearchResult:
 
     Attributes:
         codes: set only if the encodings differ from those of `recipe`.
-        refitted: number of samples that the ranges were fitted on again; 0 if they were not.
         keeps_up: False if latency was measured and the model is not shown to be as fast as the float model.
     """
 
@@ -73,7 +72,6 @@ class SearchResult:
     tried_on: tuple[Sample, ...] = ()
     rounds: int = 1
     codes: Encodings | None = None
-    refitted: int = 0
     keeps_up: bool = True
 
     def lacks(self, goal: Goal) -> float:

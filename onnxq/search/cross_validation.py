@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from onnxq.algorithms.activation_params import requests_for
 from onnxq.algorithms.encoding_config import EncodingConfig
-from onnxq.algorithms.equalization import EqualizationGroup, EqualizationStrength, find_groups
+from onnxq.algorithms.equalization import EqualizationGroup, find_groups
 from onnxq.algorithms.range_search import Noise, is_significant_reduction, pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import CalibrationMethod
@@ -53,13 +52,11 @@ class AlgorithmResult:
     """An encoding config and the statistics that it rests on.
 
     Attributes:
-        settings: strength of the channel scales of each equalization group.
         left: why the last method does not apply, in words; empty if it was tried.
     """
 
     recipe: EncodingConfig
     evidence: CalibrationStatistics
-    settings: Mapping[EqualizationGroup, EqualizationStrength] = field(default_factory=lambda: MappingProxyType({}))
     left: str = ""
 
     def unfit(self, reason: str) -> AlgorithmResult:

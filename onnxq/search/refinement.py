@@ -14,18 +14,17 @@ from onnxq.algorithms.encoders import encoder_named
 from onnxq.algorithms.encoding_config import EncodingConfig, tensors_seen
 from onnxq.algorithms.equalization import NOTHING, costly_scales, select_free_scales
 from onnxq.algorithms.range_search import pooled
-from onnxq.calibration.methods import format_method, required_kinds
+from onnxq.calibration.methods import format_method
 from onnxq.config.effort import Accuracy
-from onnxq.data.dataset import Subset
 from onnxq.errors import tolerate
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Plan
-from onnxq.search.activation_methods import refit_equalization, with_equalization, with_ranges
+from onnxq.search.activation_methods import with_equalization, with_ranges
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.profiling import PlanProfiler
 from onnxq.search.weight_methods import with_asked_rows, with_awq, with_gptq
-from onnxq.system.resources import NEVER, Deadline, Progress, silent
+from onnxq.system.resources import NEVER, Deadline, Progress
 
 TRAINING = "training"
 """Method name of the gain of training, which comes after all methods."""
@@ -218,28 +217,6 @@ CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, Accuracy
     }
 )
 """The function of each accuracy method, by name."""
-
-
-# Ranges and channel scales, fitted again on more samples after the decisions are made
-
-
-def refit(validator: CrossValidator, full: Plan, plan: Plan, basis: AlgorithmResult, more: Subset) -> AlgorithmResult:
-    """Return a result whose ranges and channel scales are fitted on all samples.
-
-    Means and Hessian matrices stay as they are. A plan does not contain them, so they are computed again from the
-    original samples.
-
-    `full` is the plan that the scales were found for, and `plan` the chosen one. `more` has samples besides those of
-    the folds.
-    """
-    bench, methods = validator.evaluator.bench, basis.recipe.methods
-    seen = bench.calibrate(full, more, silent, methods=methods)
-    kinds = {"range", *required_kinds(methods)}
-    evidence = basis.evidence.plus(seen.select(one for one in seen.statistics if one.kind in kinds))
-    basis = replace(basis, evidence=evidence)
-    # Channel scales that were dropped because they cost time stay dropped.
-    migration = refit_equalization(bench, (*validator.groups, more), full, basis).select(basis.recipe.migration.factors)
-    return replace(basis, recipe=replace(basis.recipe, migration=migration))
 
 
 # Which channel scales a model can afford

@@ -88,7 +88,6 @@ class CalibratedModel:
         samples: those by which it is chosen.
         judged: those by which the result is judged.
         doubts: why they may not be representative, in sentences.
-        is_spared: whether those that judge were only kept from those to calibrate by, so that these may be all.
         opened: the samples as they were given, which may be read but once, and those given to judge by.
     """
 
@@ -98,7 +97,6 @@ class CalibratedModel:
     samples: SampleSource
     judged: SampleSource
     doubts: tuple[str, ...] = ()
-    is_spared: bool = False
     opened: OpenedSamples | None = None
 
     @property
@@ -147,8 +145,7 @@ def calibrate_model(
     if bench.scheme.range_method != Extremes():
         with tolerate("the look at mask values"):
             found += tuple(warn_mask_values(evidence, plan.calibrated))
-    is_spared = data.validation is None and data.statistics is None and samples is not judged
-    return CalibratedModel(bench, bench.plan({}), evidence, samples, judged, found, is_spared, known)
+    return CalibratedModel(bench, bench.plan({}), evidence, samples, judged, found, known)
 
 
 def _doubts(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:

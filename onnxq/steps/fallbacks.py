@@ -78,7 +78,6 @@ class Attempts:
     engine: Engine | None
     deadline: Deadline
     watch: Stopwatch
-    is_last: bool
 
     def first(self, ready: PreparedRun) -> Attempt:
         """Calibrate and search a prepared model."""
@@ -98,7 +97,7 @@ class Attempts:
         if are_variants_hopeless(ready, seen, goal, budget, deadline):
             self.watch.lap("try graph variants")
             return Attempt(ready, seen, None)
-        found = search_for_plan(ready, seen, goal, budget, deadline, is_last=self.is_last)
+        found = search_for_plan(ready, seen, goal, budget, deadline)
         self.watch.lap("choose and verify")
         return Attempt(ready, seen, found)
 

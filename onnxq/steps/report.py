@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import onnx
 from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import attach_encodings
 from onnxq.calibration.methods import format_method, list_chosen_methods
-from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import (
     Subset,
     evenly_spaced_indices,
@@ -105,7 +103,6 @@ def build_report(
             calibrated=len(seen.samples),
             split=_judged(model, seen, goal, budget, found),
             warnings=(*seen.doubts, *settled.doubts, *joined),
-            refitted=found.refitted,
         ),
         fidelity=Fidelity(
             verification.agreement,
@@ -173,7 +170,7 @@ def _judged(
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
     count = len(seen.judged)
     places = evenly_spaced_indices(count, count if goal.metric is not None else COMPARED_SAMPLES)
-    judged = EvaluationSplit.of(picked(seen.judged, places), _known(model, seen), found.tried_on, found.rounds)
+    judged = EvaluationSplit.of(picked(seen.judged, places), seen.evidence.samples, found.tried_on, found.rounds)
     searched = budget.effort is not None and model.replay is None
     if goal.metric is not None and searched and seen.judged is seen.samples:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
@@ -181,13 +178,6 @@ def _judged(
     given = ranges_of(origin_of(seen.judged, place).place for place in places)
     files = len(group_equal(list_shared_files(Subset(seen.judged, places))))
     return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
-
-
-def _known(model: PreparedRun, seen: CalibratedModel) -> Iterable[str]:
-    """Return the digests of samples that had set ranges before the model was judged."""
-    # Those that judge now may have judged the plan before, and then set its ranges.
-    again = seen.judged if model.replay is not None and model.replay.refitted else ()
-    return (*seen.evidence.samples, *map(sample_digest, again))
 
 
 def _delivered(model: PreparedRun, plan: Plan) -> tuple[Delivery, ...]:
@@ -205,11 +195,10 @@ def _left_by_standard(model: PreparedRun, plan: Plan) -> int:
 
 def _noted(model: PreparedRun, seen: CalibratedModel, settled: SearchedModel, budget: Budget) -> Plan:
     """Return the plan with all that it takes to carry it out again."""
-    replay, bench, found = model.replay, seen.bench, settled.chosen
+    bench, found = seen.bench, settled.chosen
     thorough = accuracy_tried(model, budget).thorough
     plan = attach_encodings(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
-    refitted = found.refitted > 0 if replay is None else replay.refitted
-    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough, refitted=refitted)
+    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
 
 
 def _digest(path: Path) -> str:

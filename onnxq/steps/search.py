@@ -42,13 +42,8 @@ def search_for_plan(
     goal: Goal,
     budget: Budget,
     deadline: Deadline = NEVER,
-    *,
-    is_last: bool = True,
 ) -> SearchedModel:
-    """Choose how codes are made and which plan is carried out, and build and verify its model.
-
-    Where nothing follows that the same samples judge, all effort includes ranges of these too.
-    """
+    """Choose how codes are made and which plan is carried out, and build and verify its model."""
     chooser = open_search(model, seen, goal, budget, deadline)
     if model.replay is not None:
         from onnxq.search.weight_methods import replay
@@ -70,10 +65,6 @@ def search_for_plan(
             refined = chooser.drop_costly_scales(seen.plan, refined, goal)
         given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal
         found = search_plan(*given, is_stored=model.is_stored)
-    if is_last and seen.is_spared and accuracy.thorough and accuracy.methods:
-        from onnxq.search.attempts import refit_on_all_samples
-
-        return SearchedModel(*refit_on_all_samples(chooser, seen.plan, refined, found))
     return SearchedModel(refined, found)
 
 

@@ -16,16 +16,12 @@ from onnxq.calibration.data import Data
 from onnxq.config.effort import Effort
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Scheme
-from onnxq.data.dataset import Subset, split
-from onnxq.evaluation.agreement import Agreement, OutputAgreement, compare
-from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
-from onnxq.evaluation.reference import ReferenceModel
 from onnxq.evaluation.verification import EngineVerification, Kernels, Verification
 from onnxq.pipeline import Quantized, quantize
-from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import FidelityError
 from onnxq.runtime.sessions import open_session
 from onnxq.search.attempts import search_plan
@@ -331,96 +327,3 @@ def test_the_plan_is_carried_out_to_the_same_bytes(model, samples) -> None:
     first = quantized(model, samples, least=30.0, scheme=replace(PRESETS["int4-block32"], name="mine"))
     again = quantized(model, samples, least=30.0, scheme=first.report.plan)
     assert first.report.files.output_digest == again.report.files.output_digest
-
-
-# Ranges of all samples, once a model has been judged by those that were kept for that.
-
-FORCED = Goal(force=True)
-ALL_SAMPLES = "all samples"
-
-
-@pytest.fixture
-def all_samples(perceptron, samples_for) -> list[dict[str, np.ndarray]]:
-    """Samples of which those that judge are twice as large as all others."""
-    plain = samples_for(perceptron, 16)
-    judging = split(range(16))[1]
-    assert isinstance(judging, Subset)
-    loud = set(judging.places)
-    return [{"x": one["x"] * (2 if place in loud else 1)} for place, one in enumerate(plain)]
-
-
-def quantize_with_all(model: object, data: object, folder: Path, accuracy: str) -> Quantized:
-    budget = Budget("off", accuracy, latency_seconds=0)
-    return quantize(model, data, folder / "model.onnx", goal=FORCED, budget=budget)
-
-
-def judged_again(model: Path, folder: Path, all_samples: list[dict[str, np.ndarray]]) -> float:
-    """Return the SQNR of the file that was written on the samples that judge."""
-    views = ComparisonSpec.of(model, folder / "model.onnx")
-    return compare(ReferenceModel(model, views), views.open(folder / "model.onnx"), split(all_samples)[1]).worst_sqnr
-
-
-@pytest.mark.parametrize("methods", ["ranges", "equalization", "ranges,equalization"])
-def test_what_only_judging_samples_show_is_in_the_ranges_that_are_written(
-    methods: str, perceptron, all_samples, tmp_path: Path
-) -> None:
-    report = quantize_with_all(perceptron, all_samples, tmp_path, methods).report
-    gain = report.encoding.gains[-1]
-    assert (gain.method, report.samples.refitted, report.plan.refitted) == (ALL_SAMPLES, 16, True)
-    assert gain.after > gain.before + 3
-    # The verdict is of the model that had not seen them.
-    assert report.fidelity.agreement.worst_sqnr == pytest.approx(gain.before)
-    assert "before its ranges became those of all 16" in report.judges
-
-
-def test_its_figure_is_that_of_the_file(perceptron, all_samples, tmp_path: Path) -> None:
-    path = tmp_path / "float.onnx"
-    path.write_bytes(perceptron.SerializeToString())
-    gain = quantize_with_all(perceptron, all_samples, tmp_path, "ranges").report.encoding.gains[-1]
-    assert judged_again(path, tmp_path, all_samples) == pytest.approx(gain.after)
-
-
-def test_a_plan_with_such_ranges_is_carried_out_to_the_same_bytes(perceptron, all_samples, tmp_path: Path) -> None:
-    plan = quantize_with_all(perceptron, all_samples, tmp_path, "ranges,equalization").report.plan
-    first = (tmp_path / "model.onnx").read_bytes()
-    save_plan(plan, tmp_path / "plan.toml")
-    replay = load_plan(tmp_path / "plan.toml")
-    untimed = Budget("off", latency_seconds=0)
-    again = quantize(
-        perceptron, all_samples, tmp_path / "model.onnx", scheme=replay, goal=FORCED, budget=untimed
-    ).report
-    assert (tmp_path / "model.onnx").read_bytes() == first
-    assert again.plan == plan
-    # They are no longer samples that it has not seen.
-    assert again.samples.split is not None
-    assert again.samples.split.seen == again.samples.split.samples
-
-
-@pytest.mark.parametrize("accuracy", ["off", "fast"])
-def test_less_effort_leaves_the_judged_model(accuracy: str, perceptron, all_samples, tmp_path: Path) -> None:
-    report = quantize_with_all(perceptron, all_samples, tmp_path, accuracy).report
-    assert (report.samples.refitted, report.plan.refitted) == (0, False)
-
-
-def test_samples_that_were_given_for_judging_set_no_ranges(perceptron, all_samples, tmp_path: Path) -> None:
-    report = quantize_with_all(perceptron, Data(all_samples[:8], all_samples[8:]), tmp_path, "ranges").report
-    assert ALL_SAMPLES not in [gain.method for gain in report.encoding.gains]
-
-
-def test_where_more_noise_is_seen_the_judged_model_is_written(
-    perceptron, all_samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from onnxq.calibration.methods import parse_calibration_method
-    from onnxq.search import attempts
-    from onnxq.search.cross_validation import AlgorithmResult
-
-    def worse(validator, full, plan, basis: AlgorithmResult, more) -> AlgorithmResult:
-        return replace(basis, recipe=replace(basis.recipe, ranges=parse_calibration_method("fixed:-0.01,0.01")))
-
-    monkeypatch.setattr(attempts, "refit", worse)
-    path = tmp_path / "float.onnx"
-    path.write_bytes(perceptron.SerializeToString())
-    report = quantize_with_all(perceptron, all_samples, tmp_path, "ranges").report
-    assert report.encoding.gains[-1].left == "no lower error"
-    assert report.samples.refitted == 0
-    assert judged_again(path, tmp_path, all_samples) == pytest.approx(report.fidelity.agreement.worst_sqnr)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,22 +12,18 @@ import pytest
 from conftest import Build
 
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
-from onnxq.algorithms.equalization import EqualizationStrength, find_groups
 from onnxq.algorithms.range_search import Noise, pooled
 from onnxq.calibration import workers
-from onnxq.calibration.collect import collect_apart
 from onnxq.calibration.methods import DEFAULT_METHODS, Percentile
 from onnxq.calibration.provenance import sample_digest
 from onnxq.config.effort import FAST, FULL, Accuracy
 from onnxq.config.presets import PRESETS, preset_named
-from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Input
 from onnxq.data.samples import evenly, open_samples
 from onnxq.ir import as_graph, load
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import TARGETS, target_named
-from onnxq.search import activation_methods
-from onnxq.search.activation_methods import refit_equalization, with_equalization
+from onnxq.search.activation_methods import with_equalization
 from onnxq.search.cross_validation import (
     ALL,
     AlgorithmResult,
@@ -245,38 +239,6 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
         migrated = with_equalization(validator, plan, AlgorithmResult(DEFAULT_CONFIG, evidence), accuracy)
         found.append((evidence, held_out, migrated.recipe.key, [len(validator.groups[group]) for group in ALL]))
     assert found[0] == found[1]
-
-
-def test_for_factors_of_more_samples_only_these_run(
-    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = np.random.default_rng(1)
-    samples = [{"x": generator.uniform(0, 1, (1, 6, 8, 8)).astype(np.float32)} for _ in range(COUNT)]
-    known, more = samples[:-2], Subset(samples, [COUNT - 2, COUNT - 1])
-    found = []
-    for name in ("apart", "grouped"):
-        bench = bench_of(model, tmp_path / name)
-        plan = bench.plan({})
-        if name == "grouped":
-            observe_groups(bench, plan, known, FAST, DEFAULT_METHODS, silent)
-            monkeypatch.setattr(activation_methods, "collect_apart", partial(only_of, more, collect_apart))
-        groups = (*split_groups(known, FAST.judges(len(known))), more)
-        settings = dict.fromkeys(find_groups(bench.graph, plan).found, EqualizationStrength(1.0, 1.0, 0.0))
-        basis = AlgorithmResult(DEFAULT_CONFIG, bench.calibrate(plan, samples, silent), settings)
-        found.append(refit_equalization(bench, groups, plan, basis).key)
-    assert found[0] == found[1]
-
-
-def only_of(
-    samples: Subset,
-    collect: Callable[..., Any],
-    model: Path,
-    runs: Sequence[Sequence[Subset]],
-    *rest: Any,
-    **named: Any,
-) -> Any:
-    assert {place for parts in runs for part in parts for place in part.places} == set(samples.places)
-    return collect(model, runs, *rest, **named)
 
 
 def test_more_samples_than_are_judged_by_are_calibrated_as_usual(model: onnx.ModelProto, tmp_path: Path) -> None:
