@@ -26,8 +26,6 @@ _PARTS = 8
 _ALONE = 1.5
 # If the samples differ more, the unseen ones do too: the margin of Student's t grows by this factor times the error.
 _TAIL = 0.4
-# Fraction of the mean error by which `influences` changes one sample.
-_CHANGE = 1e-3
 
 Energies = tuple[float, float]
 """Of the signal, and of the error."""
@@ -150,45 +148,6 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
         1 + _TAIL * error
     )
     return -10 * highest / math.log(10)
-
-
-def influences(
-    energies: Sequence[Energies], spreads: Sequence[float | None] = (), files: Sequence[str] = ()
-) -> NDArray[np.float64]:
-    """Return the derivative of the bound of the noise-to-signal ratio by what each sample adds to that ratio.
-
-    If all samples have the same error, it is alike for each: 1, or more if samples are few. If one sample has far more
-    error than the others, unseen samples may too, so its influence is many times that. More error in the others then
-    lowers the bound (empirical influence; Hampel, The Influence Curve, 1974).
-
-    Args:
-        energies: as for `lower_bound`.
-        spreads: as for `lower_bound`.
-        files: of each sample, see `of_files`.
-
-    Returns:
-        float64 of shape (samples,); ones if the bound is not finite. Negative if more error makes samples more alike.
-
-    >>> influences([(1.0, 0.01), (1.0, 0.01), (1.0, 0.1)]).round().tolist()
-    [-46.0, -46.0, 30.0]
-    """
-    if files:
-        found = np.ones(len(files))
-        alone = influences(of_files(energies, files), spreads)
-        for one, influence in zip(group_equal(files), alone, strict=True):
-            found[one] = influence
-        return found
-    signal, noise = np.array(energies, np.float64).T
-    change = _CHANGE * noise.mean()
-
-    def bound(noises: NDArray[np.float64]) -> float:
-        return 10 ** (-lower_bound(list(zip(signal, noises, strict=True)), spreads=spreads) / 10)
-
-    if not (0 < change < math.inf and 0 < signal.sum() < math.inf):
-        return np.ones(len(noise))
-    now = bound(noise)
-    more = [bound(noise + change * one) for one in np.eye(len(noise))]
-    return np.asarray((np.array(more) - now) / (change / signal.sum()))
 
 
 def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) -> float:

@@ -18,7 +18,6 @@ from onnxq.evaluation.bounds import (
     Energies,
     decibels_of_labels,
     effective_sample_size,
-    influences,
     lower_bound,
     of_files,
     spread_of_parts,
@@ -416,27 +415,6 @@ def nsr_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
     """
     columns = [_noises(_output(pairs, place)) for place in range(len(pairs[0][0]))]
     return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
-
-
-def influence_by_sample(pairs: Sequence[Pair], files: Sequence[str] = ()) -> NDArray[np.float64]:
-    """Return how much the bound depends on the error of each sample at each output; see `influences`.
-
-    Args:
-        pairs: for each sample, the outputs of both models.
-        files: of each sample, see `estimate_sqnr`.
-
-    Returns:
-        float64 of shape (samples, outputs); ones for labels and sequences.
-    """
-    columns = [_influences(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
-    return np.stack(columns, 1) if columns else np.ones((len(pairs), 0))
-
-
-def _influences(pairs: Sequence[tuple[Any, Any]], files: Sequence[str]) -> NDArray[np.float64]:
-    wide = _floats(pairs)
-    if wide is None:
-        return np.ones(len(pairs))
-    return influences(_compared(wide), [spread_of_parts(*pair) for pair in wide], files)
 
 
 def _compared(wide: Sequence[tuple[Array, Array]]) -> list[Energies]:

@@ -129,7 +129,6 @@ class PlanProfiler:
         progress: called at the stages ``search`` and ``noise``.
         asked: measured sensitivities; they stay when more samples are added to the evaluation.
         timed: latencies beside the float model, by the digest of the file.
-        weighs: True if samples count by their influence on the SQNR estimate, to choose plans by.
     """
 
     evaluator: PlanEvaluator
@@ -140,7 +139,6 @@ class PlanProfiler:
     progress: Progress = silent
     asked: dict[Hashable, Sensitivities] = field(default_factory=dict)
     timed: dict[str, Latency] = field(default_factory=dict)
-    weighs: bool = True
 
     @property
     def is_timed(self) -> bool:
@@ -165,7 +163,7 @@ class PlanProfiler:
 
     def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         """Measure the error of each quantizer of a plan, or only of the own quantizers of `nodes`."""
-        key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key, self.weighs
+        key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key
 
         def told(done: int, total: int) -> None:
             self.progress("noise", done, total)
@@ -175,9 +173,7 @@ class PlanProfiler:
             asked = ProbeByLayerKind(board, bench.graph) if bench.is_large else board
             shares = likely_shares(plan, self.evaluator.evidence)
             count, longest = len(self.evaluator.answered.samples), _SWITCHED_SLOWDOWN * runs * self.run
-            self.asked[key] = measure_sensitivities(
-                asked, count, runs, told, shares=shares, longest=longest, weighed=self.weighs
-            )
+            self.asked[key] = measure_sensitivities(asked, count, runs, told, shares=shares, longest=longest)
         return self.asked[key]
 
     @property

@@ -23,7 +23,7 @@ from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.evaluation.comparison import ComparisonSession
-from onnxq.evaluation.sqnr import Pair, influence_by_sample, nsr_by_sample
+from onnxq.evaluation.sqnr import Pair, nsr_by_sample
 from onnxq.ir import Graph, Node, all_graphs, is_constant
 from onnxq.numerics.affine import sqnr_of_ratio, worst_ratio
 from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches
@@ -85,15 +85,6 @@ class QuantizerToggleSession:
         """
         return map(nsr_by_sample, self._pairs(asked, samples))
 
-    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the error with all quantizers on, and the influence of each sample; see `influence_by_sample`.
-
-        Returns:
-            Both float64 of shape (samples, outputs).
-        """
-        [pairs] = self._pairs([self.sources], range(len(self.evaluator.answered.samples)))
-        return nsr_by_sample(pairs), influence_by_sample(pairs, self.evaluator.answered.files)
-
     def _pairs(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[list[Pair]]:
         expected, given = self.evaluator.answered.expected, self.evaluator.answered.given
         fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
@@ -108,30 +99,6 @@ class QuantizerToggleSession:
 
     def _place(self, source: QuantizerId) -> int:
         return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]
-
-
-# Weights of samples, if sensitivities are measured to choose plans by
-
-# Limits of the influence of a sample. In a plan that passes, the quantizers that dominate in such a sample are off.
-_LEAST_WEIGHT, _MOST_WEIGHT = 0.3, 6.0
-
-
-def sample_weights(noises: NDArray[np.float64], influences: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weight of each sample at each output, scaled so that the total error stays the same.
-
-    Args:
-        noises: noise-to-signal ratios with all quantizers on, of shape (samples, outputs).
-        influences: influence of each sample on the SQNR estimate, same shape; see `onnxq.evaluation.bounds`.
-
-    Returns:
-        float64 of the same shape.
-
-    >>> sample_weights(np.array([[1.0], [1.0], [4.0]]), np.array([[-2.0], [1.0], [99.0]])).round(2).tolist()
-    [[0.07], [0.24], [1.42]]
-    """
-    weights = influences.clip(_LEAST_WEIGHT, _MOST_WEIGHT)
-    weighed = (weights * noises).sum(0)
-    return np.asarray(weights * np.divide(noises.sum(0), weighed, out=np.ones_like(weighed), where=weighed > 0))
 
 
 def typical_sample(noises: NDArray[np.float64]) -> int:
@@ -177,10 +144,6 @@ class SensitivityProbe(Protocol):
 
     def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio by sample and output for several sets of quantizers."""
-        ...
-
-    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the error with all quantizers on, and the influence of each sample, by sample and output."""
         ...
 
 
@@ -271,7 +234,6 @@ def measure_sensitivities(
     *,
     shares: Mapping[QuantizerId, float] = MappingProxyType({}),
     longest: float = math.inf,
-    weighed: bool = False,
 ) -> Sensitivities:
     """Measure the error that each quantizer adds; those with the highest error on all samples.
 
@@ -291,17 +253,13 @@ def measure_sensitivities(
         told: called with the number of measurements done, and the number expected.
         shares: divide the error of groups; see `likely_shares`.
         longest: seconds that the runs may take; slow runs, such as with thousands of switches, are cut to fit.
-        weighed: True if samples count by their influence on the SQNR estimate. The joint error stays the same.
     """
     sources, everything = board.sources, tuple(range(samples))
     if not sources or not samples:
         return Sensitivities()
     start = time.monotonic()
-    by_sample, influence = board.everything()
+    [by_sample] = map(_finite, board.noises([sources], everything))
     affordable = longest / max((time.monotonic() - start) / samples, _SHORTEST)
-    by_sample = _finite(by_sample)
-    weights = sample_weights(by_sample, influence) if weighed else np.ones_like(by_sample)
-    by_sample = weights * by_sample
     joint = by_sample.sum(0)
     place = typical_sample(by_sample[:, int(joint.argmax())]) if len(joint) else 0
     asked = 0
@@ -331,7 +289,7 @@ def measure_sensitivities(
         if not others or asked + (number + 1) * samples > min(runs, affordable):
             break
         told(asked + number, asked + len(order))
-        [seen] = (weights * _finite(ratios) for ratios in board.noises([{source}], everything))
+        [seen] = map(_finite, board.noises([{source}], everything))
         found[source] = seen.sum(0)
         alone[source] = found[source]
         at = int(np.argmax(found[source]))
@@ -440,10 +398,6 @@ class ProbeByLayerKind:
     def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio by sample and output for several sets of quantizers."""
         return self.asked.noises(asked, samples)
-
-    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the error with all quantizers on, and the influence of each sample, by sample and output."""
-        return self.asked.everything()
 
     def _kinds(self) -> dict[QuantizerId, _Kind]:
         found: dict[QuantizerId, _Kind] = {}

@@ -149,8 +149,6 @@ def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) 
     Progress is reported at the stages ``profile`` and ``noise``. If `seconds` is too short to measure everything alone,
     groups of neighbors are measured.
     """
-    # All samples count alike in the report.
-    profiler = replace(profiler, weighs=False)
     start, full, evaluator = time.monotonic(), profiler.plan({}), profiler.evaluator
     graph, target = evaluator.bench.graph, evaluator.bench.target
     integers = (Mode.STATIC, Mode.DYNAMIC)

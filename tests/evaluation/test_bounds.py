@@ -17,7 +17,6 @@ from onnxq.evaluation.bounds import (
     decibels_of_labels,
     effective_sample_size,
     highest_mean,
-    influences,
     lower_bound,
     of_files,
     share_at,
@@ -58,19 +57,6 @@ def test_one_sample_is_trusted_less_than_two_and_two_less_than_many() -> None:
     assert bounds == sorted(bounds)
     assert 12 < bounds[0] < 14
     assert 19.9 < bounds[-1] < 20
-
-
-def test_the_bound_depends_on_the_sample_that_is_far_noisier_than_others() -> None:
-    alike, apart = ([(1.0, noise) for noise in (0.01, 0.01, last, 0.01)] for last in (0.01, 0.2))
-    assert influences(alike) == pytest.approx(np.full(4, influences(alike)[0]), rel=1e-6)
-    # Noise and its bound grow by the same.
-    assert influences(apart) @ [0.01, 0.01, 0.2, 0.01] / 4 == pytest.approx(10 ** (-lower_bound(apart) / 10), rel=1e-3)
-    assert influences(apart)[2] > 4 > 0 > np.delete(influences(apart), 2).max()
-
-
-@pytest.mark.parametrize("energies", [[(0.0, 0.1)] * 3, [(1.0, 0.0)] * 3, [(1.0, math.inf)] * 3, [(1.0, math.nan)] * 3])
-def test_where_there_is_no_bound_samples_count_alike(energies: list[tuple[float, float]]) -> None:
-    assert influences(energies).tolist() == [1.0] * 3
 
 
 def test_more_candidates_that_were_tried_are_trusted_less() -> None:
@@ -193,13 +179,6 @@ def test_bounds_of_files_hold_and_those_of_their_rows_do_not(files: int, between
 def test_a_file_of_one_sample_counts_as_that() -> None:
     energies = [(1.0, noise) for noise in (0.1, 0.25, 0.3)]
     assert of_files(energies, ()) == of_files(energies, ["", "", ""]) == of_files(energies, ["a", "b", "c"]) == energies
-
-
-def test_the_bound_depends_on_a_sample_as_on_its_file() -> None:
-    energies, files = [(1.0, 0.01)] * 6 + [(1.0, 0.2)] * 2, ["a", "a", "b", "b", "c", "c", "d", "d"]
-    found = influences(energies, files=files)
-    assert found.reshape(4, 2).tolist() == [[one, one] for one in influences(of_files(energies, files))]
-    assert found[-1] > 1 > found[0]
 
 
 def test_parts_are_told_of_outputs_with_rows_enough_that_are_finite_and_noisy() -> None:

@@ -32,7 +32,6 @@ from onnxq.search.sensitivity import (
     Sensitivities,
     attribute_error,
     measure_sensitivities,
-    sample_weights,
     sensitivity_by_node,
     typical_sample,
     worst_output_nsr,
@@ -61,9 +60,6 @@ def test_all_codes_make_the_noise_of_the_quantized_model(
     assert silent_codes.max() < 1e-9
     real = evaluator.noise(plan, EncodingConfig())
     assert joint.shape == real.shape
-    noise, influence = board.everything()
-    assert (noise == joint).all()
-    assert influence.shape == joint.shape
     assert sqnr_of_ratio(worst_output_nsr(joint.sum(0))) == pytest.approx(
         sqnr_of_ratio(worst_output_nsr(real.sum(0))), abs=1.0
     )
@@ -105,7 +101,6 @@ class Board:
     rest: float = 0.001
     asked: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    count: int = 3
 
     @property
     def sources(self) -> tuple[QuantizerId, ...]:
@@ -119,10 +114,6 @@ class Board:
 
     def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         return (self.noise(coded, samples) for coded in asked)
-
-    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        noise = self.noise(UNITS, range(self.count))
-        return noise, np.tile(np.linspace(0.5, 5.0, self.count)[:, None], 2)
 
     def groups(self, groups: Sequence[Sequence[QuantizerId]]) -> list[NDArray[np.float64]]:
         return [found[0] for found in self.noises(groups, [0])]
@@ -206,27 +197,14 @@ def test_what_is_silent_in_the_sample_that_is_looked_at_first_is_heard_in_others
     assert found.of(UNITS) == pytest.approx(worst_output_nsr(found.joint))
 
 
-@pytest.mark.parametrize("weighed", [False, True])
-def test_what_is_noisy_in_the_sample_that_decides_is_the_noisiest_where_samples_are_weighed(weighed: bool) -> None:
-    class Apart(Board):
-        def noise(self, coded: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
-            # As much of both altogether, in the last sample of one.
-            noise = [float(UNITS[2] in coded) * (sample == 2) + float(UNITS[1] in coded) / 3 for sample in samples]
-            return np.array([[one, one] for one in noise])
-
-    found = measure_sensitivities(Apart({}), 3, runs=1000, weighed=weighed)
-    assert found.joint == pytest.approx([2.0, 2.0])
-    assert (found.tensors["t2"] > 1.5 * found.tensors["t1"]) is weighed
-
-
 def test_without_time_all_sources_share_what_they_do_together() -> None:
-    found = measure_sensitivities(Board({"t3": 1.0}, count=2), 2, runs=0)
+    found = measure_sensitivities(Board({"t3": 1.0}), 2, runs=0)
     assert found.alone == frozenset()
     assert list(found.tensors.values()) == pytest.approx([1.031 / 32] * 32)
 
 
 def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
-    found = measure_sensitivities(Board({"t3": math.nan, "t4": math.inf}, count=2), 2, runs=1000)
+    found = measure_sensitivities(Board({"t3": math.nan, "t4": math.inf}), 2, runs=1000)
     assert found.tensors["t3"] == found.tensors["t4"] == LARGEST_NSR
     assert found.of(UNITS) == LARGEST_NSR
 
@@ -273,9 +251,7 @@ def test_weights_have_a_share_of_the_noise() -> None:
 
 def test_progress_says_how_many_questions_there_are() -> None:
     told: list[tuple[int, int]] = []
-    measure_sensitivities(
-        Board({"t3": 1.0}, rest=1e-5, count=2), 2, 1000, lambda done, total: told.append((done, total))
-    )
+    measure_sensitivities(Board({"t3": 1.0}, rest=1e-5), 2, 1000, lambda done, total: told.append((done, total)))
     assert told[0] == (1, 32)
     assert told[-1] == (64, 64)
     assert all(done <= total for done, total in told)
@@ -283,24 +259,8 @@ def test_progress_says_how_many_questions_there_are() -> None:
 
 def test_where_runs_take_long_fewer_are_made() -> None:
     told: list[int] = []
-    measure_sensitivities(Board({"t3": 1.0}, count=2), 2, 1000, lambda done, _: told.append(done), longest=0.0)
+    measure_sensitivities(Board({"t3": 1.0}), 2, 1000, lambda done, _: told.append(done), longest=0.0)
     assert told == []
-
-
-# What each sample counts where noise is measured to choose plans by.
-
-
-def test_the_sample_that_decides_counts_most_and_all_noise_stays_what_it_is() -> None:
-    noises = np.array([[1.0, 0.0], [1.0, 2.0], [8.0, 2.0]])
-    influences = np.array([[-3.0, 1.0], [0.2, 1.0], [50.0, 1.0]])
-    weights = sample_weights(noises, influences)
-    assert (weights * noises).sum(0) == pytest.approx(noises.sum(0))
-    assert weights[0, 0] == weights[1, 0] == pytest.approx(weights[2, 0] / 20)
-    assert weights[:, 1] == pytest.approx(np.ones(3))
-
-
-def test_silence_weighs_alike() -> None:
-    assert sample_weights(np.zeros((3, 1)), np.ones((3, 1))).tolist() == [[1.0]] * 3
 
 
 @pytest.mark.parametrize(
@@ -336,9 +296,6 @@ class Asked:
 
     def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         return (np.full((len(samples), 1), float(len(coded))) for coded in asked)
-
-    def everything(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return np.full((2, 1), float(len(self.sources))), np.ones((2, 1))
 
 
 def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> None:
