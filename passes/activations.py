@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from onnxq.errors import ModelError
-from onnxq.ir import Constant, Graph, Names, Node, Variable, all_nodes, replace_nodes
+from onnxq.ir import Constant, Graph, Node, all_nodes, numbers_of
 from onnxq.ir.elements import Tensor
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes.cleanup import UpgradeOpset
@@ -25,7 +25,7 @@ from onnxq.rewrite import (
     RewriteRule,
     RewriteRules,
 )
-from onnxq.rewrite.soundness import may_widen
+from onnxq.rewrite.soundness import is_float, may_widen, rank
 
 
 def is_gelu_before_halving(tensor: Tensor) -> bool:
@@ -74,12 +74,14 @@ def is_extreme_of_two(slope: NDArray[np.floating[Any]]) -> bool:
 # Clamps ---------------------------------------------------------------------------------------------------------------
 
 _Operand = Any
+# Bytes of float32.
+_WIDEST = 4
 
 
 class MergeClamps(RewriteRule):
-    """Merge one or two of Max, Min, Clip and Relu with constant limits into one Clip or Relu.
+    """``Min(Max(x, a), b) -> Clip(x, a, b)``.
 
-    ``Min(Max(x, a), b) -> Clip(x, a, b)``
+    Merge one or two of Max, Min, Clip and Relu with constant limits into one Clip or Relu.
 
     A Clip without limits goes. Max, Min and Relu pass infinity where they have no limit, a Clip does not: an absent
     limit of Clip is the largest number of its type. Not for limits that cross or may raise the rank.
@@ -91,29 +93,25 @@ class MergeClamps(RewriteRule):
         return (*pairs, *_clamps(op, x, "outer")[1:])
 
     def check(self, match: Match) -> str:
-        if match.opset < 6:
-            return "operators of this opset have no such limits"
-        if isinstance(match.x, Constant):
-            return "its data is constant"
-        dtype = np.dtype(match.x.dtype or "O")
-        if dtype.kind != "f":
-            return "its data is not known to be floating point"
-        limits = _limits(match, dtype)
-        if limits is None or not limits[0] <= limits[1]:
-            return "its limits are computed, or cross"
-        rank = 0 if match.x.shape is None else len(match.x.shape)
-        if any(len(tensor.shape) > rank for node in match.nodes for tensor in _operands(node)):
+        if isinstance(match.x, Constant) or not is_float(match.x):
+            return "its data is constant, or not known to be floating point"
+        if any(len(limit.shape) > (rank(match.x) or 0) for node in match.nodes for limit in _operands(node)):
             return "its limit may raise the rank"
-        if len(match.nodes) == 1 and match.outer.op == "Clip" and limits not in _NO_CLIP:
-            return "it is a Clip already"
         return ""
 
+    def rounds(self, match: Match) -> bool:
+        # Runtimes compute some clamps of 16 bits in 32, and then do not round what is in front of them.
+        return bool(np.dtype(match.x.dtype).itemsize < _WIDEST)
+
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        limits = _limits(match, np.dtype(match.x.dtype))
-        assert limits is not None, "looked at before"
+        most = float(np.finfo(match.x.dtype).max)
+        limits = _limits(match, most)
+        if limits is None or not limits[0] <= limits[1]:
+            return "its limits are computed, or cross"
         if limits in _NO_CLIP:
             return match.x if limits[0] else new.Relu(match.x)
-        most = float(np.finfo(match.x.dtype).max)
+        if len(match.nodes) == 1 and match.outer.op == "Clip":
+            return "it is a Clip already"
         lowest, highest = limits[0] if limits[0] != -most else None, limits[1] if limits[1] != most else None
         if match.opset < _LIMITS_ARE_INPUTS:
             return new.Clip(match.x, min=lowest, max=highest)
@@ -134,8 +132,7 @@ def _clamps(op: OpsetPatternBuilder, x: _Operand, name: str) -> list[NodePattern
     ]
 
 
-def _limits(match: Match, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    most = float(np.finfo(dtype).max)
+def _limits(match: Match, most: float) -> tuple[float, float] | None:
     outer = _limits_of(match.outer, most)
     inner = _limits_of(match.inner, most) if "inner" in match.values else (-np.inf, np.inf)
     if outer is None or inner is None or not outer[0] <= outer[1]:
@@ -148,20 +145,10 @@ def _limits_of(node: Node, most: float) -> tuple[float, float] | None:
     if node.op == "Relu":
         return 0.0, np.inf
     if node.op == "Clip":
-        low, high = (_limit(node, 1, "min", -most), _limit(node, 2, "max", most))
-        return None if low is None or high is None else (low, high)
+        low, high = (numbers_of(node, 1, "min", [-most]), numbers_of(node, 2, "max", [most]))
+        return None if low is None or high is None or len(low) != 1 or len(high) != 1 else (low[0], high[0])
     value = float(_operands(node)[0].values.item())
     return (value, np.inf) if node.op == "Max" else (-np.inf, value)
-
-
-def _limit(node: Node, index: int, name: str, default: float) -> float | None:
-    tensor = node.inputs[index] if index < len(node.inputs) else None
-    if tensor is None or not tensor.name:
-        return float(node.attrs.get(name, default))
-    fixed = (
-        isinstance(tensor, Constant) and tensor.overridable_input is None and all(size == 1 for size in tensor.shape)
-    )
-    return float(tensor.values.item()) if fixed else None
 
 
 def _operands(node: Node) -> list[Constant]:
@@ -169,9 +156,9 @@ def _operands(node: Node) -> list[Constant]:
 
 
 class UseLeakyRelu(RewriteRule):
-    """Replace rectifiers with a slope below zero by LeakyRelu, or by two or three nodes if slopes differ per channel.
+    """``Sub(Relu(x), Mul(Relu(Neg(x)), a)) -> LeakyRelu(x, alpha=a)``.
 
-    ``Sub(Relu(x), Mul(Relu(Neg(x)), a)) -> LeakyRelu(x, alpha=a)``
+    Replace rectifiers with a slope below zero by LeakyRelu, or by two or three nodes if slopes differ per channel.
 
     These are faster than PRelu. Not for the formula with ``x - abs(x)``, which makes NaN of infinity.
     """
@@ -188,8 +175,7 @@ class UseLeakyRelu(RewriteRule):
         )
 
     def check(self, match: Match) -> str:
-        dtype = np.dtype(match.x.dtype or "O")
-        if match.opset < 7 or dtype.kind != "f" or match.x.shape is None:
+        if not is_float(match.x) or match.x.shape is None:
             return "its data is not known to be floating point, or of unknown rank"
         slope = _slope(match)
         if may_widen(match.nodes, match.x):
@@ -235,9 +221,9 @@ def _fits(slope: tuple[int, ...], data: Any) -> bool:
 
 
 class SplitPRelus(RewriteRule):
-    """Replace PRelu with constant slopes by Max, by Min if the slopes are steep, or by Relu and Min.
+    """``PRelu(x, a) -> Max(x, Mul(x, a))``.
 
-    ``PRelu(x, a) -> Max(x, Mul(x, a))``
+    Replace PRelu with constant slopes by Max, by Min if the slopes are steep, or by Relu and Min.
 
     For slopes on both sides of 1 it is ``relu(x) + min(x, 0) * slope``. onnxruntime needs a third of the time for these
     nodes, and other exporters write them.
@@ -257,14 +243,11 @@ class SplitPRelus(RewriteRule):
 
 # HardSigmoid and HardSwish --------------------------------------------------------------------------------------------
 
-# Bytes of float32: onnxruntime has no kernels for float64.
-_WIDEST = 4
-
 
 class UseHardSwish(RewriteRule):
-    """Replace the formula of HardSigmoid or HardSwish by the operator.
+    """``Mul(x, Div(Clip(Add(x, 3), 0, 6), 6)) -> HardSwish(x)``.
 
-    ``Mul(x, Div(Clip(Add(x, 3), 0, 6), 6)) -> HardSwish(x)``
+    Replace the formula of HardSigmoid or HardSwish by the operator.
 
     Before opset 14, which adds HardSwish, the result is ``Mul(x, HardSigmoid(x))``.
     """
@@ -285,8 +268,8 @@ class UseHardSwish(RewriteRule):
         return tuple(forms)
 
     def check(self, match: Match) -> str:
-        dtype = np.dtype(match.x.dtype or "O")
-        if match.opset < 7 or dtype.kind != "f" or dtype.itemsize > _WIDEST:
+        # onnxruntime has no kernels for float64.
+        if not is_float(match.x) or np.dtype(match.x.dtype).itemsize > _WIDEST:
             return "its data is not known to be floats of 32 bits or fewer"
         if may_widen(match.nodes, match.x):
             return "a constant may raise the rank"
@@ -345,41 +328,28 @@ def _is_gate(node: Node) -> bool:
     return any(tensor is node.inputs[0] for reader in products for tensor in reader.inputs)
 
 
-_HARD_SLOPE, _HARD_MIDDLE = 1 / 6, 0.5
+class SplitHardSwishes(RewriteRule):
+    """``HardSwish(x) -> Mul(x, HardSigmoid(x))``.
 
-
-class SplitHardSwishes(Pass):
-    """Replace HardSwish by HardSigmoid and Mul, as onnxruntime does when it loads a model.
-
-    ``HardSwish(x) -> Mul(x, HardSigmoid(x))``
+    Replace HardSwish by HardSigmoid and Mul, as onnxruntime does when it loads a model.
 
     The float result stays the same, and each of the two nodes can be quantized.
     """
 
-    def apply(self, graph: Graph) -> Changes:
-        names = Names(graph)
-        instead: dict[Node, Sequence[Node]] = {}
-        for _, node in all_nodes(graph):
-            if node.op != "HardSwish" or node.domain or len(node.inputs) != 1 or len(node.outputs) != 1:
-                continue
-            data, output = node.inputs[0], node.outputs[0]
-            share = Variable(names.unique(f"{output.name}.gate"), output.dtype, output.shape)
-            settings = {"alpha": _HARD_SLOPE, "beta": _HARD_MIDDLE}
-            gate = Node("HardSigmoid", names.unique(f"{node.name}.gate"), settings, [data], [share])
-            node.outputs.clear()
-            instead[node] = (gate, Node("Mul", node.name, {}, [data, share], [output]))
-        changed = tuple(node.name for node in instead)
-        replace_nodes(graph, instead)
-        return Changes(changed)
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
+        return op.HardSwish(op.any("x"))
+
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Mul(match.x, new.named("gate", new.HardSigmoid(match.x, alpha=1 / 6, beta=0.5)))
 
 
 # Swish ----------------------------------------------------------------------------------------------------------------
 
 
 class SplitSwishes(RewriteRule):
-    """Replace Swish by Sigmoid and Mul.
+    """``Swish(x, alpha) -> Mul(x, Sigmoid(Mul(x, alpha)))``.
 
-    ``Swish(x, alpha) -> Mul(x, Sigmoid(Mul(x, alpha)))``
+    Replace Swish by Sigmoid and Mul.
 
     Runtimes fuse the two in float, and have integer kernels for each.
     """
@@ -407,9 +377,9 @@ _SLOPE = math.sqrt(2 / math.pi)
 
 
 class UnifyGeluArgument(RewriteRule):
-    """Rewrite the argument of Erf and Tanh in GELU as ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
+    """``Erf(Mul(x, sqrt(0.5))) -> Erf(Div(x, sqrt(2)))``.
 
-    ``Erf(Mul(x, sqrt(0.5))) -> Erf(Div(x, sqrt(2)))``
+    Rewrite the argument of Erf and Tanh in GELU as ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
 
     `FuseGelu` and runtimes match this variant, with Div and Pow.
     """
@@ -455,9 +425,10 @@ _FIRST_OPSET = 20
 
 
 class FuseGelu(RewriteRule):
-    """Replace every variant of GELU by Gelu, or before opset 20 by the variant that runtimes match.
+    """``(x * 0.5) * (1 + erf(x / sqrt(2))) -> Gelu(x)``.
 
-    ``(x * 0.5) * (1 + erf(x / sqrt(2))) -> Gelu(x)``
+    Replace every variant of GELU by Gelu, or before opset 20 by the variant that runtimes match.
+
     ``(x * 0.5) * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) -> Gelu(x, approximate="tanh")``
 
     `UnifyGeluArgument` prepares the arguments. Other rules keep the variants on the left.

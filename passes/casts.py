@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.ir.data_types import numpy_dtype
+from onnxq.ops import operator_of
 from onnxq.rewrite import (
     Changes,
     Match,
@@ -38,9 +39,9 @@ from onnxq.rewrite.soundness import Uses
 
 
 class MergeCasts(RewriteRule):
-    """Drop a Cast to the type that its input has, and the first of two Casts if it loses nothing.
+    """``Cast(Cast(x, float32), float16) -> Cast(x, float16)``.
 
-    ``Cast(Cast(x, float32), float16) -> Cast(x, float16)``
+    Drop a Cast to the type that its input has, and the first of two Casts if it loses nothing.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -81,9 +82,9 @@ def _holds(wide: Any, narrow: Any) -> bool:
 
 
 class ReplaceCastLike(RewriteRule):
-    """Replace CastLike by Cast. Not if the type to cast to is unknown.
+    """``CastLike(x, y) -> Cast(x, to=type of y)``.
 
-    ``CastLike(x, y) -> Cast(x, to=type of y)``
+    Replace CastLike by Cast. Not if the type to cast to is unknown.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -113,8 +114,9 @@ class WidenFloats(Pass):
     """Replace float16 and bfloat16 by float32 inside a model, in every graph.
 
     Constants are converted when they are read. Inputs, overridable initializers and outputs of the model keep their
-    types, with a Cast beside each. Casts between float types go, unless a discrete operator depends on their rounding.
-    Not for models with sequences of 16-bit floats, or with operators that read their bits or are unknown.
+    types, with a Cast beside each. Casts between float types go, unless a discrete operator depends on their rounding,
+    or rounding is all they are for: nothing computes with their result before it is widened. Not for models with
+    sequences of 16-bit floats, or with operators that read their bits or are unknown.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -122,8 +124,9 @@ class WidenFloats(Pass):
         if obstacle := _obstacle(graph):
             return Changes(skipped=((graph.name, obstacle),))
         names = Names(graph)
-        border = {*graph.inputs, *(tensor for tensor in graph.outputs if _is_half(tensor))}
-        border.update(tensor for tensor in graph.initializers if tensor.overridable_input is not None)
+        fed = (tensor for tensor in graph.initializers if tensor.overridable_input is not None)
+        # In order, because new names depend on it.
+        border = dict.fromkeys((*graph.inputs, *filter(_is_half, graph.outputs), *fed))
         rounding = _rounding_casts(graph)
         changed = [*_widen_constants(graph, border), *_widen_nodes(graph, border, rounding)]
         changed += _read_widened(graph, [tensor for tensor in border if _is_half(tensor)], names)
@@ -156,7 +159,7 @@ def _is_half(tensor: Tensor) -> bool:
     return onnx_dtype(tensor) in _HALVES
 
 
-def _widen_constants(graph: Graph, border: set[Tensor]) -> Iterator[str]:
+def _widen_constants(graph: Graph, border: Collection[Tensor]) -> Iterator[str]:
     for tensor in constants(graph):
         if _is_half(tensor) and tensor not in border:
             tensor_data = tensor.tensor_data
@@ -168,7 +171,7 @@ def _widened(tensor_data: TensorData) -> Any:
     return tensor_data.load().astype(_FLOAT)
 
 
-def _widen_nodes(graph: Graph, border: set[Tensor], rounding: list[Node]) -> Iterator[str]:
+def _widen_nodes(graph: Graph, border: Collection[Tensor], rounding: list[Node]) -> Iterator[str]:
     kept = set(rounding)
     for scope in all_graphs(graph):
         for tensor in scope.inputs if scope is not graph else ():
@@ -186,7 +189,7 @@ def _widen_nodes(graph: Graph, border: set[Tensor], rounding: list[Node]) -> Ite
 
 
 def _rounding_casts(graph: Graph) -> list[Node]:
-    """Return the Casts from a wider type to 16 bits on whose rounding a discrete operator depends."""
+    """Return the Casts to 16 bits that only round, or on whose rounding a discrete operator depends."""
     uses = Uses(graph)
     return [
         node
@@ -196,8 +199,26 @@ def _rounding_casts(graph: Graph) -> list[Node]:
         and node.attrs.get("to") in _HALVES
         and onnx_dtype(node.inputs[0]) not in (*_HALVES, 0)
         and not node.outputs[0].graph_output_of
-        and uses.decides(node.outputs)
+        and (uses.decides(node.outputs) or _only_rounds(node))
     ]
+
+
+def _only_rounds(cast: Node) -> bool:
+    """Whether nothing computes with the result in 16 bits: nodes move it, and other Casts widen it."""
+    pending, seen = list(cast.outputs), set[Tensor]()
+    while pending:
+        tensor = pending.pop()
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        for reader in tensor.outputs:
+            if reader.op == "Cast" and not reader.domain:
+                continue
+            operator = operator_of(reader)
+            if reader.op != "Identity" and (operator is None or not operator.moves):
+                return False
+            pending.extend(reader.outputs)
+    return True
 
 
 def _read_rounded(graph: Graph, rounding: list[Node], names: Names) -> Iterator[str]:

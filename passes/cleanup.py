@@ -16,7 +16,6 @@ from onnxq.ir import (
     Node,
     OpaqueAttribute,
     Tensor,
-    Variable,
     all_graphs,
     is_constant,
     join_origins,
@@ -43,68 +42,34 @@ from onnxq.rewrite import (
 from onnxq.rewrite.patterns import COMMUTATIVE
 from onnxq.rewrite.shapes import broadcast, named_shape
 
-# Before this opset, Dropout is in training mode by default.
-_INFERS = 7
 
+class DropNoOps(RewriteRule):
+    """``Identity(x) -> x``.
 
-class DropNoOps(Pass):
-    """Remove Identity and Dropout.
-
-    ``Identity(x) -> x``
+    Remove Identity and Dropout.
 
     If its output is a graph output, the producer of its input takes that name. Not between an output and a graph input,
     a constant or another output; not for a Dropout whose mask is used, or in training mode.
     """
 
-    def apply(self, graph: Graph) -> Changes:
-        changed: list[str] = []
-        left: list[tuple[str, str]] = []
-        for scope in all_graphs(graph):
-            dropped = []
-            own = set(scope.nodes)
-            for node in scope.nodes:
-                if node.op not in ("Identity", "Dropout") or node.domain:
-                    continue
-                source, made = node.inputs[0], node.outputs[0]
-                if made.graph_output_of and not (
-                    set(made.graph_output_of) == {scope} and _can_be_returned(source, own)
-                ):
-                    left.append((node.name, "its output is an output of the graph"))
-                elif obstacle := _dropout_obstacle(node, graph.opset):
-                    left.append((node.name, obstacle))
-                else:
-                    if made.graph_output_of:
-                        source.dtype, source.shape, source.source = made.dtype, made.shape, made.source
-                    replace_uses(made, source, graph_outputs=True)
-                    dropped.append(node)
-            remove_nodes(scope, dropped)
-            changed.extend(node.name for node in dropped)
-        return Changes(tuple(changed), tuple(left))
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
+        return op.Identity(op.any("x")), op.Dropout(op.any("x"), ...)
 
+    def check(self, match: Match) -> str:
+        if any(mask.outputs or mask.graph_output_of for mask in match.root.outputs[1:]):
+            return "its mask is used"
+        training = optional_input(match.root, 2)
+        infers = training is None or (is_constant(training) and not training.values.any())
+        return "" if infers else "it may run in training mode"
 
-def _can_be_returned(tensor: Tensor, own: set[Node]) -> bool:
-    return (
-        isinstance(tensor, Variable) and bool(tensor.inputs) and tensor.inputs[0] in own and not tensor.graph_output_of
-    )
-
-
-def _dropout_obstacle(node: Node, opset: int) -> str:
-    if node.op != "Dropout":
-        return ""
-    if opset < _INFERS and not node.attrs.get("is_test", 0):
-        return "it is in training mode"
-    if len(node.outputs) > 1 and (node.outputs[1].outputs or node.outputs[1].graph_output_of):
-        return "its mask is used"
-    training = optional_input(node, 2)
-    if training is not None and not (is_constant(training) and not training.values.any()):
-        return "it may run in training mode"
-    return ""
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return [match.x for tensor in match.root.outputs if tensor.name]
 
 
 class DropWheres(RewriteRule):
-    """Replace a Where with a uniform constant condition by the operand that it selects.
+    """``Where(true, x, y) -> x``.
 
-    ``Where(true, x, y) -> x``
+    Replace a Where with a uniform constant condition by the operand that it selects.
 
     Not if broadcasting gives the result another shape than the operand.
     """

@@ -30,7 +30,7 @@ from onnxq.ir import (
 from onnxq.lowering import NodeBuilder
 from onnxq.onnx_api import infer_shapes, inline_functions
 from onnxq.passes.cleanup import UpgradeOpset
-from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.runtime.targets import LARGE_WEIGHT
 
 
@@ -206,30 +206,26 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _KEEPING_ZEROS = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 
 
-class DropInitialStates(Pass):
-    """Remove initial states of LSTM, GRU and RNN that are zero, the default.
+class DropInitialStates(RewriteRule):
+    """``GRU(x, W, R, B, lengths, zeros) -> GRU(x, W, R, B, lengths)``.
 
-    ``GRU(x, W, R, B, lengths, zeros) -> GRU(x, W, R, B, lengths)``
+    Remove initial states of LSTM, GRU and RNN that are zero, the default.
 
     The nodes that computed the zeros from an unknown batch size are then unused.
     """
 
-    def apply(self, graph: Graph) -> Changes:
-        changed = []
-        for scope in all_graphs(graph):
-            for node in scope.nodes:
-                states = [] if node.domain else [index for index in _STATES.get(node.op, ()) if _is_zero(node, index)]
-                for index in states:
-                    node.inputs[index] = Variable("")
-                while states and not node.inputs[-1].name:
-                    node.inputs.pop()
-                if states:
-                    changed.append(node.name)
-        return Changes(tuple(changed))
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
+        return tuple(getattr(op, cell)(..., name="cell") for cell in _STATES)
 
-
-def _is_zero(node: Node, index: int) -> bool:
-    return index < len(node.inputs) and bool(node.inputs[index].name) and _holds_zeros(node.inputs[index])
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        states = [optional_input(match.cell, index) for index in _STATES[match.cell.op]]
+        zeros = {state for state in states if state is not None and _holds_zeros(state)}
+        if not zeros:
+            return "none of its initial states is zero"
+        inputs = [None if tensor in zeros or not tensor.name else tensor for tensor in match.cell.inputs]
+        while inputs[-1] is None:
+            inputs.pop()
+        return new.like(match.cell, *inputs)
 
 
 def _holds_zeros(tensor: Any) -> bool:

@@ -8,17 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxq.ir import Constant, Graph, Node, Tensor, constant_values, is_constant, optional_input
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    Pass,
-    RewriteContext,
-    RewriteRule,
-    RewriteRules,
-)
+from onnxq.ir import Node, Tensor, is_constant, numbers_of
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
 from onnxq.rewrite.patterns import ValuePattern
 
 Pads: TypeAlias = "list[tuple[int, int]]"
@@ -34,9 +25,9 @@ _MOST_FOLLOWED: Final = 16
 
 
 class FoldPads(RewriteRule):
-    """Fold a Pad into the convolution or pooling behind it; drop a Pad of zero width.
+    """``Conv(Pad(x, p), W, pads=q) -> Conv(x, W, pads=p + q)``.
 
-    ``Conv(Pad(x, p), W, pads=q) -> Conv(x, W, pads=p + q)``
+    Fold a Pad into the convolution or pooling behind it; drop a Pad of zero width.
 
     Only for zeros around the image, or minus infinity in front of MaxPool. AveragePool then counts its padding. For
     zeros in front of MaxPool, data must not be negative. A ConvTranspose must crop at least what the Pad adds.
@@ -63,7 +54,7 @@ class FoldPads(RewriteRule):
         if min(map(min, pads)) < 0:
             return "it crops"
         window = match.window
-        if _text(window.attrs.get("auto_pad", "NOTSET")) not in ("NOTSET", "VALID"):
+        if window.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
             return f"{window.name} pads by itself, by a size that is not known"
         if window.op == "MaxPool" and _value_of(match.pad) == -np.inf:
             return _pooling_obstacle(match, pads)
@@ -100,10 +91,10 @@ def _rank(match: Match) -> int | None:
 
 
 def _pads_of(pad: Node, rank: int | None) -> Pads | str:
-    if _text(pad.attrs.get("mode", "constant")) != "constant":
-        return f"it pads by mode {_text(pad.attrs['mode'])}"
-    flat = _numbers(pad, 1, pad.attrs.get("pads", pad.attrs.get("paddings")))
-    axes = _numbers(pad, 3, range(len(flat or ()) // 2))
+    if pad.attrs.get("mode", "constant") != "constant":
+        return f"it pads by mode {pad.attrs['mode']}"
+    flat = numbers_of(pad, 1, "pads")
+    axes = numbers_of(pad, 3, "axes", range(len(flat or ()) // 2))
     if flat is None or axes is None or _value_of(pad) is None:
         return "its pads are computed"
     if len(pad.inputs) < 4:
@@ -117,20 +108,12 @@ def _pads_of(pad: Node, rank: int | None) -> Pads | str:
 
 
 def _value_of(pad: Node) -> float | None:
-    value = _numbers(pad, 2, [pad.attrs.get("value", 0.0)])
+    value = numbers_of(pad, 2, "value", [0.0])
     return value[0] if value is not None and len(value) == 1 else None
 
 
-def _numbers(node: Node, index: int, default: Any) -> list[Any] | None:
-    """Return the values of a constant input, the default if it is absent, or None if it is computed."""
-    tensor = optional_input(node, index)
-    if tensor is None:
-        return None if default is None else list(default)
-    return constant_values(tensor)
-
-
 def _own_pads(window: Node, axes: int) -> Pads:
-    valid = _text(window.attrs.get("auto_pad", "NOTSET")) == "VALID"
+    valid = window.attrs.get("auto_pad") == "VALID"
     flat = [0] * 2 * axes if valid else list(window.attrs.get("pads", [0] * 2 * axes))
     return list(zip(flat[:axes], flat[axes:], strict=True))
 
@@ -164,9 +147,7 @@ def _pooling_obstacle(match: Match, pads: Pads) -> str:
         return f"{name} rounds up or skips elements"
     if window.op == "AveragePool":
         uncounted = any(map(any, own)) and not window.attrs.get("count_include_pad", 0)
-        if uncounted:
-            return f"{name} pads too, and does not count that"
-        return "" if match.opset >= 7 else "means of this opset cannot count zeros"
+        return f"{name} pads too, and does not count that" if uncounted else ""
     if any(output.name for output in window.outputs[1:]):
         return f"{name} gives positions in the padded data"
     negative = _value_of(match.pad) == 0 and not _is_never_negative(match.x)
@@ -181,7 +162,7 @@ def _is_never_negative(tensor: Tensor) -> bool:
         if producer.op in _NEVER_NEGATIVE:
             return True
         if producer.op == "Clip":
-            lowest = _numbers(producer, 1, [producer.attrs.get("min", -np.inf)])
+            lowest = numbers_of(producer, 1, "min", [-np.inf])
             return lowest is not None and lowest[0] >= 0
         if producer.op not in _KEEPING_SIGN:
             return False
@@ -189,14 +170,10 @@ def _is_never_negative(tensor: Tensor) -> bool:
     return False
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 class ResolveAutomaticPadding(RewriteRule):
-    """Replace the attribute auto_pad of a convolution or pooling by explicit pads.
+    """``Conv(x, W, auto_pad="SAME_UPPER") -> Conv(x, W, pads=[0, 0, 1, 1])``.
 
-    ``Conv(x, W, auto_pad="SAME_UPPER") -> Conv(x, W, pads=[0, 0, 1, 1])``
+    Replace the attribute auto_pad of a convolution or pooling by explicit pads.
 
     Not with ``ceil_mode``. SAME_UPPER and SAME_LOWER need known sizes of image and kernel, and no dilations.
     """
@@ -213,12 +190,13 @@ class ResolveAutomaticPadding(RewriteRule):
             return "it rounds up"
         # With dilations, onnxruntime pads a pooling as if there were none, and refuses a convolution.
         has_gaps = any(step != 1 for step in match.window.attrs.get("dilations", ()))
-        if has_gaps and match.window.attrs["auto_pad"] != "VALID":
-            return "its window has gaps"
-        return "" if _pads(match) is not None else "the size of its data or kernel is not known"
+        return "its window has gaps" if has_gaps and match.window.attrs["auto_pad"] != "VALID" else ""
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.like(match.window, *match.window.inputs, auto_pad=None, pads=_pads(match))
+        pads = _pads(match)
+        if pads is None:
+            return "the size of its data or kernel is not known"
+        return new.like(match.window, *match.window.inputs, auto_pad=None, pads=pads)
 
 
 def _pads(match: Match) -> list[int] | None:
@@ -255,9 +233,9 @@ _NOT_KNOWN: Final = "it is not known to keep batch and channels"
 
 
 class UseGlobalAveragePool(RewriteRule):
-    """Replace a mean over the whole image by GlobalAveragePool, and a Squeeze or Reshape behind it by Flatten.
+    """``Reshape(ReduceMean(x, [2, 3]), [0, -1]) -> Flatten(GlobalAveragePool(x))``.
 
-    ``Reshape(ReduceMean(x, [2, 3]), [0, -1]) -> Flatten(GlobalAveragePool(x))``
+    Replace a mean over the whole image by GlobalAveragePool, and a Squeeze or Reshape behind it by Flatten.
 
     It shares the layout of convolutions and has an integer kernel. A Flatten goes if the axes are restored at once. Not
     for a ReduceMean over unknown sizes or more than 64 x 64 pixels, where GlobalAveragePool is less exact.
@@ -281,7 +259,7 @@ class UseGlobalAveragePool(RewriteRule):
         if "restore" in match.values:
             return _restore_obstacle(match)
         if match.root.op == "Reshape":
-            return _reshape_obstacle(match)
+            return _target_obstacle(match, [])
         if match.root.op == "Squeeze":
             return _squeeze_obstacle(match)
         if match.x.dtype not in (np.float32, np.float16):
@@ -303,18 +281,11 @@ class UseGlobalAveragePool(RewriteRule):
         return pooled if keeps else new.Flatten(pooled, axis=1)
 
 
-def _axes(match: Match) -> list[int] | None:
-    given = match.root.attrs.get("axes")
-    if len(match.root.inputs) > 1 and match.root.inputs[1].name:
-        tensor = match.root.inputs[1]
-        given = tensor.values.reshape(-1) if isinstance(tensor, Constant) and tensor.overridable_input is None else None
-    return None if given is None else sorted({int(axis) % len(match.x.shape) for axis in given})
-
-
 def _axes_obstacle(match: Match) -> str:
     if match.root.op == "ReduceMean" and len(match.x.shape) == 3:
         return "its data may be a sequence"
-    whole = _axes(match) == list(range(2, len(match.x.shape)))
+    axes, rank = numbers_of(match.root, 1, "axes", []), len(match.x.shape)
+    whole = axes is not None and sorted({axis % rank for axis in axes}) == list(range(2, rank))
     return "" if whole else "it is not known to be over all axes of an image and no other"
 
 
@@ -330,7 +301,7 @@ def _size_obstacle(shape: Sequence[Any]) -> str:
 
 
 def _squeeze_obstacle(match: Match) -> str:
-    if _axes(match) is None and len(match.root.inputs) < 2 and "axes" not in match.root.attrs:
+    if numbers_of(match.root, 1, "axes", []) == []:
         return "" if all(isinstance(size, int) and size != 1 for size in match.x.shape[:2]) else "it may drop more axes"
     return _axes_obstacle(match)
 
@@ -350,12 +321,7 @@ def _restore_obstacle(match: Match) -> str:
         return "it restores the axes of something else"
     if match.root.op == "Unsqueeze":
         return _axes_obstacle(match)
-    image = [1] * (len(match.x.shape) - 2)
-    return _target_obstacle(match, image)
-
-
-def _reshape_obstacle(match: Match) -> str:
-    return _target_obstacle(match, [])
+    return _target_obstacle(match, [1] * (len(match.x.shape) - 2))
 
 
 def _target_obstacle(match: Match, behind: Sequence[int]) -> str:
@@ -373,20 +339,15 @@ def _target_obstacle(match: Match, behind: Sequence[int]) -> str:
 # Convolutions for OpenVINO --------------------------------------------------------------------------------------------
 
 
-class ConvolvePooled(Pass):
-    """Replace a Gemm behind GlobalAveragePool by a convolution of one pixel and a Flatten.
+class ConvolvePooled(RewriteRule):
+    """``Gemm(Flatten(GlobalAveragePool(x)), W, B) -> Flatten(Conv(GlobalAveragePool(x), W, B))``.
 
-    ``Gemm(Flatten(GlobalAveragePool(x)), W, B) -> Flatten(Conv(GlobalAveragePool(x), W, B))``
+    Replace a Gemm behind GlobalAveragePool by a convolution of one pixel and a Flatten.
 
     OpenVINO's integer convolution is faster than its matrix multiplication of one row: resnet is 1.1 times as fast. Not
     for several images at once: there a matrix multiplication reads its weights once for all.
     """
 
-    def apply(self, graph: Graph) -> Changes:
-        return RewriteRules((_ConvolveOnePixel(),)).apply(graph)
-
-
-class _ConvolveOnePixel(RewriteRule):
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         pooled = op.GlobalAveragePool(op.any("x"), name="pool", allow_other_consumers=True)
         flat = op.Flatten(pooled, axis=1, allow_other_consumers=True)
@@ -424,21 +385,15 @@ _ACTIVATIONS = ("LeakyRelu", "Relu", "Sigmoid", "Tanh")
 _PLAIN = {"auto_pad": ("NOTSET", "VALID"), "group": (1,), "output_padding": ([0, 0],), "dilations": ([1, 1],)}
 
 
-class ConvolveTransposed(Pass):
-    """Replace a ConvTranspose of few channels without overlapping windows by Conv and DepthToSpace.
+class ConvolveTransposed(RewriteRule):
+    """``Relu(ConvTranspose(x, W, B)) -> DepthToSpace(Relu(Conv(x, W, B)))``.
 
-    ``Relu(ConvTranspose(x, W, B)) -> DepthToSpace(Relu(Conv(x, W, B)))``
+    Replace a ConvTranspose of few channels without overlapping windows by Conv and DepthToSpace.
 
     OpenVINO pads channels to blocks of 16, so one channel takes the time and memory of 16, also in the activation. The
     last layer of ppocr-det took 5.8 ms of 45, and takes 1.4 of 41. With 16 channels or more, ConvTranspose is as fast.
+    Each position of a window is a channel until DepthToSpace.
     """
-
-    def apply(self, graph: Graph) -> Changes:
-        return RewriteRules((_ConvolveWindows(),)).apply(graph)
-
-
-class _ConvolveWindows(RewriteRule):
-    """Each position of a window becomes a channel until DepthToSpace."""
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         layer = op.ConvTranspose(op.any("x"), op.constant("weight"), op.optional("bias"), name="layer")

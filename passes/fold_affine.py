@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,7 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_graphs,
-    constant,
     is_constant,
-    join_origins,
-    optional_input,
     producer,
     remove_nodes,
     replace_uses,
@@ -37,13 +34,12 @@ from onnxq.rewrite import (
     RewriteContext,
     RewriteRule,
 )
-from onnxq.rewrite.soundness import Uses, affine_of, keeps_digits, rank, stays_in_range, stored
+from onnxq.rewrite.patterns import ValuePattern
+from onnxq.rewrite.soundness import FIRST_OPSET, Uses, affine_of, is_float, keeps_digits, rank, stays_in_range, stored
 
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 
-# Before this opset, Add and Mul had an axis, and BatchNormalization was in training mode by default.
-_BROADCASTS = 7
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
 
@@ -69,298 +65,209 @@ def _varies_along(operand: Constant, rank: int, place: int) -> bool:
     return len(operand.shape) <= rank and all(axis == place for axis in wide)
 
 
-def _affine(op: str, operand: Constant) -> tuple[Doubles, Doubles]:
+def _affine_of(
+    node: Node, operand: Constant | None, rank: int, place: int, channels: int
+) -> tuple[Doubles, Doubles] | str:
+    """Return the factor and shift of each channel that a node applies, or the reason why it has none.
+
+    Args:
+        node: a BatchNormalization, Mul, Div, Add or Sub.
+        operand: the constant operand of the others than BatchNormalization.
+        rank: number of dimensions of its data.
+        place: axis of the channels, which counts from the end.
+        channels: number of channels.
+    """
+    if node.op == "BatchNormalization" or operand is None:
+        affine = affine_of(node)
+        same = isinstance(affine, str) or affine[0].size == channels
+        return affine if same else "it has another number of channels"
+    if not is_float(operand) or not _varies_along(operand, rank, place):
+        return "its constant does not vary along the channels alone"
     values = np.asarray(operand.values, np.float64).reshape(-1)
-    if op in ("Mul", "Div"):
-        return (values if op == "Mul" else 1.0 / values), np.zeros(values.shape)
-    return np.ones(values.shape), (values if op == "Add" else -values)
+    if values.size not in (1, channels):
+        return f"it has {values.size} values for {channels} channels"
+    values = np.broadcast_to(values, channels)
+    if node.op in ("Add", "Sub"):
+        return np.ones(channels), (values if node.op == "Add" else -values)
+    if node.op == "Div" and not values.all():
+        return "it divides by zero"
+    with np.errstate(over="ignore"):
+        return (values if node.op == "Mul" else 1.0 / values), np.zeros(channels)
 
 
-def _output_axis(product: Node) -> int:
-    """Return the weight axis of the output channels; not for ConvTranspose."""
-    return 0 if product.op == "Conv" or product.attrs.get("transB", 0) else 1
+def _parameters(op: OpsetPatternBuilder, last: str = "") -> list[ValuePattern]:
+    return [op.constant(f"{name}{last}") for name in ("scale", "bias", "mean", "variance")]
 
 
-def _channels_made(product: Node) -> int:
-    size = int(product.inputs[1].shape[_output_axis(product)])
-    return size * int(product.attrs.get("group", 1)) if product.op == "ConvTranspose" else size
+def _has_factors(gemm: Node) -> bool:
+    return (gemm.attrs.get("alpha", 1.0), gemm.attrs.get("beta", 1.0)) != (1.0, 1.0)
 
 
-def _channels_read(product: Node) -> int:
-    size = int(product.inputs[1].shape[1 - _output_axis(product)])
-    return size * int(product.attrs.get("group", 1)) if product.op == "Conv" else size
+def _axis_of(product: Node, *, made: bool) -> int:
+    """Return the weight axis of the channels that a node makes or reads; those of a group if it has groups."""
+    outputs = 0 if product.op == "Conv" or product.attrs.get("transB", 0) else 1
+    return outputs if made else 1 - outputs
 
 
-def _along_outputs(product: Node, values: Doubles) -> Doubles:
-    """Reshape one value for each output channel so that it multiplies the weight."""
+def _is_grouped(product: Node, *, made: bool) -> bool:
+    """Whether the weight has the channels that a node makes or reads for one group only."""
+    return bool(product.op == ("ConvTranspose" if made else "Conv"))
+
+
+def _channels(product: Node, *, made: bool) -> int:
+    groups = int(product.attrs.get("group", 1)) if _is_grouped(product, made=made) else 1
+    return int(product.inputs[1].shape[_axis_of(product, made=made)]) * groups
+
+
+def _along(product: Node, values: Doubles, *, made: bool) -> Doubles:
+    """Reshape one value for each channel that a node makes or reads so that it multiplies the weight."""
     shape = product.inputs[1].shape
-    if product.op == "ConvTranspose":
-        # Rows of the weight are input channels; each group of them feeds its own output channels.
+    if _is_grouped(product, made=made):
+        # Each group of rows has channels of its own.
         groups = int(product.attrs.get("group", 1))
         rows = np.repeat(values.reshape(groups, -1), shape[0] // groups, axis=0)
         return rows.reshape(*shape[:2], *[1] * (len(shape) - 2))
-    return values.reshape([-1 if axis == _output_axis(product) else 1 for axis in range(len(shape))])
-
-
-def _along_inputs(product: Node, values: Doubles) -> Doubles:
-    """Reshape one value for each input channel so that it multiplies the weight."""
-    shape = product.inputs[1].shape
-    if product.op == "Conv":
-        groups = int(product.attrs.get("group", 1))
-        rows = np.repeat(values.reshape(groups, -1), shape[0] // groups, axis=0)
-        return rows.reshape(*shape[:2], *[1] * (len(shape) - 2))
-    return values.reshape([-1 if axis == 1 - _output_axis(product) else 1 for axis in range(len(shape))])
+    axis = _axis_of(product, made=made)
+    return values.reshape([-1 if place == axis else 1 for place in range(len(shape))])
 
 
 # Into the compute node in front ---------------------------------------------------------------------------------------
 
 
-class FuseBatchNorm(Pass):
-    """Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
+class FuseBatchNorm(RewriteRule):
+    """``BatchNormalization(Conv(x, W, B), s, b, m, v) -> Conv(x, W * k, (B - m) * k + b) with k = s / sqrt(v + eps)``.
 
-    ``BatchNormalization(Conv(x, W, B), s, b, m, v) -> Conv(x, W * k, (B - m) * k + b) with k = s / sqrt(v + eps)``
+    Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
 
     Mul, Div, Add and Sub by a constant per channel fold too. MatMul has no bias, so a shift of BatchNormalization
     behind it becomes one Add. The result is computed in float64. Not in training mode, or if
 
-    - the producer has another consumer, stands in another graph, or has a computed weight or bias,
     - the constant varies along another axis, or the weight may be tied to a lookup table,
-    - factors or the new weight may leave the range of their type, or a discrete operator depends on the last bit.
+    - factors or the new weight may leave the range of their type.
     """
 
-    def apply(self, graph: Graph) -> Changes:
-        names, uses = Names(graph), Uses(graph)
-        changed, left = [], []
-        for scope in all_graphs(graph):
-            inside = set(scope.nodes)
-            folded: list[Node] = []
-            for node in list(scope.nodes):
-                if node.op not in _AFFINE or node.domain:
-                    continue
-                found = _foldable(node, inside) if graph.opset >= _BROADCASTS else "its operands lie along an axis"
-                if not isinstance(found, str) and uses.decides(node.outputs):
-                    found = "its last bit may decide what reads it"
-                if not isinstance(found, str) and uses.is_like_a_table(found.producer.inputs[1]):
-                    found = f"the weight of {found.producer.name} may be a table that is looked up too"
-                if isinstance(found, str):
-                    if node.op == "BatchNormalization":
-                        left.append((node.name, found))
-                    continue
-                if not _fold_into_producer(found, node, names):
-                    folded.append(node)
-                changed.append(node.name)
-            remove_nodes(scope, folded)
-        return Changes(tuple(changed), tuple(left))
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
+        x, w, b = op.any("x"), op.constant("w"), ValuePattern("b", constant=True, optional=True)
+        products = [getattr(op, name)(x, w, b, name="product") for name in _WITH_BIAS]
+        found = []
+        for product in (*products, op.MatMul(x, w, name="product")):
+            found.append(op.BatchNormalization(product, *_parameters(op)))
+            found += [getattr(op, name)(product, op.constant("operand")) for name in ("Mul", "Div", "Add", "Sub")]
+        # The last one only says why.
+        return (*found, op.BatchNormalization(x, ...))
 
+    def check(self, match: Match) -> str:
+        if "product" not in match.values:
+            found = affine_of(match.root)
+            return found if isinstance(found, str) else "no product with constant weight and bias feeds it alone"
+        product, weight, bias = match.product, match.w, match.values.get("b")
+        dimensions = len(weight.shape)
+        if not is_float(weight) or dimensions < 2 or (product.op == "MatMul" and dimensions != 2):
+            return f"the weight of {product.name} is not floating point, or of rank {dimensions}"
+        if product.op == "Gemm" and _has_factors(product):
+            return f"{product.name} has alpha or beta"
+        groups = product.attrs.get("group", 1)
+        if groups < 1 or weight.shape[0] % groups:
+            return f"the groups of {product.name} do not divide its weight"
+        channels = _channels(product, made=True)
+        # A bias of shape [channels, 1] has a value for each row of a Gemm instead.
+        if bias is not None and (bias.shape[-1:] != (channels,) or prod(bias.shape) != channels):
+            return f"the bias of {product.name} is not one value for each channel"
+        if product.op == "MatMul" and match.root.op in ("Add", "Sub"):
+            return "MatMul has no bias to add to"
+        if match.uses is not None and match.uses.is_like_a_table(weight):
+            return f"the weight of {product.name} may be a table that is looked up too"
+        return ""
 
-_AFFINE = frozenset({"BatchNormalization", "Mul", "Div", "Add", "Sub"})
+    def rounds(self, match: Match) -> bool:
+        return True
 
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        product, weight, bias = match.product, match.w, match.values.get("b")
+        affine = self._affine(match)
+        if isinstance(affine, str):
+            return affine
+        factor, shift = affine
+        if not stays_in_range(factor, weight.dtype):
+            return "its factors are too far from 1"
+        before = np.zeros(1) if bias is None else np.asarray(bias.values, np.float64).reshape(-1)
+        scaled = _times(weight, _along(product, factor, made=True))
+        added = _scaled_and_shifted(before, factor, shift, weight.dtype)
+        if scaled is None or added is None:
+            return f"the weight or bias of {product.name} would leave the range of its type"
+        weight = new.constant(scaled, "fused", of=weight)
+        if product.op == "MatMul":
+            made = new.like(product, match.x, weight)
+            return new.Add(made, new.constant(added, "shift")) if added.any() else made
+        if bias is None and not added.any():
+            return new.like(product, match.x, weight)
+        bias = new.constant(added, "bias", of=match.w) if bias is None else new.constant(added, "fused", of=bias)
+        return new.like(product, match.x, weight, bias)
 
-class _Folded(NamedTuple):
-    """A producer with its weight and bias after folding. The bias of a MatMul needs an Add behind it."""
-
-    producer: Node
-    weight: Array
-    bias: Array
-
-
-def _foldable(node: Node, inside: set[Node]) -> _Folded | str:
-    source = _data_input(node)
-    if source is None:
-        return "its factor or data is not as expected: exactly one of its inputs is constant"
-    maker = producer(source)
-    if maker is None or maker.op not in _PRODUCTS or maker.domain:
-        return "no Conv, ConvTranspose, Gemm or MatMul stands in front of it"
-    if maker not in inside:
-        return f"{maker.name} stands in the graph around it"
-    if sole_consumer(source) is None:
-        return f"{maker.name} has another consumer"
-    if obstacle := _producer_obstacle(maker):
-        return obstacle
-    affine = _batch_norm(node, source, maker) if node.op == "BatchNormalization" else _elementwise(node, maker)
-    if isinstance(affine, str):
-        return affine
-    factor, shift = affine
-    channels = _channels_made(maker)
-    if factor.size not in (1, channels) or shift.size not in (1, channels):
-        return f"it has {max(factor.size, shift.size)} values for {channels} channels"
-    if maker.op == "MatMul" and node.op in ("Add", "Sub"):
-        return "MatMul has no bias to add to"
-    if not stays_in_range(factor, maker.inputs[1].dtype):
-        return "its factors are too far from 1"
-    folded = _folded_into_producer(
-        maker, np.broadcast_to(factor.reshape(-1), channels), np.broadcast_to(shift.reshape(-1), channels)
-    )
-    return f"the weight or bias of {maker.name} would leave the range of its type" if folded is None else folded
-
-
-def _data_input(node: Node) -> Variable | None:
-    if len(node.inputs) != (5 if node.op == "BatchNormalization" else 2):
-        return None
-    if node.op == "BatchNormalization":
-        return node.inputs[0] if isinstance(node.inputs[0], Variable) else None
-    first, second = node.inputs
-    if isinstance(first, Variable) and is_constant(second):
-        return first
-    if isinstance(second, Variable) and is_constant(first) and node.op in ("Mul", "Add"):
-        return second
-    return None
-
-
-def _producer_obstacle(producer: Node) -> str:
-    if len(producer.inputs) < 2:
-        return f"{producer.name} has no weight"
-    weight, bias = producer.inputs[1], _bias(producer)
-    if not is_constant(weight) or not (bias is None or is_constant(bias)):
-        return f"the weight of {producer.name} is not constant"
-    if weight.dtype.kind != "f":
-        return f"the weight of {producer.name} is not floating point"
-    if len(weight.shape) < 2 or (producer.op == "MatMul" and len(weight.shape) != 2):
-        return f"the weight of {producer.name} has rank {len(weight.shape)}"
-    if producer.op == "Gemm" and (producer.attrs.get("alpha", 1.0) != 1.0 or producer.attrs.get("beta", 1.0) != 1.0):
-        return f"{producer.name} has alpha or beta"
-    groups = producer.attrs.get("group", 1)
-    if groups < 1 or weight.shape[0] % groups:
-        return f"the groups of {producer.name} do not divide its weight"
-    channels = _channels_made(producer)
-    # A bias of shape [channels, 1] has a value for each row of a Gemm instead.
-    if bias is not None and (bias.shape[-1:] != (channels,) or int(np.prod(bias.shape)) != channels):
-        return f"the bias of {producer.name} is not one value for each channel"
-    return ""
-
-
-def _bias(producer: Node) -> Any:
-    return optional_input(producer, 2)
-
-
-def _batch_norm(node: Node, source: Variable, producer: Node) -> tuple[Doubles, Doubles] | str:
-    if producer.op == "MatMul" and (source.shape is None or len(source.shape) != 2):
-        return "its channel axis is not the last one"
-    return affine_of(node)
-
-
-def _elementwise(node: Node, producer: Node) -> tuple[Doubles, Doubles] | str:
-    operand = next(tensor for tensor in node.inputs if is_constant(tensor))
-    if operand.dtype.kind != "f":
-        return "its constant is not floating point"
-    rank, place = len(producer.inputs[1].shape), -1
-    if producer.op in ("Conv", "ConvTranspose"):
-        place = 1 - rank
-    elif producer.op == "MatMul":
-        # The result has the rank of the data. If that is unknown, a constant of rank 2 may raise it.
-        shape = producer.outputs[0].shape
-        rank = len(shape) if shape is not None else 1
-    if not _varies_along(operand, rank, place):
-        return "its constant varies along another axis than the channels"
-    return "it divides by zero" if node.op == "Div" and not operand.values.all() else _affine(node.op, operand)
-
-
-def _folded_into_producer(producer: Node, factor: Doubles, shift: Doubles) -> _Folded | None:
-    weight, bias = producer.inputs[1], _bias(producer)
-    before = np.asarray(bias.values, np.float64).reshape(-1) if bias is not None else np.zeros(1)
-    scaled = _times(weight, _along_outputs(producer, factor))
-    added = _scaled_and_shifted(before, factor, shift, weight.dtype)
-    return None if scaled is None or added is None else _Folded(producer, scaled, added)
-
-
-def _fold_into_producer(folded: _Folded, node: Node, names: Names) -> bool:
-    """Replace weight and bias; return whether ``node`` remains as the Add behind a MatMul."""
-    producer = folded.producer
-    weight, bias = producer.inputs[1], _bias(producer)
-    producer.inputs[1] = constant(names.unique(f"{weight.name}.fused"), folded.weight)
-    if producer.op == "MatMul":
-        if folded.bias.any():
-            added = constant(names.unique(f"{node.name}.shift"), folded.bias)
-            node.origins = join_origins((node,))
-            node.op, node.attrs = "Add", {}
-            node.inputs, node.outputs = [producer.outputs[0], added], node.outputs[:1]
-            return True
-    elif bias is not None or folded.bias.any():
-        name = f"{bias.name}.fused" if bias is not None else f"{weight.name}.bias"
-        producer.inputs = [*producer.inputs[:2], constant(names.unique(name), folded.bias)]
-    output = node.outputs[0]
-    node.outputs.clear()
-    producer.outputs[0] = output
-    producer.origins = join_origins((producer, node))
-    return False
+    def _affine(self, match: Match) -> tuple[Doubles, Doubles] | str:
+        product, channels = match.product, _channels(match.product, made=True)
+        made = match.product.outputs[0]
+        if product.op in ("Conv", "ConvTranspose"):
+            dimensions = len(match.w.shape)
+            return _affine_of(match.root, match.values.get("operand"), dimensions, 1 - dimensions, channels)
+        if match.root.op == "BatchNormalization" and product.op == "MatMul" and rank(made) != 2:
+            return "its channel axis is not the last one"
+        # The result of a MatMul has the rank of its data. If that is unknown, a constant of rank 2 may raise it.
+        dimensions = 2 if product.op == "Gemm" else 1 if made.shape is None else len(made.shape)
+        return _affine_of(match.root, match.values.get("operand"), dimensions, -1, channels)
 
 
 # Into a BatchNormalization in front -----------------------------------------------------------------------------------
 
 
 class FoldIntoBatchNorm(RewriteRule):
-    """Fold Mul, Add and BatchNormalization behind a BatchNormalization into its scale and bias.
+    """``Add(Mul(BatchNormalization(x, s, b, m, v), k), c) -> BatchNormalization(x, s * k, b * k + c, m, v)``.
 
-    ``Add(Mul(BatchNormalization(x, s, b, m, v), k), c) -> BatchNormalization(x, s * k, b * k + c, m, v)``
+    Fold Mul, Add and BatchNormalization behind a BatchNormalization into its scale and bias.
 
     Not if the constant varies along another axis than the channels, or the result may leave the range of its type.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
-        names = ("scale", "bias", "mean", "variance")
-        norm = op.BatchNormalization(op.any("x"), *map(op.constant, names), name="norm")
-        again = [op.constant(name) for name in ("scale2", "bias2", "mean2", "variance2")]
-        return (
-            op.Mul(norm, op.constant("factor")),
-            op.Add(norm, op.constant("shift")),
-            op.BatchNormalization(norm, *again, name="second"),
-        )
+        norm = op.BatchNormalization(op.any("x"), *_parameters(op), name="norm")
+        operand = op.constant("operand")
+        return op.Mul(norm, operand), op.Add(norm, operand), op.BatchNormalization(norm, *_parameters(op, "2"))
 
     def check(self, match: Match) -> str:
-        if match.opset < _BROADCASTS:
-            return "operands of this opset lie along an axis"
-        folded = _folded_into_norm(match)
-        return folded if isinstance(folded, str) else ""
+        known = match.x.dtype is not None and (rank(match.x) or 0) >= 2
+        return "" if known else "the type of its data is not known"
 
     def rounds(self, match: Match) -> bool:
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        folded = _folded_into_norm(match)
-        assert not isinstance(folded, str), "looked at before"
-        operands = new.constant(folded[0], "scale"), new.constant(folded[1], "bias")
+        dimensions, channels = len(match.x.shape), match.scale.shape[0]
+        own = affine_of(match.norm)
+        affine = _affine_of(match.root, match.values.get("operand"), dimensions, 1 - dimensions, channels)
+        if isinstance(own, str) or isinstance(affine, str):
+            return own if isinstance(own, str) else affine
+        factor, shift = affine
+        if not stays_in_range(factor, match.scale.dtype):
+            return "its factors are too far from 1"
+        if shift.any() and not keeps_digits(own[1], match.bias.dtype):
+            return "its own shift would round away what is added"
+        bias = np.asarray(match.bias.values, np.float64)
+        made = _times(match.scale, factor)
+        added = _scaled_and_shifted(bias, factor, shift, match.bias.dtype)
+        # Runtimes divide the scale by the standard deviation of its channel.
+        if made is None or added is None or stored(own[0] * factor, match.scale.dtype) is None:
+            return "its scale or bias would leave the range"
+        operands = new.constant(made, "scale"), new.constant(added, "bias")
         return new.like(match.norm, match.x, *operands, match.mean, match.variance)
-
-
-def _folded_into_norm(match: Match) -> tuple[Array, Array] | str:
-    if isinstance(own := affine_of(match.norm), str):
-        return own
-    if match.x.dtype is None or match.x.shape is None or len(match.x.shape) < 2:
-        return "the type of its data is not known"
-    if isinstance(affine := _affine_behind_norm(match), str):
-        return affine
-    factor, shift = affine
-    if not stays_in_range(factor, match.scale.dtype):
-        return "its factors are too far from 1"
-    bias = np.asarray(match.bias.values, np.float64)
-    made = _times(match.scale, factor)
-    added = _scaled_and_shifted(bias, np.broadcast_to(factor, bias.shape), shift, match.bias.dtype)
-    # Runtimes divide the scale by the standard deviation of its channel.
-    if made is None or added is None or stored(own[0] * factor, match.scale.dtype) is None:
-        return "its scale or bias would leave the range"
-    return made, added
-
-
-def _affine_behind_norm(match: Match) -> tuple[Doubles, Doubles] | str:
-    rank, channels = len(match.x.shape), match.scale.shape[0]
-    if "second" in match.values:
-        affine = affine_of(match.second)
-    else:
-        operand = match.values["factor" if match.root.op == "Mul" else "shift"]
-        if not _varies_along(operand, rank, 1 - rank):
-            return "its constant does not vary along the channels alone"
-        affine = _affine(match.root.op, operand)
-    sizes = (channels,) if "second" in match.values else (1, channels)
-    return affine if isinstance(affine, str) or affine[0].size in sizes else "it has another number of channels"
 
 
 # Into the compute node behind -----------------------------------------------------------------------------------------
 
 
 class FoldIntoNextProduct(RewriteRule):
-    """Fold Mul, Add and BatchNormalization in front of a convolution, Gemm or MatMul into its weight and bias.
+    """``Conv(Add(Mul(x, k), c), W, B) -> Conv(x, W * k, B + W c)``.
 
-    ``Conv(Add(Mul(x, k), c), W, B) -> Conv(x, W * k, B + W c)``
+    Fold Mul, Add and BatchNormalization in front of a convolution, Gemm or MatMul into its weight and bias.
 
     Not if the compute node in front can take them, and not inside Gelu, which runtimes fuse. A shift stays in front of
     a MatMul, which has no bias, a ConvTranspose, and a convolution that pads.
@@ -369,9 +276,9 @@ class FoldIntoNextProduct(RewriteRule):
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x, w, b = op.any("x"), op.constant("w"), op.optional("b")
         affine = (
-            op.Mul(x, op.constant("factor"), name="affine"),
-            op.Add(x, op.constant("shift"), name="affine"),
-            op.BatchNormalization(x, *map(op.constant, ("scale", "bias", "mean", "variance")), name="affine"),
+            op.Mul(x, op.constant("operand"), name="affine"),
+            op.Add(x, op.constant("operand"), name="affine"),
+            op.BatchNormalization(x, *_parameters(op), name="affine"),
         )
         return (
             *(getattr(op, name)(one, w, b, name="product") for name in _WITH_BIAS for one in affine),
@@ -379,24 +286,17 @@ class FoldIntoNextProduct(RewriteRule):
         )
 
     def check(self, match: Match) -> str:
-        if match.opset < _BROADCASTS:
-            return "operands of this opset lie along an axis"
-        producer = match.x.inputs[0] if match.x.inputs else None
-        if isinstance(match.x, Constant) or (producer is not None and _takes(producer, match.x)):
+        if isinstance(match.x, Constant) or _takes(producer(match.x), match.x):
             return "what is in front can take it"
-        if is_gelu_before_halving(match.x):
-            return "it is a part of Gelu"
-        if reason := _product_obstacle(match):
-            return reason
-        folded = _folded_into_next(match)
-        return folded if isinstance(folded, str) else ""
+        return "it is a part of Gelu" if is_gelu_before_halving(match.x) else _product_obstacle(match)
 
     def rounds(self, match: Match) -> bool:
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         folded = _folded_into_next(match)
-        assert not isinstance(folded, str), "looked at before"
+        if isinstance(folded, str):
+            return folded
         weight, bias = folded
         added = [match.values.get("b")] if match.product.op != "MatMul" else []
         if bias is not None:
@@ -406,10 +306,10 @@ class FoldIntoNextProduct(RewriteRule):
         return new.like(match.product, match.x, new.constant(weight, "weight"), *added)
 
 
-def _takes(producer: Node, made: Tensor) -> bool:
-    if producer.op not in _PRODUCTS or producer.domain or len(made.outputs) > 1 or made.graph_output_of:
+def _takes(maker: Node | None, made: Tensor) -> bool:
+    if maker is None or maker.op not in _PRODUCTS or maker.domain or sole_consumer(made) is None:
         return False
-    return isinstance(producer.inputs[1], Constant)
+    return isinstance(maker.inputs[1], Constant)
 
 
 def _product_obstacle(match: Match) -> str:
@@ -432,39 +332,29 @@ def _shift_obstacle(match: Match) -> str:
         any(product.attrs.get("pads", ())) or product.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     ):
         return f"{product.name} pads"
-    if product.op == "Gemm" and (product.attrs.get("alpha", 1.0), product.attrs.get("beta", 1.0)) != (1.0, 1.0):
+    if product.op == "Gemm" and _has_factors(product):
         return f"{product.name} has alpha or beta"
-    if bias is not None and (not isinstance(bias, Constant) or bias.overridable_input is not None):
+    if bias is not None and not is_constant(bias):
         return f"the bias of {product.name} is not constant"
-    one = bias is None or bias.shape == (_channels_made(product),)
+    one = bias is None or bias.shape == (_channels(product, made=True),)
     return "" if one else f"the bias of {product.name} is not one value for each channel"
 
 
 def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
-    channels = _channels_read(match.product)
-    if match.affine.op == "BatchNormalization":
-        if match.product.op == "Gemm" and (match.x.shape is None or len(match.x.shape) != 2):
-            return "its channel axis is not the last one"
-        affine = affine_of(match.affine)
-        same = isinstance(affine, str) or affine[0].size == channels
-        return affine if same else "it has another number of channels"
-    operand = match.factor if match.affine.op == "Mul" else match.shift
-    rank, place = len(match.w.shape), -1
-    if match.product.op in ("Conv", "ConvTranspose"):
-        place = 1 - rank
-    elif match.product.op == "MatMul":
-        rank = 1 if match.x.shape is None else len(match.x.shape)
-    if operand.dtype.kind != "f" or not _varies_along(operand, rank, place):
-        return "its constant does not vary along the channels alone"
-    factor, shift = _affine(match.affine.op, operand)
-    if factor.size not in (1, channels):
-        return "it has another number of channels"
-    data = match.x.shape
-    if len(operand.shape) > (1 if data is None else len(data)) or (
-        factor.size > 1 and (data is None or data[place] != channels)
+    product, data, operand = match.product, match.x.shape, match.values.get("operand")
+    if operand is None and product.op == "Gemm" and rank(match.x) != 2:
+        return "its channel axis is not the last one"
+    dimensions, place, channels = len(match.w.shape), -1, _channels(product, made=False)
+    if product.op in ("Conv", "ConvTranspose"):
+        place = 1 - dimensions
+    elif product.op == "MatMul":
+        dimensions = 1 if data is None else len(data)
+    if operand is not None and (
+        len(operand.shape) > (1 if data is None else len(data))
+        or (prod(operand.shape) > 1 and (data is None or data[place] != channels))
     ):
         return "its data is not known to have these channels before"
-    return np.broadcast_to(factor, channels), np.broadcast_to(shift, channels)
+    return _affine_of(match.affine, operand, dimensions, place, channels)
 
 
 def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
@@ -476,13 +366,13 @@ def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
         return reason
     if not stays_in_range(factor, weight.dtype) or not keeps_digits(shift, weight.dtype):
         return "its factors are too far from 1, or its shifts are too large"
-    scaled, bias = _times(weight, _along_inputs(product, factor)), None
+    scaled, bias = _times(weight, _along(product, factor, made=False)), None
     if shift.any():
         values = np.asarray(weight.values, np.float64)
-        others = tuple(axis for axis in range(values.ndim) if axis != _output_axis(product))
+        others = tuple(axis for axis in range(values.ndim) if axis != _axis_of(product, made=True))
         before = 0.0 if old is None else np.asarray(old.values, np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            bias = stored(before + (values * _along_inputs(product, shift)).sum(axis=others), weight.dtype)
+            bias = stored(before + (values * _along(product, shift, made=False)).sum(axis=others), weight.dtype)
     if scaled is None or (shift.any() and bias is None):
         return "the weight would leave the range of its type"
     return scaled, bias
@@ -492,9 +382,9 @@ def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
 
 
 class LiftChannelFactors(RewriteRule):
-    """Move Mul, Add and BatchNormalization by constants from behind a Concat or pooling to its inputs.
+    """``Mul(Concat(a, b), [k, l]) -> Concat(Mul(a, k), Mul(b, l))``.
 
-    ``Mul(Concat(a, b), [k, l]) -> Concat(Mul(a, k), Mul(b, l))``
+    Move Mul, Add and BatchNormalization by constants from behind a Concat or pooling to its inputs.
 
     Convolutions in front can then fold them. Not if an input is not the output of a convolution that feeds it alone.
     Behind a maximum, factors must be positive. A shift stays behind a mean that counts padding.
@@ -506,21 +396,19 @@ class LiftChannelFactors(RewriteRule):
             op.Concat(op.any("x"), ..., axis=1, name="carrier"),
             *(getattr(op, name)(op.any("x"), name="carrier") for name in pools),
         ]
-        parameters = [op.constant(name) for name in ("scale", "bias", "mean", "variance")]
+        parameters = _parameters(op)
         return tuple(
             affine
             for one in carriers
             for affine in (
-                op.Mul(one, op.constant("factor")),
-                op.Add(one, op.constant("shift")),
+                op.Mul(one, op.constant("operand")),
+                op.Add(one, op.constant("operand")),
                 op.BatchNormalization(one, *parameters),
             )
         )
 
     def check(self, match: Match) -> str:
         root, carrier = match.root, match.carrier
-        if match.opset < _BROADCASTS:
-            return "operands of this opset lie along an axis"
         if root.attrs.get("training_mode", 0) or len(root.outputs) > 1 or any(out.name for out in carrier.outputs[1:]):
             return "it is in training mode, or there are other outputs"
         sizes = [_lifted_channels(tensor) for tensor in carrier.inputs]
@@ -553,16 +441,11 @@ class LiftChannelFactors(RewriteRule):
 
 
 def _lifted_channels(tensor: Tensor) -> int:
-    producer = tensor.inputs[0] if tensor.inputs else None
-    if producer is None or producer.domain or producer.op not in ("Conv", "ConvTranspose") or len(producer.inputs) < 2:
+    maker = producer(tensor)
+    if maker is None or maker.domain or maker.op not in ("Conv", "ConvTranspose") or len(maker.inputs) < 2:
         return 0
-    if len(tensor.outputs) > 1 or tensor.graph_output_of:
-        return 0
-    if not all(
-        isinstance(read, Constant) and read.overridable_input is None for read in producer.inputs[1:] if read.name
-    ):
-        return 0
-    return _channels_made(producer)
+    alone = sole_consumer(tensor) is not None and all(is_constant(read) for read in maker.inputs[1:] if read.name)
+    return _channels(maker, made=True) if alone else 0
 
 
 def _part(constant: Constant, first: int, last: int) -> Any:
@@ -576,7 +459,7 @@ def _pooling_obstacle(match: Match) -> str:
     affine = affine_of(root) if root.op == "BatchNormalization" else None
     if isinstance(affine, str):
         return affine
-    factor = affine[0] if affine is not None else np.asarray(match.factor.values if root.op == "Mul" else 1.0)
+    factor = affine[0] if affine is not None else np.asarray(match.operand.values if root.op == "Mul" else 1.0)
     if not stays_in_range(factor, match.carrier.inputs[0].inputs[0].inputs[1].dtype):
         return "its factors are too far from 1"
     if pool.op in ("MaxPool", "GlobalMaxPool"):
@@ -605,7 +488,7 @@ class FoldScalesIntoProducts(Pass):
     def apply(self, graph: Graph) -> Changes:
         names, uses = Names(graph), Uses(graph)
         changed: list[str] = []
-        for scope in all_graphs(graph) if graph.opset >= _BROADCASTS else ():
+        for scope in all_graphs(graph) if graph.opset >= FIRST_OPSET else ():
             inside, folded = set(scope.nodes), []
             for node in scope.nodes:
                 if node.op not in ("Mul", "Div") or node.domain or (len(node.inputs), len(node.outputs)) != (2, 1):
@@ -644,21 +527,19 @@ def _scaled_data(node: Node) -> tuple[Variable, float] | None:
 
 def _terms(tensor: Any, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
     """Return node and input index of each constant to scale, or None if the scalar cannot pass."""
-    producer = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
-    if producer not in inside or producer.domain or len(tensor.outputs) != 1 or tensor.graph_output_of or not farthest:
+    maker = producer(tensor)
+    if maker is None or maker not in inside or maker.domain or sole_consumer(tensor) is None or not farthest:
         return None
-    if producer.op in _LAYOUT and producer.inputs:
-        return _terms(producer.inputs[0], inside, farthest - 1)
-    if producer.op == "Add" and len(producer.inputs) == 2:
+    if maker.op in _LAYOUT and maker.inputs:
+        return _terms(maker.inputs[0], inside, farthest - 1)
+    if maker.op == "Add" and len(maker.inputs) == 2:
         for index in (0, 1):
-            bias, source = producer.inputs[index], producer.inputs[1 - index]
+            bias, source = maker.inputs[index], maker.inputs[1 - index]
             if _is_weight(bias):
                 terms = _terms(source, inside, farthest - 1)
-                return None if terms is None else [*terms, (producer, index)]
+                return None if terms is None else [*terms, (maker, index)]
         return None
-    if producer.op in _PRODUCTS and len(producer.inputs) > 1:
-        return _product_terms(producer, inside, farthest)
-    return None
+    return _product_terms(maker, inside, farthest) if maker.op in _PRODUCTS and len(maker.inputs) > 1 else None
 
 
 def _product_terms(product: Node, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
@@ -676,7 +557,7 @@ def _product_terms(product: Node, inside: set[Node], farthest: int) -> list[tupl
 
 
 def _is_weight(tensor: Any) -> bool:
-    return isinstance(tensor, Constant) and tensor.overridable_input is None and tensor.dtype.kind == "f"
+    return is_constant(tensor) and is_float(tensor)
 
 
 def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
@@ -697,9 +578,9 @@ _BIAS_IS_OPTIONAL = 11
 
 
 class FoldGemmFactors(RewriteRule):
-    """Fold Gemm's alpha into a constant weight and beta into a constant bias; replace transA by a Transpose.
+    """``Gemm(X, W, B, alpha, beta, transA=1) -> Gemm(Transpose(X), alpha * W, beta * B)``.
 
-    ``Gemm(X, W, B, alpha, beta, transA=1) -> Gemm(Transpose(X), alpha * W, beta * B)``
+    Fold Gemm's alpha into a constant weight and beta into a constant bias; replace transA by a Transpose.
 
     Not if the weight may be tied to a lookup table, or a factor is too far from 1.
     """
@@ -711,7 +592,7 @@ class FoldGemmFactors(RewriteRule):
         alpha, beta, transposed = _factors(match)
         if (alpha, beta, transposed) == (1.0, 1.0, False):
             return "it has no alpha, beta or transA"
-        if match.weight.dtype.kind != "f":
+        if not is_float(match.weight):
             return "its weight is not floating point"
         tied = match.uses is not None and match.uses.is_like_a_table(match.weight)
         if alpha != 1.0 and (tied or any(reader.op == "Gather" for reader in match.weight.outputs)):
@@ -722,10 +603,7 @@ class FoldGemmFactors(RewriteRule):
             return "Gemm needs a bias at this opset"
         if alpha == 0.0 or not stays_in_range([alpha, beta], match.weight.dtype):
             return "its factors are too far from 1"
-        lost = (alpha != 1.0 and _times(match.weight, alpha) is None) or (
-            beta not in (0.0, 1.0) and _times(match.bias, beta) is None
-        )
-        return "its weight or bias would leave the range of its type" if lost else ""
+        return ""
 
     def rounds(self, match: Match) -> bool:
         return True
@@ -733,11 +611,13 @@ class FoldGemmFactors(RewriteRule):
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         alpha, beta, transposed = _factors(match)
         data = new.Transpose(match.x, perm=[1, 0]) if transposed else match.x
-        weight = match.weight if alpha == 1.0 else new.constant(_times(match.weight, alpha), "weight")
-        bias = match.bias if beta != 0.0 else None
-        if bias is not None and beta != 1.0:
-            bias = new.constant(_times(bias, beta), "bias")
-        operands = (data, weight) if bias is None else (data, weight, bias)
+        operands = [data, match.weight, *([match.bias] if match.bias is not None and beta != 0.0 else [])]
+        for index, factor, name in ((1, alpha, "weight"), (2, beta, "bias")):
+            if index < len(operands) and factor != 1.0:
+                values = _times(operands[index], factor)
+                if values is None:
+                    return "its weight or bias would leave the range of its type"
+                operands[index] = new.constant(values, name)
         return new.like(match.gemm, *operands, alpha=None, beta=None, transA=None)
 
 
@@ -748,9 +628,9 @@ def _factors(match: Match) -> tuple[float, float, bool]:
 
 
 class MergeScalesOfProduct(RewriteRule):
-    """Merge the scalar factors of both inputs of a MatMul.
+    """``MatMul(Mul(a, s), Mul(b, t)) -> MatMul(Mul(a, s * t), b)``.
 
-    ``MatMul(Mul(a, s), Mul(b, t)) -> MatMul(Mul(a, s * t), b)``
+    Merge the scalar factors of both inputs of a MatMul.
 
     The scale stays on an input, because the unscaled result of the MatMul may leave the range of its type. Not if both
     scales are above 1.
@@ -760,33 +640,22 @@ class MergeScalesOfProduct(RewriteRule):
         return op.MatMul(op.Mul(op.any("a"), op.scalar("first")), op.Mul(op.any("b"), op.scalar("second")))
 
     def check(self, match: Match) -> str:
-        if match.first.dtype.kind != "f":
+        if not is_float(match.first):
             return "its scales are not floating point"
-        if any(len(scale.shape) > (rank(data) or 0) for data, scale in _scaled(match)):
-            return "a scale may have more dimensions than its data"
-        if not stays_in_range(_scales(match), match.first.dtype) or _scale(match) is None:
-            return "a scale is too far from 1"
-        return "" if min(map(abs, _scales(match))) <= 1 else "neither of its scales makes its data smaller"
+        scaled = ((match.a, match.first), (match.b, match.second))
+        wide = any(len(scale.shape) > (rank(data) or 0) for data, scale in scaled)
+        return "a scale may have more dimensions than its data" if wide else ""
 
     def rounds(self, match: Match) -> bool:
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        scale = _scale(match)
-        if abs(_scales(match)[1]) <= 1:
+        first, second = float(match.first.values.item()), float(match.second.values.item())
+        scale = stored(first * second, match.first.dtype, first, second)
+        if scale is None or not stays_in_range([first, second], match.first.dtype):
+            return "a scale is too far from 1"
+        if min(abs(first), abs(second)) > 1:
+            return "neither of its scales makes its data smaller"
+        if abs(second) <= 1:
             return new.like(match.root, new.Mul(match.a, scale), match.b)
         return new.like(match.root, match.a, new.Mul(match.b, scale))
-
-
-def _scaled(match: Match) -> tuple[tuple[Any, Any], ...]:
-    return (match.a, match.first), (match.b, match.second)
-
-
-def _scales(match: Match) -> tuple[float, float]:
-    return float(match.first.values.item()), float(match.second.values.item())
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _scale(match: Match) -> Any:
-    first, second = _scales(match)
-    return stored(first * second, match.first.dtype, first, second)

@@ -13,38 +13,29 @@ import numpy as np
 
 from onnxq.ir import (
     Constant,
-    Graph,
-    Names,
     Node,
     Tensor,
-    Variable,
-    all_nodes,
-    constant,
     is_constant,
-    join_origins,
     optional_input,
     producer,
-    replace_nodes,
 )
 from onnxq.rewrite import (
-    Changes,
     Match,
     NodePattern,
     OpsetPatternBuilder,
-    Pass,
     RewriteContext,
     RewriteRule,
 )
 from onnxq.rewrite.patterns import ValuePattern
-from onnxq.rewrite.soundness import Uses, rank, same_extents, stays_in_range, stored
+from onnxq.rewrite.soundness import rank, same_extents, stays_in_range, stored
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 
 
 class ReplaceEinsum(RewriteRule):
-    """Replace an Einsum of two tensors by MatMul, with Transposes and Reshapes if needed.
+    """``Einsum(A, B, "bik,bkj->bij") -> MatMul(A, B)``.
 
-    ``Einsum(A, B, "bik,bkj->bij") -> MatMul(A, B)``
+    Replace an Einsum of two tensors by MatMul, with Transposes and Reshapes if needed.
 
     With a constant weight, any number of axes may be rows, columns or summed over; with two computed tensors one each.
     """
@@ -171,9 +162,9 @@ def _ordered(new: RewriteContext, tensor: Any, term: str, wanted: str) -> Any:
 
 
 class ReplaceMatMulOfMatrices(RewriteRule):
-    """Replace MatMul of a matrix and Add of a bias by Gemm.
+    """``Add(MatMul(X, W), B) -> Gemm(X, W, B)``.
 
-    ``Add(MatMul(X, W), B) -> Gemm(X, W, B)``
+    Replace MatMul of a matrix and Add of a bias by Gemm.
 
     Not if the rank of the data is unknown or not 2, or the bias is not one value for each channel.
     """
@@ -202,9 +193,9 @@ class ReplaceMatMulOfMatrices(RewriteRule):
 
 
 class ReplaceMatMulBetweenReshapes(RewriteRule):
-    """Replace MatMul and Add between two Reshapes by Gemm, which has its own bias.
+    """``Reshape(Add(MatMul(Reshape(X), W), B)) -> Reshape(Gemm(Reshape(X), W, B))``.
 
-    ``Reshape(Add(MatMul(Reshape(X), W), B)) -> Reshape(Gemm(Reshape(X), W, B))``
+    Replace MatMul and Add between two Reshapes by Gemm, which has its own bias.
 
     Not if the last Reshape restores the shape of the data: there `ReplaceGemmBetweenReshapes` makes MatMul and Add.
     """
@@ -241,9 +232,9 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
 
 
 class ReplaceGemmBetweenReshapes(RewriteRule):
-    """Replace Reshape, Gemm and a Reshape back by MatMul and Add.
+    """``Reshape(Gemm(Reshape(X), W, B)) -> Add(MatMul(X, W), B)``.
 
-    ``Reshape(Gemm(Reshape(X), W, B)) -> Add(MatMul(X, W), B)``
+    Replace Reshape, Gemm and a Reshape back by MatMul and Add.
 
     If the first Reshape merges the last axes of the data and the target of the last is computed, one Reshape remains.
     Not if the last Reshape gives another shape: there `ReplaceMatMulBetweenReshapes` makes a Gemm.
@@ -293,9 +284,9 @@ def _has_rows(extents: Sequence[Any], length: int) -> bool:
 
 
 class FlattenBatchedWeight(RewriteRule):
-    """Drop leading dimensions of size 1 of a MatMul's weight.
+    """``MatMul(X, W[1, K, N]) -> MatMul(X, W[K, N])``.
 
-    ``MatMul(X, W[1, K, N]) -> MatMul(X, W[K, N])``
+    Drop leading dimensions of size 1 of a MatMul's weight.
 
     Not if the data may have fewer dimensions than the weight, or operators other than MatMul read the weight.
     """
@@ -333,49 +324,31 @@ _ACTIVATIONS = frozenset({"Relu", "Sigmoid", "Tanh"})
 _OF_ATTENTION = frozenset({"mask_filter_value", "num_heads", "scale", "unidirectional"})
 
 
-class UnfuseProducts(Pass):
-    """Replace Attention, FusedMatMul, FusedGemm and FusedConv by MatMul, Gemm and Conv.
+class UnfuseProducts(RewriteRule):
+    """``FusedGemm(X, W, B, activation="Relu") -> Relu(Gemm(X, W, B))``.
 
-    ``FusedGemm(X, W, B, activation="Relu") -> Relu(Gemm(X, W, B))``
+    Replace Attention, FusedMatMul, FusedGemm and FusedConv by MatMul, Gemm and Conv.
 
     The rest of an Attention becomes MultiHeadAttention. onnxruntime fuses activations again in float. Not for computed
     tensors that are transposed or scaled, and activations with parameters. Not for attention with past state, rotary
     embeddings or a mask of ends and beginnings.
     """
 
-    def apply(self, graph: Graph) -> Changes:
-        names, uses = Names(graph), Uses(graph)
-        instead: dict[Node, Sequence[Node]] = {}
-        left = []
-        for _, node in all_nodes(graph):
-            if node.domain != DOMAIN or node.op not in _FORMS or not node.outputs:
-                continue
-            found = _FORMS[node.op](node, names, graph.opset)
-            rounds = node.op == "Attention" or float(node.attrs.get("alpha", 1.0)) != 1.0
-            if rounds and not isinstance(found, str) and uses.decides(node.outputs):
-                found = "its last bit may decide what reads it"
-            if isinstance(found, str):
-                left.append((node.name, found))
-            else:
-                instead[node] = found
-        changed = tuple(node.name for node in instead)
-        for node, made in instead.items():
-            outputs = node.outputs[:1]
-            node.outputs.clear()
-            made[-1].outputs = outputs
-            for one in made:
-                one.origins = join_origins((node,))
-        replace_nodes(graph, instead)
-        return Changes(changed, tuple(left))
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
+        return tuple(op.call(DOMAIN, name, op.any("data"), op.any("weight"), ..., name="fused") for name in _FORMS)
+
+    def rounds(self, match: Match) -> bool:
+        return match.fused.op == "Attention" or float(match.fused.attrs.get("alpha", 1.0)) != 1.0
+
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return _FORMS[match.fused.op](new, match)
 
 
-def _matmul(node: Node, names: Names, opset: int) -> list[Node] | str:
-    alpha, turned = float(node.attrs.get("alpha", 1.0)), [name for name in _TRANSPOSES if node.attrs.get(name, 0)]
-    data, weight = optional_input(node, 0), optional_input(node, 1)
-    if data is None or weight is None:
-        return "it lacks an input"
+def _matmul(new: RewriteContext, match: Match) -> Any:
+    attributes, weight = match.fused.attrs, match.weight
+    alpha, turned = float(attributes.get("alpha", 1.0)), [name for name in _TRANSPOSES if attributes.get(name, 0)]
     if alpha == 1.0 and not turned:
-        return [Node("MatMul", node.name, {}, [data, weight])]
+        return new.MatMul(match.data, weight)
     if turned not in ([], ["transB"]) or not is_constant(weight) or len(weight.shape) != _MATRIX:
         return "it transposes or scales what is computed at run time"
     if weight.dtype.name != "float32":
@@ -383,75 +356,61 @@ def _matmul(node: Node, names: Names, opset: int) -> list[Node] | str:
     values = np.ascontiguousarray(weight.values.T if turned else weight.values)
     if alpha != 1.0:
         # A factor of zero would turn infinity into a number.
-        values64 = values.astype(np.float64)
-        scaled = (
-            stored(values64 * alpha, weight.dtype, values64) if alpha and stays_in_range(alpha, np.float32) else None
-        )
+        exact, fits = values.astype(np.float64), bool(alpha) and stays_in_range(alpha, np.float32)
+        scaled = stored(exact * alpha, weight.dtype, exact) if fits else None
         if scaled is None:
             return "its weight or result may leave the range of float32"
         values = scaled
-    return [Node("MatMul", node.name, {}, [data, constant(names.unique(f"{weight.name}.turned"), values)])]
+    return new.MatMul(match.data, new.constant(values, "turned", of=weight))
 
 
-def _gemm(node: Node, names: Names, opset: int) -> list[Node] | str:
-    if optional_input(node, 2) is None and opset < _BIAS_IS_OPTIONAL:
+def _gemm(new: RewriteContext, match: Match) -> Any:
+    if optional_input(match.fused, 2) is None and match.opset < _BIAS_IS_OPTIONAL:
         return "Gemm needs a bias at this opset"
-    return _activated("Gemm", node, node.inputs[:3], ("alpha", "beta", "transA", "transB"), names)
+    return _activated(new, match, "Gemm", ("alpha", "beta", "transA", "transB"))
 
 
-def _conv(node: Node, names: Names, opset: int) -> list[Node] | str:
-    kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    return _activated("Conv", node, node.inputs[:3], kept, names, added=optional_input(node, 3))
+def _conv(new: RewriteContext, match: Match) -> Any:
+    return _activated(new, match, "Conv", ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"))
 
 
-def _activated(
-    op: str, node: Node, inputs: Sequence[Tensor], kept: Sequence[str], names: Names, added: Tensor | None = None
-) -> list[Node] | str:
-    activation = str(node.attrs.get("activation", ""))
+def _activated(new: RewriteContext, match: Match, op: str, kept: Sequence[str]) -> Any:
+    fused, activation = match.fused, str(match.fused.attrs.get("activation", ""))
     if activation and activation not in _ACTIVATIONS:
         return f"its activation {activation} has parameters"
-    if len(inputs) < _MATRIX or not all(tensor.name for tensor in inputs[:2]):
-        return "it lacks an input"
-    attributes = {name: node.attrs[name] for name in kept if name in node.attrs}
-    read = list(inputs)
-    while not read[-1].name:
-        read.pop()
-    made = [Node(op, node.name, attributes, read)]
+    attributes = {name: fused.attrs[name] for name in kept if name in fused.attrs}
+    bias, added = optional_input(fused, 2), optional_input(fused, 3)
+    inputs = (match.data, match.weight) if bias is None else (match.data, match.weight, bias)
+    made = new.named(fused, new.call("", op, *inputs, **attributes))
     if added is not None:
-        _then(made, "Add", node, "sum", names, added)
-    if activation:
-        _then(made, activation, node, activation.lower(), names)
-    return made
+        made = new.named("sum", new.Add(made, added))
+    return new.named(activation.lower(), new.call("", activation, made)) if activation else made
 
 
-def _attention(node: Node, names: Names, opset: int) -> list[Node] | str:
-    data, weight, bias = (optional_input(node, index) for index in range(3))
-    mask, past = optional_input(node, 3), optional_input(node, 4)
-    others = {name for name in node.attrs if node.attrs[name]} - _OF_ATTENTION - {"qkv_hidden_sizes"}
-    if data is None or weight is None or not is_constant(weight) or len(weight.shape) != _MATRIX:
+def _attention(new: RewriteContext, match: Match) -> Any:
+    fused, data, weight = match.fused, match.data, match.weight
+    bias, mask, past, bias_of_scores = (optional_input(fused, index) for index in range(2, 6))
+    others = {name for name in fused.attrs if fused.attrs[name]} - _OF_ATTENTION - {"qkv_hidden_sizes"}
+    if not is_constant(weight) or len(weight.shape) != _MATRIX:
         return "its weight is no constant matrix"
-    if past is not None or others or any(output.name for output in node.outputs[1:]):
+    if past is not None or others or any(output.name for output in fused.outputs[1:]):
         return "it remembers what it was given before, or turns its heads"
     if mask is not None and not _is_plain(mask, data):
         return "MultiHeadAttention may not know its mask, such as one that begins elsewhere in each row"
-    if opset < _SPLIT_TAKES_SIZES:
+    if match.opset < _SPLIT_TAKES_SIZES:
         return f"Split takes sizes from opset {_SPLIT_TAKES_SIZES} on"
-    sizes = [int(size) for size in node.attrs.get("qkv_hidden_sizes", ())] or [weight.shape[1] // 3] * 3
+    sizes = [int(size) for size in fused.attrs.get("qkv_hidden_sizes", ())] or [weight.shape[1] // 3] * 3
     if sum(sizes) != weight.shape[1] or len(sizes) != len("qkv"):
         return f"its weight has {weight.shape[1]} columns, expected {sizes}"
-    made = [Node("MatMul", node.name, {}, [data, weight])]
+    product = new.named(fused, new.MatMul(data, weight))
     if bias is not None:
-        _then(made, "Add", node, "bias", names, bias)
-    split = constant(names.unique(f"{node.name}.sizes"), np.array(sizes, np.int64))
-    _then(made, "Split", node, "split", names, split, axis=-1)
-    parts = [_made(node, part, made[0], names) for part in ("query", "key", "value")]
-    made[-1].outputs = parts
-    inputs = [*parts, Variable(""), mask or Variable(""), optional_input(node, 5) or Variable("")]
-    while not inputs[-1].name:
+        product = new.named("bias", new.Add(product, bias))
+    parts = new.Split(product, new.constant(sizes, "sizes"), axis=-1, outputs=len(sizes))
+    attributes = {name: value for name, value in fused.attrs.items() if name in _OF_ATTENTION}
+    inputs = [*parts, None, mask, bias_of_scores]
+    while inputs[-1] is None:
         inputs.pop()
-    attributes = {name: value for name, value in node.attrs.items() if name in _OF_ATTENTION}
-    made.append(Node("MultiHeadAttention", names.unique(f"{node.name}.heads"), attributes, inputs, domain=DOMAIN))
-    return made
+    return new.named("heads", new.call(DOMAIN, "MultiHeadAttention", *inputs, **attributes))
 
 
 def _is_plain(mask: Tensor, data: Tensor) -> bool:
@@ -465,18 +424,6 @@ def _is_plain(mask: Tensor, data: Tensor) -> bool:
     return mask.shape[-1] != 1 or (data.shape is not None and data.shape[1] == 1)
 
 
-def _then(
-    made: list[Node], op: str, node: Node, role: str, names: Names, *others: Tensor, **attributes: object
-) -> None:
-    value = _made(node, made[-1].op.lower(), made[0], names)
-    made[-1].outputs = [value]
-    made.append(Node(op, names.unique(f"{node.name}.{role}"), dict(attributes), [value, *others]))
-
-
-def _made(node: Node, role: str, product: Node, names: Names) -> Variable:
-    return Variable(names.unique(f"{node.outputs[0].name}.{role}"), product.inputs[0].dtype)
-
-
-_FORMS: Mapping[str, Callable[[Node, Names, int], list[Node] | str]] = MappingProxyType(
+_FORMS: Mapping[str, Callable[[RewriteContext, Match], Any]] = MappingProxyType(
     {"Attention": _attention, "FusedConv": _conv, "FusedGemm": _gemm, "FusedMatMul": _matmul}
 )

@@ -36,9 +36,9 @@ def normalization_obstacle(match: Match, operator: str, first_opset: int, *means
 
 
 class DivideBySquareRoot(RewriteRule):
-    """Replace Mul by the reciprocal of a square root by Div, which the rules for normalizations match.
+    """``Mul(Reciprocal(Sqrt(v)), x) -> Div(x, Sqrt(v))``.
 
-    ``Mul(Reciprocal(Sqrt(v)), x) -> Div(x, Sqrt(v))``
+    Replace Mul by the reciprocal of a square root by Div, which the rules for normalizations match.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -46,8 +46,7 @@ class DivideBySquareRoot(RewriteRule):
         return op.Mul(op.Reciprocal(root), op.any("x")), op.Mul(op.Div(1.0, root), op.any("x"))
 
     def check(self, match: Match) -> str:
-        wide = may_widen(match.nodes, match.square) and match.nodes[1].op == "Div" and match.nodes[1].inputs[0].shape
-        return "its constant may have more dimensions than its data" if wide else ""
+        return "its constant may have more dimensions than its data" if may_widen(match.nodes[1:], match.square) else ""
 
     def rounds(self, match: Match) -> bool:
         return True
@@ -60,9 +59,9 @@ _LAYER_NORMALIZATION_OPSET = 17
 
 
 class FuseLayerNormalization(RewriteRule):
-    """Replace the formula by LayerNormalization, or before opset 17 by the variant that runtimes match.
+    """``Div(x - mean, Sqrt(ReduceMean((x - mean)**2) + epsilon)) -> LayerNormalization(x, 1)``.
 
-    ``Div(x - mean, Sqrt(ReduceMean((x - mean)**2) + epsilon)) -> LayerNormalization(x, 1)``
+    Replace the formula by LayerNormalization, or before opset 17 by the variant that runtimes match.
 
     The variant has Sub, Pow and Div. Not for other axes than the last, and not for float64.
     `FoldAffineIntoNormalization` folds scale and bias, and `DivideBySquareRoot` replaces a reciprocal.
@@ -104,9 +103,9 @@ _RMS_NORMALIZATION_OPSET = 23
 
 
 class FuseRmsNormalization(RewriteRule):
-    """Replace the formula by RMSNormalization, or before opset 23 by the variant that runtimes match.
+    """``Div(x, Sqrt(ReduceMean(x**2) + epsilon)) -> RMSNormalization(x, 1)``.
 
-    ``Div(x, Sqrt(ReduceMean(x**2) + epsilon)) -> RMSNormalization(x, 1)``
+    Replace the formula by RMSNormalization, or before opset 23 by the variant that runtimes match.
 
     The variant has Pow and Div. Not for other axes than the last, and not for float64. `FoldAffineIntoNormalization`
     folds a scale, and `DivideBySquareRoot` replaces a reciprocal.
@@ -141,9 +140,9 @@ def _rms_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
 
 
 class FoldAffineIntoNormalization(RewriteRule):
-    """Fold Mul and Add by constants into the scale and bias of LayerNormalization or RMSNormalization.
+    """``Add(Mul(LayerNormalization(x, s, b), k), c) -> LayerNormalization(x, s * k, b * k + c)``.
 
-    ``Add(Mul(LayerNormalization(x, s, b), k), c) -> LayerNormalization(x, s * k, b * k + c)``
+    Fold Mul and Add by constants into the scale and bias of LayerNormalization or RMSNormalization.
 
     Not if the constant varies along another axis than the last, or a result may leave the range of its type.
     """
@@ -167,16 +166,16 @@ class FoldAffineIntoNormalization(RewriteRule):
             return "its constant has more dimensions than its data, as far as these are known"
         if any(extent != 1 for extent in shape[:-1]) or shape[-1:] not in ((), (1,), (length,)):
             return "its constant varies along another axis than the last"
-        if match.norm.attrs.get("axis", -1) not in (-1, (dimensions or 0) - 1):
-            return "its normalization spans several axes"
-        return "" if _folded(match) is not None else "its scale or bias would leave the range of its type"
+        spans = match.norm.attrs.get("axis", -1) not in (-1, (dimensions or 0) - 1)
+        return "its normalization spans several axes" if spans else ""
 
     def rounds(self, match: Match) -> bool:
         return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         parts = _folded(match)
-        assert parts is not None, "looked at before"
+        if parts is None:
+            return "its scale or bias would leave the range of its type"
         made = [new.constant(part, name) for part, name in zip(parts, ("scale", "bias"), strict=False)]
         return new.call("", match.norm.op, match.x, *made, **match.norm.attrs)
 

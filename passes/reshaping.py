@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.ir import Constant, Node
+from onnxq.ir import Node, constant_values, numbers_of
 from onnxq.ir.symbolic_dims import product
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
 from onnxq.rewrite.shapes import broadcast, expanded, named_shape, reshape_target, reshaped
+from onnxq.rewrite.soundness import rank
 
 _OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-_TARGET_IS_INPUT = 5
 _AXES_ARE_INPUT = 13
 _HIGHEST_RANK = 64
 
 
 class MergeReshapes(RewriteRule):
-    """Merge two of Reshape, Flatten, Squeeze and Unsqueeze; drop one that keeps the shape.
+    """``Reshape(Flatten(x), shape) -> Reshape(x, shape)``.
 
-    ``Reshape(Flatten(x), shape) -> Reshape(x, shape)``
+    Merge two of Reshape, Flatten, Squeeze and Unsqueeze; drop one that keeps the shape.
 
     Two Squeezes or Unsqueezes merge into one, anything else into a Reshape. Not if the resulting shape is not known
     well enough.
@@ -31,51 +31,31 @@ class MergeReshapes(RewriteRule):
         pairs = [getattr(op, other)(call, ..., name="last") for other in _OPERATORS for call in inner]
         return (*pairs, *(getattr(op, one)(op.any("x"), ..., name="last") for one in _OPERATORS))
 
-    def check(self, match: Match) -> str:
-        if match.opset < _TARGET_IS_INPUT:
-            return "Reshape takes no input at this opset"
-        if _is_nothing(match) or ("first" in match.values and _merged(match) is not None):
-            return ""
-        return "the shape that it makes is not known well enough"
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        if _is_nothing(match):
+        data = match.x.shape
+        if data is not None:
+            data = [f"#{place}" if extent is None else extent for place, extent in enumerate(data)]
+        made = data
+        for node in (match.first, match.last) if "first" in match.values else (match.last,):
+            made = _shape(node, made)
+        if made is not None and made == data and None not in made:
             return match.x
-        op_type, numbers = _merged(match) or ("", [])
+        merged = _merged(match.first, match.last, data, made) if "first" in match.values else None
+        if merged is None:
+            return "the shape that it makes is not known well enough"
+        op_type, numbers = merged
         if op_type == "Reshape" or match.opset >= _AXES_ARE_INPUT:
             return new.call("", op_type, match.x, new.constant(numbers))
         return new.call("", op_type, match.x, axes=numbers)
 
 
-def _is_nothing(match: Match) -> bool:
-    data = _data(match)
-    made = _made(match, data)
-    return made is not None and made == data and None not in made
-
-
-def _data(match: Match) -> list[Any] | None:
-    """Return the shape of the data, with a unique name for each unknown dimension."""
-    shape = match.x.shape
-    if shape is None:
-        return None
-    return [f"#{place}" if extent is None else extent for place, extent in enumerate(shape)]
-
-
-def _made(match: Match, data: list[Any] | None) -> list[Any] | None:
-    for node in (match.first, match.last) if "first" in match.values else (match.last,):
-        data = _shape(node, data)
-    return data
-
-
-def _merged(match: Match) -> tuple[str, list[int]] | None:
-    first, last = match.first, match.last
-    data = _data(match)
+def _merged(first: Node, last: Node, data: Any, made: Any) -> tuple[str, list[int]] | None:
+    """Return an operator and its target or axes. ``data`` is the shape of the input, ``made`` that of the result."""
     if first.op == last.op and first.op in ("Squeeze", "Unsqueeze"):
         rank = None if data is None else len(data)
         if (axes := _merged_axes(first, last, rank)) is not None:
             return first.op, axes
-    target = _target(last) if last.op == "Reshape" else None
-    between, made = _shape(first, data), _made(match, data)
+    target = numbers_of(last, 1, "shape") if last.op == "Reshape" else None
     if data is not None and made is not None and 0 not in (*data, *made):
         # A target that infers one dimension and copies others already excludes empty data.
         empty = target is None or not {0, -1} <= set(target)
@@ -83,17 +63,15 @@ def _merged(match: Match) -> tuple[str, list[int]] | None:
             return "Reshape", numbers
     if target is None or last.attrs.get("allowzero", 0):
         return None
-    copied = [
-        between[place] if entry == 0 and between is not None and place < len(between) else entry
-        for place, entry in enumerate(target)
-    ]
+    between = _shape(first, data) or []
+    copied = [between[place] if entry == 0 and place < len(between) else entry for place, entry in enumerate(target)]
     whole = [entry for entry in copied if isinstance(entry, int) and entry]
     return ("Reshape", whole) if len(whole) == len(target) else None
 
 
 def _merged_axes(first: Node, last: Node, rank: int | None) -> list[int] | None:
     """Return the axes of the merged node; axes below 0 need a known rank."""
-    one, other = _axes(first), _axes(last)
+    one, other = numbers_of(first, 1, "axes"), numbers_of(last, 1, "axes")
     if one is None or other is None or max(map(abs, (*one, *other)), default=0) > _HIGHEST_RANK:
         return None
     grows = 1 if first.op == "Unsqueeze" else -1
@@ -122,7 +100,7 @@ def _place(number: int, taken: set[int]) -> int:
 
 def _shape(node: Node, data: list[Any] | None) -> list[Any] | None:
     if node.op == "Reshape":
-        target = _target(node)
+        target = numbers_of(node, 1, "shape")
         return None if target is None else reshaped(data, target, literal=bool(node.attrs.get("allowzero", 0)))
     if data is None:
         return None
@@ -130,9 +108,8 @@ def _shape(node: Node, data: list[Any] | None) -> list[Any] | None:
     if node.op == "Flatten":
         axis = node.attrs.get("axis", 1)
         return [product(data[:axis]), product(data[axis:])] if -rank <= axis <= rank else None
-    if node.op == "Squeeze" and "axes" not in node.attrs and (len(node.inputs) < 2 or not node.inputs[1].name):
-        return [extent for extent in data if extent != 1] if all(isinstance(extent, int) for extent in data) else None
-    axes = _axes(node)
+    ones = [place for place, extent in enumerate(data) if extent == 1]
+    axes = numbers_of(node, 1, "axes", ones if all(isinstance(extent, int) for extent in data) else None)
     if axes is None:
         return None
     if node.op == "Squeeze":
@@ -145,22 +122,6 @@ def _shape(node: Node, data: list[Any] | None) -> list[Any] | None:
     return [1 if place in new else next(kept) for place in range(made)] if len(new) == len(axes) else None
 
 
-def _target(node: Node) -> list[int] | None:
-    return _numbers(node.inputs[1]) if len(node.inputs) > 1 else None
-
-
-def _axes(node: Node) -> list[int] | None:
-    if "axes" in node.attrs:
-        return [int(axis) for axis in node.attrs["axes"]]
-    return _numbers(node.inputs[1]) if len(node.inputs) > 1 else None
-
-
-def _numbers(tensor: Any) -> list[int] | None:
-    if not isinstance(tensor, Constant) or tensor.overridable_input is not None or len(tensor.shape) != 1:
-        return None
-    return [int(number) for number in tensor.values]
-
-
 # Expand ---------------------------------------------------------------------------------------------------------------
 
 _BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Equal", "Less", "Greater", "And", "Or", "PRelu", "Where")
@@ -169,9 +130,9 @@ _SLOPE = 1
 
 
 class DropExpands(RewriteRule):
-    """Drop an Expand that keeps the shape, or that is in front of an operator that broadcasts.
+    """``Add(Expand(x, s), y) -> Add(x, y)``.
 
-    ``Add(Expand(x, s), y) -> Add(x, y)``
+    Drop an Expand that keeps the shape, or that is in front of an operator that broadcasts.
 
     Not if the operator behind would make another shape.
     """
@@ -212,19 +173,17 @@ def _operands(match: Match) -> list[Any]:
 
 def _expanded_shape(match: Match) -> list[Any] | None:
     data = named_shape(match.x)
-    fixed = isinstance(match.target, Constant) and match.target.overridable_input is None
-    if data is None or not fixed or len(match.target.shape) != 1:
-        return None
-    return expanded(data, [int(extent) for extent in match.target.values])
+    target = constant_values(match.target)
+    return None if data is None or target is None else expanded(data, target)
 
 
 # Concat and Split -----------------------------------------------------------------------------------------------------
 
 
 class MergeConcats(RewriteRule):
-    """Merge a Concat into the Concat on the same axis that alone reads it; drop one of a single tensor.
+    """``Concat(Concat(a, b), c) -> Concat(a, b, c)``.
 
-    ``Concat(Concat(a, b), c) -> Concat(a, b, c)``
+    Merge a Concat into the Concat on the same axis that alone reads it; drop one of a single tensor.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
@@ -265,9 +224,9 @@ _BOUNDS_ARE_INPUTS = 10
 
 
 class SimplifySplits(RewriteRule):
-    """Drop a Split into one part; replace one with a single used output by Slice.
+    """``Split(x)[1] -> Slice(x)``.
 
-    ``Split(x)[1] -> Slice(x)``
+    Drop a Split into one part; replace one with a single used output by Slice.
 
     Not if several parts are read, or their sizes are unknown.
     """
@@ -284,16 +243,16 @@ class SimplifySplits(RewriteRule):
         read = [tensor for tensor in outputs if tensor.outputs or tensor.graph_output_of]
         if len(read) != 1:
             return "several of its parts are read"
-        if match.opset < _BOUNDS_ARE_INPUTS:
-            return "the bounds of a Slice are attributes at this opset"
-        return "" if _sizes(match) is not None else "the sizes of its parts are not known"
+        return "" if match.opset >= _BOUNDS_ARE_INPUTS else "the bounds of a Slice are attributes at this opset"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         outputs = match.split.outputs
         if len(outputs) == 1:
             return match.x
         place = next(place for place, tensor in enumerate(outputs) if tensor.outputs or tensor.graph_output_of)
-        sizes = _sizes(match) or []
+        sizes = _sizes(match)
+        if sizes is None:
+            return "the sizes of its parts are not known"
         start = sum(sizes[:place])
         axis = match.split.attrs.get("axis", 0)
         bounds = (new.constant([number]) for number in (start, start + sizes[place], axis))
@@ -303,13 +262,9 @@ class SimplifySplits(RewriteRule):
 
 def _sizes(match: Match) -> list[int] | None:
     split, count = match.split, len(match.split.outputs)
-    if "split" in split.attrs:
-        sizes = [int(size) for size in split.attrs["split"]]
-        return sizes if len(sizes) == count else None
-    if len(split.inputs) > 1 and split.inputs[1].name:
-        tensor = split.inputs[1]
-        fixed = isinstance(tensor, Constant) and tensor.overridable_input is None and len(tensor.shape) == 1
-        return [int(size) for size in tensor.values] if fixed and tensor.shape[0] == count else None
+    given = numbers_of(split, 1, "split", [])
+    if given != []:
+        return given if given is not None and len(given) == count else None
     shape, axis = match.x.shape, split.attrs.get("axis", 0)
     if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
         return None
@@ -325,9 +280,9 @@ _Bounds = list[tuple[int, int, int, int]]
 
 
 class MergeSlices(RewriteRule):
-    """Merge two Slices of different axes; drop the bounds that take all entries.
+    """``Slice(Slice(x, axis=0), axis=1) -> Slice(x, axes=[0, 1])``.
 
-    ``Slice(Slice(x, axis=0), axis=1) -> Slice(x, axes=[0, 1])``
+    Merge two Slices of different axes; drop the bounds that take all entries.
 
     Not if both cut the same axis, or bounds are computed.
     """
@@ -339,38 +294,30 @@ class MergeSlices(RewriteRule):
         )
 
     def check(self, match: Match) -> str:
-        if match.opset < _BOUNDS_ARE_INPUTS:
-            return "its bounds are attributes at this opset"
-        bounds = _all_bounds(match)
-        if bounds is None:
-            return "its bounds are not constant"
-        if "first" not in match.values:
-            return "" if _taken(match, bounds) == [] else "it takes a part"
-        axes = [axis for _, _, axis, _ in bounds]
-        if min(axes, default=0) < 0:
-            return "the rank is not known, and axes count from its end"
-        return "" if len(set(axes)) == len(axes) else "both take parts of the same axis"
+        return "" if match.opset >= _BOUNDS_ARE_INPUTS else "its bounds are attributes at this opset"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        bounds = _taken(match, _all_bounds(match) or [])
+        bounds: _Bounds = []
+        for node in (match.first, match.last) if "first" in match.values else (match.last,):
+            cut = _bounds(node, rank(match.x))
+            if cut is None:
+                return "its bounds are not constant"
+            bounds += cut
+        axes = [axis for _, _, axis, _ in bounds]
+        bounds = [bound for bound in bounds if not _takes_all(bound, match.x.shape)]
+        if "first" not in match.values:
+            return "it takes a part" if bounds else match.x
+        if min(axes, default=0) < 0:
+            return "the rank is not known, and axes count from its end"
+        if len(set(axes)) < len(axes):
+            return "both take parts of the same axis"
         if not bounds:
             return match.x
         return new.like(match.last, match.x, *(new.constant(list(numbers)) for numbers in zip(*bounds, strict=True)))
 
 
-def _all_bounds(match: Match) -> _Bounds | None:
-    rank = None if match.x.shape is None else len(match.x.shape)
-    made: _Bounds = []
-    for node in (match.first, match.last) if "first" in match.values else (match.last,):
-        bounds = _bounds(node, rank)
-        if bounds is None:
-            return None
-        made.extend(bounds)
-    return made
-
-
 def _bounds(node: Node, rank: int | None) -> _Bounds | None:
-    read = [_numbers(tensor) if tensor.name else [] for tensor in node.inputs[1:]]
+    read = [constant_values(tensor) if tensor.name else [] for tensor in node.inputs[1:]]
     if len(read) < 2 or None in read:
         return None
     starts, ends, axes, steps = [*(numbers or [] for numbers in read), [], []][:4]
@@ -379,11 +326,6 @@ def _bounds(node: Node, rank: int | None) -> _Bounds | None:
         return None
     places = [axis + rank if axis < 0 and rank is not None else axis for axis in axes]
     return list(zip(starts, ends, places, steps, strict=True))
-
-
-def _taken(match: Match, bounds: _Bounds) -> _Bounds:
-    shape = match.x.shape
-    return [bound for bound in bounds if not _takes_all(bound, shape)]
 
 
 def _takes_all(bound: tuple[int, int, int, int], shape: Any) -> bool:

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.ir import (
     Constant,
@@ -24,6 +25,7 @@ from onnxq.ir import (
     constant,
     constant_values,
     is_constant,
+    numbers_of,
     optional_input,
     remove_nodes,
     replace_uses,
@@ -39,7 +41,7 @@ from onnxq.rewrite import (
     RewriteRule,
 )
 from onnxq.rewrite.shapes import reshape_target
-from onnxq.rewrite.soundness import same_extents
+from onnxq.rewrite.soundness import rank, same_extents
 
 Permutation: TypeAlias = tuple[int, ...]
 
@@ -96,31 +98,38 @@ def feeds_channels_first(tensor: Tensor) -> bool:
     return any(reader.inputs[0] is tensor for reader in readers)
 
 
-def permutation_of(node: Node) -> Permutation | None:
-    """Return the permutation of a Transpose; None for other nodes, or if it is unknown."""
+def permutation_of(node: Node, length: int | None = None) -> Permutation | None:
+    """Return the permutation of a Transpose; None for other nodes, or if it is unknown.
+
+    Args:
+        node: the node.
+        length: the rank of its data, if more is known than the shape of its input.
+    """
     if node.op != "Transpose" or node.domain or len(node.inputs) != 1:
         return None
-    rank = _rank(node.inputs[0])
-    given = node.attrs.get("perm", None if rank is None else range(rank)[::-1])
-    return None if given is None or sorted(given) != list(range(len(given))) else tuple(given)
+    length = rank(node.inputs[0]) if length is None else length
+    given = node.attrs.get("perm", None if length is None else range(length)[::-1])
+    if given is None or sorted(given) != list(range(len(given))) or length not in (None, len(given)):
+        return None
+    return tuple(given)
 
 
 def rank_in_any_layout(node: Node) -> int:
     """Return the rank of the inputs and outputs of a node that works in any layout, else 0."""
     if node.domain or not (node.op in _ELEMENTWISE or node.op in _ON_AXES):
         return 0
-    ranks = {_rank(tensor) for tensor in (*laid_out(node), *(tensor for tensor in node.outputs if tensor.name))}
-    rank = next(iter(ranks)) if len(ranks) == 1 else None
-    if rank is None or rank < 2 or not laid_out(node):
+    ranks = {rank(tensor) for tensor in (*laid_out(node), *(tensor for tensor in node.outputs if tensor.name))}
+    length = next(iter(ranks)) if len(ranks) == 1 else None
+    if length is None or length < 2 or not laid_out(node):
         return 0
-    works = _elementwise_in(node, rank) if node.op in _ELEMENTWISE else _on_known_axes(node, rank)
-    return rank if works else 0
+    works = _elementwise_in(node, length) if node.op in _ELEMENTWISE else _on_known_axes(node, length)
+    return length if works else 0
 
 
 def laid_out(node: Node) -> list[Tensor]:
     """Return the variables that a node reads in the layout of its result."""
     read = node.inputs if node.op in _ELEMENTWISE or node.op == "Concat" else node.inputs[:1]
-    return [tensor for tensor in read if tensor.name and not is_constant(tensor) and _rank(tensor) != 0]
+    return [tensor for tensor in read if tensor.name and not is_constant(tensor) and rank(tensor) != 0]
 
 
 def turn(node: Node, permutation: Permutation, names: Names) -> None:
@@ -161,10 +170,6 @@ def lose(node: Node, permutation: Permutation, names: Names) -> None:
         _rename_axes(node, permutation, names)
 
 
-def _rank(tensor: Tensor) -> int | None:
-    return None if tensor.shape is None else len(tensor.shape)
-
-
 def _elementwise_in(node: Node, rank: int) -> bool:
     # Before opset 7 an attribute sets the axis of an operand.
     constants = [tensor for tensor in node.inputs if is_constant(tensor)]
@@ -180,31 +185,21 @@ def _on_known_axes(node: Node, rank: int) -> bool:
     if node.op in _REDUCTIONS and not node.attrs.get("keepdims", 1):
         return False
     if node.op == "Pad":
-        flat = node.attrs.get("pads", constant_values(optional_input(node, 1)))
+        flat = numbers_of(node, 1, "pads")
         return flat is not None and (_axes(node, rank) is not None) and len(flat) == 2 * len(_axes(node, rank) or ())
     return _axes(node, rank) is not None
 
 
 def _axes(node: Node, rank: int) -> list[int] | None:
-    index = 1 if node.op == "Squeeze" else _ON_AXES[node.op]
-    given = node.attrs.get("axes")
-    if given is None and index < len(node.inputs) and node.inputs[index].name:
-        given = constant_values(optional_input(node, index))
-        if given is None:
-            return None
-    elif given is None:
-        given = _default_axes(node, rank)
+    default: Sequence[int] | None = range(rank)
+    if node.op == "Slice":
+        starts = numbers_of(node, 1, "starts")
+        default = None if starts is None else range(len(starts))
+    elif node.op == "Squeeze" or node.attrs.get("noop_with_empty_axes", 0):
+        default = None
+    given = numbers_of(node, 1 if node.op == "Squeeze" else _ON_AXES[node.op], "axes", default)
     fits = given is not None and all(-rank <= axis < rank for axis in given)
     return [int(axis) % rank for axis in given] if fits and given is not None else None
-
-
-def _default_axes(node: Node, rank: int) -> Sequence[int] | None:
-    if node.op == "Slice":
-        starts = node.attrs.get("starts", constant_values(optional_input(node, 1)))
-        return None if starts is None else range(len(starts))
-    if node.op == "Squeeze" or node.attrs.get("noop_with_empty_axes", 0):
-        return None
-    return range(rank)
 
 
 def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
@@ -231,7 +226,7 @@ def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
 
 def _reorder_pads(node: Node, permutation: Permutation, names: Names) -> None:
     rank = len(permutation)
-    old: Any = node.attrs.get("pads", constant_values(optional_input(node, 1)))
+    old: Any = numbers_of(node, 1, "pads")
     pads = [old[axis + side] for side in (0, rank) for axis in inverse(permutation)]
     if "pads" in node.attrs:
         node.attrs["pads"] = pads
@@ -247,13 +242,11 @@ def _turned(tensor: Constant, permutation: Permutation, names: Names) -> Constan
 
 # Rules ----------------------------------------------------------------------------------------------------------------
 
-_TARGET_IS_INPUT = 5
-
 
 class MergeTransposes(RewriteRule):
-    """Merge two Transposes; drop one that does nothing; replace one that moves only dimensions of size 1 by Reshape.
+    """``Transpose(Transpose(x, p), q) -> Transpose(x, p[q])``.
 
-    ``Transpose(Transpose(x, p), q) -> Transpose(x, p[q])``
+    Merge two Transposes; drop one that does nothing; replace one that moves only dimensions of size 1 by Reshape.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
@@ -262,54 +255,34 @@ class MergeTransposes(RewriteRule):
             op.Transpose(op.any("x"), name="last"),
         )
 
-    def check(self, match: Match) -> str:
-        order = _order(match)
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        order = permutation_of(match.last)
+        if order is not None and "first" in match.values:
+            first = permutation_of(match.first, len(order))
+            order = None if first is None else composed(first, order)
         if order is None:
             return "its order of dimensions is not known"
-        if "first" in match.values or order == sorted(order) or _target(match, order) is not None:
-            return ""
-        return "it moves dimensions of more than one entry"
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        order = _order(match) or []
-        if order == sorted(order):
+        if order == tuple(sorted(order)):
             return match.x
         if "first" in match.values:
-            return new.like(match.last, match.x, perm=order)
-        return new.Reshape(match.x, new.constant(_target(match, order) or []))
+            return new.like(match.last, match.x, perm=list(order))
+        target = _target(match.x.shape, order)
+        return "it moves dimensions of more than one entry" if target is None else new.Reshape(match.x, target)
 
 
-def _order(match: Match) -> list[int] | None:
-    """Return, for each axis of the result, the axis of the data."""
-    rank = None if match.x.shape is None else len(match.x.shape)
-    last = _permutation(match.last, rank)
-    if "first" not in match.values or last is None:
-        return last
-    first = _permutation(match.first, len(last))
-    return None if first is None else [first[place] for place in last]
-
-
-def _permutation(node: Node, rank: int | None) -> list[int] | None:
-    given = node.attrs.get("perm")
-    if given is None:
-        return None if rank is None else list(range(rank))[::-1]
-    order = [place for place in given if isinstance(place, int)] if isinstance(given, list) else []
-    return order if sorted(order) == list(range(len(order))) and rank in (None, len(order)) and order else None
-
-
-def _target(match: Match, order: list[int]) -> list[int] | None:
-    shape = match.x.shape
-    if shape is None or match.opset < _TARGET_IS_INPUT or 0 in shape:
+def _target(shape: Any, order: Permutation) -> NDArray[np.int64] | None:
+    if shape is None or 0 in shape:
         return None
     named = [f"#{place}" if extent is None else extent for place, extent in enumerate(shape)]
     kept = [place for place in order if named[place] != 1]
-    return reshape_target(named, [named[place] for place in order], empty=True) if kept == sorted(kept) else None
+    found = reshape_target(named, [named[place] for place in order], empty=True) if kept == sorted(kept) else None
+    return None if found is None else np.array(found, np.int64)
 
 
 class MergeTransposeBetweenReshapes(RewriteRule):
-    """Replace Reshape to a batch of matrices, Transpose and Reshape back by one Transpose of the last two axes.
+    """``Reshape(Transpose(Reshape(x, [-1, m, n]), [0, 2, 1]), [..., n, m]) -> Transpose(x)``.
 
-    ``Reshape(Transpose(Reshape(x, [-1, m, n]), [0, 2, 1]), [..., n, m]) -> Transpose(x)``
+    Replace Reshape to a batch of matrices, Transpose and Reshape back by one Transpose of the last two axes.
 
     Not if the Reshapes are not known to keep the last two axes.
     """
@@ -332,9 +305,9 @@ class MergeTransposeBetweenReshapes(RewriteRule):
 
 
 class FoldTransposeIntoWeight(RewriteRule):
-    """Fold a Transpose in front of Flatten (or Reshape) and MatMul (or Gemm) into the weight.
+    """``MatMul(Flatten(Transpose(x)), W) -> MatMul(Flatten(x), W[order])``.
 
-    ``MatMul(Flatten(Transpose(x)), W) -> MatMul(Flatten(x), W[order])``
+    Fold a Transpose in front of Flatten (or Reshape) and MatMul (or Gemm) into the weight.
 
     Not if the Transpose moves the batch, or others read the weight.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,11 +92,11 @@ def optimize(
 def _list_passes(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from onnxq.preparing.named_passes import option_texts, passes_by_name
+    from onnxq.preparing.named_passes import equation_and_purpose, option_texts, passes_by_name
 
     for name, step in passes_by_name().items():
         text = ":".join((name, *(f"{option}={value}" for option, value in option_texts(step).items())))
-        click.echo(f"{text}\t{(inspect.getdoc(step) or '').partition(chr(10))[0]}")
+        click.echo(f"{text}\t{equation_and_purpose(step)[1]}")
     context.exit()
 
 

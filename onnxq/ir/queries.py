@@ -181,6 +181,22 @@ def constant_values(tensor: Tensor | None) -> list[Any] | None:
     return list(tensor.values.reshape(-1).tolist()) if is_constant(tensor) else None
 
 
+def numbers_of(node: Node, index: int, attribute: str, default: Iterable[Any] | None = None) -> list[Any] | None:
+    """Return the numbers that an operator takes from an attribute at old opsets, and from an input at new ones.
+
+    Returns:
+        A flat list; the default if neither is given, and None if the input is computed at run time.
+
+    >>> numbers_of(Node("Squeeze", attrs={"axes": [0]}), 1, "axes"), numbers_of(Node("Squeeze"), 1, "axes", [])
+    ([0], [])
+    """
+    tensor = optional_input(node, index)
+    if tensor is not None:
+        return constant_values(tensor)
+    given = node.attrs.get(attribute, default)
+    return given if given is None else list(given) if isinstance(given, Iterable) else [given]
+
+
 # Origins: the nodes of the given model that a rewritten node replaces
 
 # A chain of any length may be fused into one node.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -76,6 +77,19 @@ def option_texts(step: type[Pass] | Pass) -> Mapping[str, str]:
         return {name: format_option(value) for name, value in step.options().items()}
     defaults = {option.name: _default(option) for option in fields(step) if option.init}
     return {name: "" if value is MISSING else format_option(value) for name, value in defaults.items()}
+
+
+def equation_and_purpose(step: type[Pass] | Pass) -> tuple[str, str]:
+    """Return the equation in the docstring of a rule or pass, empty if it has none, and the first sentence.
+
+    >>> from onnxq.passes import DropNoOps
+    >>> equation_and_purpose(DropNoOps)
+    ('Identity(x) -> x', 'Remove Identity and Dropout.')
+    """
+    paragraphs = [" ".join(text.split()) for text in (inspect.getdoc(step) or "").split("\n\n")]
+    equation = next((text for text in paragraphs if text.startswith("``") and " -> " in text), "")
+    purpose = next((text for text in paragraphs if text != equation), "")
+    return equation.rstrip(".").replace("``", ""), purpose.partition(". ")[0].rstrip(".") + "."
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:

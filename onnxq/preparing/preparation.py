@@ -36,7 +36,7 @@ from onnxq.passes.linear import UnfuseProducts
 from onnxq.passes.shapes import FoldShapes
 from onnxq.passes.transposes import SinkTransposes
 from onnxq.planning.plan import DECODING, EXCLUDED, METADATA_KEY, Plan
-from onnxq.rewrite import Pass, PassResult, Pipeline, RewriteChanges, RewriteRule, RewriteRules
+from onnxq.rewrite import Pass, PassResult, Pipeline, RewriteRule, RewriteRules
 from onnxq.runtime.targets import Target
 
 _STEPS = (
@@ -273,10 +273,7 @@ def counts_of(applied: Iterable[PassResult]) -> dict[str, int]:
     """Return how many changes each of `canonical_steps` made, by its name, the most first; those that made some."""
     found: Counter[str] = Counter()
     for one in applied:
-        if isinstance(one.changes, RewriteChanges):
-            found.update(one.changes.counts)
-        elif one.changes:
-            found[type(one.step).__name__] += len(one.changes.changed)
+        found.update(one.changes.counts or {type(one.step).__name__: len(one.changes.changed)})
     # Names and initializers are given to every node and constant, which is nothing to report.
     known = set(canonical_steps())
     return {name: count for name, count in found.most_common() if name in known}

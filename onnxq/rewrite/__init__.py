@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxq.rewrite.passes import Changes, Pass, PassResult, Pipeline
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder
-from onnxq.rewrite.rules import RewriteChanges, RewriteContext, RewriteRule, RewriteRules
+from onnxq.rewrite.rules import RewriteContext, RewriteRule, RewriteRules
 
 __all__ = [
     "Changes",
@@ -14,7 +14,6 @@ __all__ = [
     "Pass",
     "PassResult",
     "Pipeline",
-    "RewriteChanges",
     "RewriteContext",
     "RewriteRule",
     "RewriteRules",

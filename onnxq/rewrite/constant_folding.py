@@ -200,29 +200,23 @@ def derived(source: TensorData, derive: Callable[[Array], Array], dtype: np.dtyp
 View = Callable[[Array], Array]
 """Function from an array to a view of it."""
 
-# From this opset on, Reshape reads its shape from an input.
-_RESHAPE_READS_SHAPE: Final = 5
-
-OPEN_ENDS: Final = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
+_OPEN_ENDS: Final = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
 """Ends of a Slice that mean "to the end": in ONNX for positive steps only, in onnxruntime for all."""
 
 
-def view_of(op: str, attributes: Mapping[str, Any], parameters: Sequence[Array | None], opset: int) -> View | None:
+def view_of(op: str, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> View | None:
     """Return the view that an operator of the default domain makes of its first input, or None for other operators.
 
     Args:
         op: its op type.
         attributes: its attributes.
         parameters: its other inputs; None for an absent one.
-        opset: version of the default domain.
 
-    >>> view = view_of("Transpose", {"perm": [1, 0]}, [], 17)
+    >>> view = view_of("Transpose", {"perm": [1, 0]}, [])
     >>> view(np.array([[1, 2], [3, 4]])).tolist()
     [[1, 3], [2, 4]]
     """
-    if op not in _VIEWS or (op == "Reshape" and opset < _RESHAPE_READS_SHAPE):
-        return None
-    return lambda array: _VIEWS[op](array, attributes, parameters)
+    return (lambda array: _VIEWS[op](array, attributes, parameters)) if op in _VIEWS else None
 
 
 def _identity(array: Array, _: Mapping[str, Any], __: Sequence[Array | None]) -> Array:
@@ -242,7 +236,7 @@ def _flatten(array: Array, attributes: Mapping[str, Any], _: Sequence[Array | No
 
 
 def _reshape(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
-    wanted = _parameter_numbers(parameters, 0)
+    wanted = _parameter(attributes, "shape", parameters, 0)
     if wanted is None:
         raise ValueError("it has no shape")
     if attributes.get("allowzero", 0):
@@ -251,22 +245,20 @@ def _reshape(array: Array, attributes: Mapping[str, Any], parameters: Sequence[A
 
 
 def _squeeze(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
-    axes = _axes(attributes, parameters)
+    axes = _parameter(attributes, "axes", parameters, 0)
     return array.squeeze() if axes is None else array.squeeze(tuple(axes))
 
 
 def _unsqueeze(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
-    axes = _axes(attributes, parameters)
+    axes = _parameter(attributes, "axes", parameters, 0)
     if axes is None:
         raise ValueError("it has no axes")
     return np.expand_dims(array, tuple(axes))
 
 
 def _slice(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> Array:
-    starts, ends, axes, steps = (
-        attributes.get(name) if (given := _parameter_numbers(parameters, place)) is None else given
-        for place, name in enumerate(("starts", "ends", "axes", "steps"))
-    )
+    names = ("starts", "ends", "axes", "steps")
+    starts, ends, axes, steps = (_parameter(attributes, name, parameters, place) for place, name in enumerate(names))
     if starts is None or ends is None:
         raise ValueError("it has no bounds")
     cuts = [slice(None)] * array.ndim
@@ -278,7 +270,7 @@ def _slice(array: Array, attributes: Mapping[str, Any], parameters: Sequence[Arr
 
 
 def _cut(extent: int, start: int, end: int, step: int) -> slice:
-    if step < 0 and end in OPEN_ENDS:
+    if step < 0 and end in _OPEN_ENDS:
         raise ValueError("runtimes do not agree where a Slice that steps backwards to no end stops")
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     if step > 0:
@@ -288,14 +280,12 @@ def _cut(extent: int, start: int, end: int, step: int) -> slice:
     return slice(start, end if end >= 0 else None, step) if extent else slice(0, 0, step)
 
 
-def _axes(attributes: Mapping[str, Any], parameters: Sequence[Array | None]) -> list[int] | None:
-    given = _parameter_numbers(parameters, 0)
-    return attributes.get("axes") if given is None else given
-
-
-def _parameter_numbers(parameters: Sequence[Array | None], place: int) -> list[int] | None:
+def _parameter(
+    attributes: Mapping[str, Any], name: str, parameters: Sequence[Array | None], place: int
+) -> list[int] | None:
+    """Return an attribute of old opsets, or the input that took its place."""
     given = parameters[place] if place < len(parameters) else None
-    return None if given is None else [int(number) for number in given.reshape(-1)]
+    return attributes.get(name) if given is None else [int(number) for number in given.reshape(-1)]
 
 
 _VIEWS: Final[Mapping[str, Callable[[Array, Mapping[str, Any], Sequence[Array | None]], Array]]] = {
@@ -380,7 +370,7 @@ def compute(step: Step, given: Sequence[TensorData | None], opset: int) -> list[
     if is_numpys(step, given):
         try:
             with np.errstate(all="ignore"):
-                found = _by_numpy(step, given, opset)
+                found = _by_numpy(step, given)
         except (AttributeError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise ModelError(f"{error}; check the model") from error
         if found is not None:
@@ -393,7 +383,7 @@ def compute(step: Step, given: Sequence[TensorData | None], opset: int) -> list[
     return [ArrayData(array.view(small)) for array in _by_onnxruntime(step, plain, opset)]
 
 
-def _by_numpy(step: Step, given: Sequence[TensorData | None], opset: int) -> TensorData | None:
+def _by_numpy(step: Step, given: Sequence[TensorData | None]) -> TensorData | None:
     first = given[0]
     assert first is not None, "only steps with a first input are numpy's"
     if step.op == "Shape":
@@ -404,7 +394,7 @@ def _by_numpy(step: Step, given: Sequence[TensorData | None], opset: int) -> Ten
         return derived(first, lambda array: array.astype(dtype, copy=False), dtype)
     parameters = [None if tensor_data is None else tensor_data.load() for tensor_data in given[1:]]
     if step.op in VIEWS:
-        view = view_of(step.op, step.attributes, parameters, opset)
+        view = view_of(step.op, step.attributes, parameters)
         return None if view is None else derived(first, view)
     return ArrayData(np.asarray(_NUMPY[step.op](step.attributes, first.load(), *parameters)))
 

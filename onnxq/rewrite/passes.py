@@ -5,7 +5,8 @@ from __future__ import annotations
 import reprlib
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 from onnxq.errors import OnnxqError, PassError
 from onnxq.ir.graph import Graph, restore_classes
@@ -22,6 +23,7 @@ class Changes:
         changed: names of the nodes or tensors that it changed, made or removed; empty if it changed nothing.
         skipped: name and reason of each candidate that it left.
         failed: name and error of each part that raised, such as one rule of a set.
+        counts: of rules the number of applications of each, by class name.
 
     Raises:
         TypeError: A name is not a string, or a field is not a tuple of names or of pairs.
@@ -30,6 +32,7 @@ class Changes:
     changed: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         pairs = (
@@ -57,7 +60,7 @@ class Pass(ABC):
 
     def options(self) -> dict[str, object]:
         """Return the options by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {option.name: getattr(self, option.name) for option in fields(self)}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from onnxq.ir.queries import Names, all_graphs, join_origins
 from onnxq.ir.types import infer_types
 from onnxq.rewrite.passes import Changes, Pass
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder, find
-from onnxq.rewrite.soundness import Uses, has_kernel
+from onnxq.rewrite.soundness import FIRST_OPSET, Uses, has_kernel
 
 
 class RewriteContext:
@@ -45,36 +45,57 @@ class RewriteContext:
         name = self._names.unique(f"{self._root.name or self._root.op}.{op_type}")
         node = Node(op_type, name, {}, domain=domain)
         node.attrs.update({key: value for key, value in attributes.items() if value is not None})
-        return self._added(node, inputs, outputs)
+        return self._added(node, inputs, [True] * outputs)
 
     def like(self, node: Node, *inputs: Any, **attributes: Any) -> Any:
-        """Add a node with the operator, name and attributes of ``node``, which it replaces; return its outputs."""
+        """Add a node with the operator, name, attributes and named outputs of ``node``, which it replaces.
+
+        Returns:
+            Its named outputs; a tuple of several.
+        """
         twin = node.copy()
         twin.attrs.update(attributes)
         for name in [name for name, value in twin.attrs.items() if value is None]:
             del twin.attrs[name]
         self.named_after[twin] = node
-        return self._added(twin, inputs, len(node.outputs))
+        return self._added(twin, inputs, [bool(tensor.name) for tensor in node.outputs])
 
-    def named(self, node: Node, output: Any) -> Any:
-        """Give the producer of ``output`` the name of ``node`` once that node is removed; return ``output``."""
-        self.named_after[output.inputs[0]] = node
+    def named(self, name: Node | str, output: Any) -> Any:
+        """Name the producer of ``output``; return ``output``.
+
+        Args:
+            name: a node that is removed, or what to add to the names of the root and of its first output.
+            output: of a new node.
+        """
+        made = output.inputs[0]
+        if isinstance(name, Node):
+            self.named_after[made] = name
+        else:
+            made.name = self._names.unique(f"{self._root.name or self._root.op}.{name}")
+            output.name = self._names.unique(f"{self._root.outputs[0].name}.{name}")
         return output
 
-    def constant(self, values: npt.ArrayLike, name: str = "constant") -> Constant:
-        """Return a constant of these values. An empty list becomes int64, for axes or sizes."""
-        array = np.asarray(values, np.int64) if isinstance(values, list) and not values else np.asarray(values)
-        return Constant(self._names.unique(f"{self._root.name or self._root.op}.{name}"), array)
+    def constant(self, values: npt.ArrayLike, name: str = "constant", of: Tensor | None = None) -> Constant:
+        """Return a constant of these values, named after the root or after another tensor.
 
-    def _added(self, node: Node, inputs: Sequence[Any], outputs: int) -> Any:
+        An empty list becomes int64, for axes or sizes.
+        """
+        array = np.asarray(values, np.int64) if isinstance(values, list) and not values else np.asarray(values)
+        base = self._root.name or self._root.op if of is None else of.name
+        return Constant(self._names.unique(f"{base}.{name}"), array)
+
+    def _added(self, node: Node, inputs: Sequence[Any], named: Sequence[bool]) -> Any:
         beside = next((tensor for tensor in inputs if isinstance(tensor, Variable | Constant)), None)
         dtype = self._dtype if beside is not None and beside.dtype is None else getattr(beside, "dtype", None)
         node.inputs = [self._tensor(value, dtype) for value in inputs]
-        made = [Variable(self._names.unique(f"{node.name}.{index or 'y'}")) for index in range(outputs)]
-        node.outputs = made
+        node.outputs = [
+            Variable(self._names.unique(f"{node.name}.{index or 'y'}") if has_name else "")
+            for index, has_name in enumerate(named)
+        ]
         self.nodes.append(node)
         infer_types(node, self._graph.opset_imports)
-        return made[0] if outputs == 1 else tuple(made)
+        made = [tensor for tensor in node.outputs if tensor.name]
+        return made[0] if len(made) == 1 else tuple(made)
 
     @property
     def _dtype(self) -> Any:
@@ -126,23 +147,15 @@ class RewriteRule(Pass):
         return False
 
     @abstractmethod
-    def rewrite(self, new: RewriteContext, match: Match) -> Tensor | Sequence[Tensor]:
-        """Make the new nodes and return the tensor that replaces the root's output, or one for each output."""
+    def rewrite(self, new: RewriteContext, match: Match) -> Tensor | Sequence[Tensor] | str:
+        """Make the new nodes and return the tensor that replaces the root's output, or one for each output.
+
+        A rule that finds only here why it skips the match returns the reason.
+        """
 
     def apply(self, graph: Graph) -> Changes:
         """Apply this rule alone until nothing changes."""
         return RewriteRules((self,)).apply(graph)
-
-
-@dataclass(frozen=True)
-class RewriteChanges(Changes):
-    """Result of rules.
-
-    Attributes:
-        counts: number of applications of each rule, by class name.
-    """
-
-    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,23 +166,25 @@ class RewriteRules(Pass):
     come first, because they are more specific. Patterns of equal size keep the order of ``rules``.
 
     A match is skipped if the replacement has another shape, or a node without an onnxruntime kernel. It is also
-    skipped if the rule raises, or makes another type. A rule that keeps firing is stopped.
+    skipped if the rule raises, or makes another type. A rule that keeps firing is stopped. Models below opset 7 are
+    skipped as a whole.
     """
 
     rules: tuple[RewriteRule, ...]
 
-    def apply(self, graph: Graph) -> RewriteChanges:
+    def apply(self, graph: Graph) -> Changes:
         """Apply the rules. ``changed`` names the replaced nodes, ``skipped`` the matches that a rule left.
 
         ``failed`` names the rules that raised or were stopped, with the first error of each.
         """
+        if graph.opset < FIRST_OPSET:
+            reason = f"rules are for opset {FIRST_OPSET} and later, to which UpgradeOpset converts a model"
+            return Changes(skipped=((graph.name, reason),))
         rewriting = _Rewriting(restore_classes(graph), self.rules)
         while rewriting.round():
             pass
         left = tuple((node.name, reason) for (node, _), reason in rewriting.left.items() if node not in rewriting.gone)
-        return RewriteChanges(
-            tuple(rewriting.changed), left, tuple(rewriting.failed.items()), counts=dict(rewriting.counts)
-        )
+        return Changes(tuple(rewriting.changed), left, tuple(rewriting.failed.items()), counts=dict(rewriting.counts))
 
 
 def _patterns(rule: RewriteRule) -> tuple[NodePattern, ...]:
@@ -245,7 +260,8 @@ class _Rewriting:
                 what = f"{type(error).__name__}: {error}"
                 reason = self._report(rule, f"rule {name} failed at {node.op} node {node.name!r}: {what}")
             if reason:
-                self.left[node, name] = reason
+                # Larger patterns come first, and say more.
+                self.left.setdefault((node, name), reason)
                 continue
             self.changed.append(node.name)
             self.counts[name] += 1
@@ -276,7 +292,7 @@ class _Rewriting:
         try:
             made = rule.rewrite(new, match)
             results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
-            reason = self._obstacle(new, match, results, outputs, scope)
+            reason = made if isinstance(made, str) and made else self._obstacle(new, match, results, outputs, scope)
         finally:
             if reason:
                 # They stay attached until the round ends, but no longer count as consumers.

@@ -30,7 +30,7 @@ from onnxq.ir.symbolic_dims import (
     smaller,
     times,
 )
-from onnxq.rewrite.constant_folding import OPEN_ENDS
+from onnxq.rewrite.constant_folding import VIEWS, view_of
 
 _LAST = np.iinfo(np.int64).max
 
@@ -342,50 +342,18 @@ def _gather(call: _Call) -> Value:
     return call.with_entries(np.take(call.value().entries, places, axis=call.node.attrs.get("axis", 0)))
 
 
-def _slice(call: _Call) -> Value:
-    starts, ends = call.numbers(1, "starts") or [], call.numbers(2, "ends") or []
-    entries = call.value().entries
-    axes = call.numbers(3, "axes") or list(range(len(starts)))
-    steps = call.numbers(4, "steps") or [1] * len(starts)
-    where = [slice(None)] * entries.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step < 0 and end in OPEN_ENDS:
-            raise ValueError("runtimes do not agree where it stops")
-        extent = entries.shape[axis]
-        # Python counts an end of -1 from the end again; ONNX counts once, then clamps.
-        first, last = (place + extent if place < 0 else place for place in (start, end))
-        low, high = (0, extent) if step > 0 else (-1, extent - 1)
-        stop = min(max(last, low), high)
-        where[axis] = slice(min(max(first, 0), high), stop if stop >= 0 else None, step)
-    return call.with_entries(entries[tuple(where)])
-
-
-def _squeeze(call: _Call) -> Value:
-    axes = call.numbers(1, "axes")
-    return call.with_entries(np.squeeze(call.value().entries, None if axes is None else tuple(axes)))
-
-
-def _unsqueeze(call: _Call) -> Value:
-    axes = call.numbers(1, "axes")
-    return call.with_entries(np.expand_dims(call.value().entries, tuple(axes or ())))
+def _moved(call: _Call) -> Value | None:
+    parameters = [
+        np.array(call.value(index).numbers, np.int64) if tensor.name else None
+        for index, tensor in enumerate(call.node.inputs[1:], 1)
+    ]
+    view = view_of(call.node.op, call.node.attrs, parameters)
+    return None if view is None else call.with_entries(view(call.value().entries))
 
 
 def _concat(call: _Call) -> Value:
     read = [call.value(index) for index in range(len(call.node.inputs))]
     return call.with_entries(np.concatenate([value.entries for value in read], axis=call.node.attrs["axis"]))
-
-
-def _reshape(call: _Call) -> Value:
-    entries = call.value().entries
-    zero = call.node.attrs.get("allowzero", 0)
-    target = call.numbers(1, "shape") or []
-    return call.with_entries(
-        entries.reshape([entries.shape[i] if not (extent or zero) else extent for i, extent in enumerate(target)])
-    )
-
-
-def _transpose(call: _Call) -> Value:
-    return call.with_entries(np.transpose(call.value().entries, call.node.attrs.get("perm")))
 
 
 def _expand(call: _Call) -> Value:
@@ -420,6 +388,7 @@ def _product(call: _Call) -> Value | None:
 
 
 _OPERATORS: Final[Mapping[str, Callable[[_Call], Value | None]]] = {
+    **dict.fromkeys(VIEWS, _moved),
     "Add": _elementwise(plus),
     "And": _elementwise(numbers_only(lambda one, other: bool(one and other)), truth=True),
     "Cast": _cast,
@@ -430,7 +399,6 @@ _OPERATORS: Final[Mapping[str, Callable[[_Call], Value | None]]] = {
     "Expand": _expand,
     "Gather": _gather,
     "Greater": _elementwise(numbers_only(lambda one, other: one > other), truth=True),
-    "Identity": lambda call: call.value(),
     "Less": _elementwise(numbers_only(lambda one, other: one < other), truth=True),
     "Max": _elementwise(larger),
     "Min": _elementwise(smaller),
@@ -440,13 +408,8 @@ _OPERATORS: Final[Mapping[str, Callable[[_Call], Value | None]]] = {
     "Or": _elementwise(numbers_only(lambda one, other: bool(one or other)), truth=True),
     "Range": _range,
     "ReduceProd": _product,
-    "Reshape": _reshape,
     "Shape": _shape,
     "Size": _size,
-    "Slice": _slice,
-    "Squeeze": _squeeze,
     "Sub": _elementwise(minus),
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
     "Where": _elementwise(choose, 3),
 }

@@ -13,9 +13,15 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnxq.ir.elements import Constant, Node, Tensor, onnx_dtype
-from onnxq.ir.queries import all_nodes, is_constant, optional_input
+from onnxq.ir.queries import all_nodes, is_constant, numbers_of, optional_input
 
 Doubles = npt.NDArray[np.float64]
+
+FIRST_OPSET: Final = 7
+"""Opset of the oldest models that are rewritten.
+
+Before it, operands lie along an axis, and Dropout and BatchNormalization train by default.
+"""
 
 # A factor may use a quarter of the exponents of a type. Only data far outside of the usual can then leave the range.
 _SHARE_OF_EXPONENTS: Final = 4
@@ -268,7 +274,12 @@ def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
             yield [*node.outputs, *body.inputs], [*body.outputs, *node.inputs]
 
 
-# Ranks ----------------------------------------------------------------------------------------------------------------
+# Types and shapes -----------------------------------------------------------------------------------------------------
+
+
+def is_float(tensor: Tensor) -> bool:
+    """Return whether a tensor is known to hold floats of 16, 32 or 64 bits."""
+    return tensor.dtype is not None and np.dtype(tensor.dtype).kind == "f"
 
 
 def rank(tensor: Tensor) -> int | None:
@@ -285,10 +296,8 @@ def may_widen(nodes: Sequence[Node], data: Tensor) -> bool:
 
 def reduces_last_axis(node: Node) -> bool:
     """Return whether a node reduces its data along the last axis alone, given by an attribute or a constant input."""
-    axes = node.attrs.get("axes")
-    if len(node.inputs) > 1 and isinstance(node.inputs[1], Constant) and node.inputs[1].overridable_input is None:
-        axes = node.inputs[1].values.reshape(-1).tolist()
-    return isinstance(axes, list) and len(axes) == 1 and axes[0] in (-1, (rank(node.inputs[0]) or 0) - 1)
+    axes = numbers_of(node, 1, "axes")
+    return axes is not None and len(axes) == 1 and axes[0] in (-1, (rank(node.inputs[0]) or 0) - 1)
 
 
 def same_extents(first: Sequence[int | str | None], second: Sequence[int | str | None]) -> bool:

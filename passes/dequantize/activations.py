@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from onnxq.passes.dequantize.quantized_values import (
     encode_codes,
     value_name,
 )
-from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 
 # Clamps end at one-digit numbers, and from zero also at halves below this limit. Calibrated ranges hardly ever do.
 _MOST_HALVES: Final = 100.0
@@ -423,67 +423,35 @@ def _moved_inputs(node: Node) -> list[int]:
 _FLOATS: Final = frozenset({"float16", "float32", "float64"})
 
 
-class RestoreOperators(Pass):
-    """Turn Max and Min with one number into Relu or Clip, and a Sum of two tensors into Add; drop a Sum of one.
+class RestoreOperators(RewriteRule):
+    """``Min(Max(x, a), b) -> Clip(x, a, b)``.
 
-    Quantized models use Max, Min and Sum where Relu, Clip and Add would prevent a runtime's kernels. Quantizers of the
-    float model only know Relu, Clip and Add. Skips Max and Min of tensors or integers, and all of them below opset 11.
+    Turn Max and Min with one number into Relu or Clip, and a Sum of two tensors into Add; drop a Sum of one. Quantized
+    models use Max, Min and Sum where Relu, Clip and Add would prevent a runtime's kernels. Quantizers of the float
+    model only know Relu, Clip and Add. Skips Max and Min of tensors or integers, and all of them below opset 11.
     """
 
-    def apply(self, graph: Graph) -> Changes:
-        changed: list[str] = []
-        gone: list[Node] = []
-        for scope in all_graphs(graph):
-            raised: dict[Variable, Node] = {}
-            for node in scope.nodes:
-                if node.domain:
-                    continue
-                if node.op == "Sum" and len(node.inputs) <= 2:
-                    gone.extend(_add(node))
-                elif node.op in ("Max", "Min") and graph.opset >= _CLIP_HAS_INPUTS and _limit(node) is not None:
-                    gone.extend(_clamp(node, raised))
-                else:
-                    continue
-                changed.append(node.name)
-            for node in raised.values():
-                if not node.inputs[1].values.any():
-                    node.op, node.inputs = "Relu", node.inputs[:1]
-        remove_nodes(graph, gone)
-        return Changes(tuple(changed))
+    def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
+        x, low, high = op.any("x"), op.scalar("low"), op.scalar("high")
+        # A Max is replaced before the Min behind it is visited.
+        raised = op.Clip(x, low), op.Relu(x)
+        clamps = (*(op.Min(one, high) for one in raised), op.Max(x, low), op.Min(x, high))
+        return (*clamps, op.Sum(x, op.any("y")), op.Sum(x))
 
+    def check(self, match: Match) -> str:
+        if match.root.op == "Sum":
+            return ""
+        if match.opset < _CLIP_HAS_INPUTS:
+            return "the limits of a Clip are attributes at this opset"
+        limits = [match.values[name] for name in ("low", "high") if name in match.values]
+        numbers = all(not limit.shape and limit.dtype.name in _FLOATS for limit in limits)
+        return "" if numbers and not isinstance(match.x, Constant) else "its limit or data is no float number"
 
-def _add(node: Node) -> list[Node]:
-    """Turn a Sum of two tensors into Add, or bypass a Sum of one; return it if it can be removed."""
-    if len(node.inputs) == 2:
-        node.op = "Add"
-    elif node.outputs[0].graph_output_of:
-        node.op = "Identity"
-    else:
-        replace_uses(node.outputs[0], node.inputs[0])
-        return [node]
-    return []
-
-
-def _clamp(node: Node, raised: dict[Variable, Node]) -> list[Node]:
-    """Turn a Max or Min into Clip; return a Max that the Clip of a following Min includes."""
-    limit = _limit(node)
-    data = next(tensor for tensor in node.inputs if tensor is not limit)
-    if node.op == "Max":
-        raised[node.outputs[0]] = node
-        node.op, node.inputs = "Clip", [data, limit]
-        return []
-    lower = raised.get(data)
-    if lower is None or len(data.outputs) > 1 or data.graph_output_of:
-        node.op, node.inputs = "Clip", [data, Variable(""), limit]
-        return []
-    node.op, node.inputs = "Clip", [*lower.inputs, limit]
-    del raised[data]
-    return [lower]
-
-
-def _limit(node: Node) -> Constant | None:
-    """Return the only constant of two inputs if it is a float number."""
-    numbers = [tensor for tensor in node.inputs if isinstance(tensor, Constant)]
-    if len(node.inputs) != 2 or len(numbers) != 1 or numbers[0].shape or numbers[0].dtype.name not in _FLOATS:
-        return None
-    return numbers[0]
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        if match.root.op == "Sum":
+            if "y" in match.values:
+                return new.Add(match.x, match.y)
+            return new.Identity(match.x) if match.root.outputs[0].graph_output_of else match.x
+        if match.root.op == "Max":
+            return new.Clip(match.x, match.low) if match.low.values.any() else new.Relu(match.x)
+        return new.Clip(match.x, match.values.get("low", 0.0 if len(match.nodes) > 1 else None), match.high)

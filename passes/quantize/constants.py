@@ -179,8 +179,8 @@ class ExpandConstants(Pass):
     """Replace large constants that repeat along an axis, such as zeros, by an Expand that a runtime folds.
 
     Exporters write an Expand, and constant folding made it large. Weights and biases stay, because several engines need
-    them as initializers. Graph inputs and outputs, operands of quantized operators, constants below `smallest` bytes
-    and models below opset 8 stay, too.
+    them as initializers. Graph inputs and outputs, what an Identity or a quantized operator reads, constants below
+    `smallest` bytes and models below opset 8 stay, too.
 
     Attributes:
         smallest: size in bytes below which the nodes cost more than they save.
@@ -214,7 +214,8 @@ class ExpandConstants(Pass):
 
 
 def _wants_initializer(node: Node, tensor: Constant) -> bool:
-    if node.op in ALREADY_QUANTIZED:
+    # An Identity that is left gives a constant the name of a graph output.
+    if node.op in ALREADY_QUANTIZED or node.op == "Identity":
         return True
     operator = operator_of(node)
     if operator is None or operator.looks_up:

@@ -19,7 +19,7 @@ from onnxq.passes.cleanup import RemoveUnused
 from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, ExpandConstants
 from onnxq.preparing.named_passes import passes_by_name
 from onnxq.preparing.preparation import integer_steps, prepare_in_place, widens
-from onnxq.rewrite import PassResult, Pipeline, RewriteChanges
+from onnxq.rewrite import PassResult, Pipeline, RewriteRules
 from onnxq.runtime.targets import target_named
 
 _STATIC = Scheme(rules=(Rule(Mode.STATIC),))
@@ -103,11 +103,9 @@ def counted(applied: Iterable[PassResult]) -> Counter[str]:
     """Return how often each pass and rule changed something."""
     found: Counter[str] = Counter()
     for one in applied:
-        if isinstance(one.changes, RewriteChanges) and type(one.step).__name__ == "RewriteRules":
-            found.update(one.changes.counts)
-        elif one.changes:
-            found[type(one.step).__name__] += len(one.changes.changed)
-    return found
+        name, together = type(one.step).__name__, isinstance(one.step, RewriteRules)
+        found.update(one.changes.counts if together else {name: len(one.changes.changed)})
+    return +found
 
 
 def named_in(error: BaseException) -> str:

@@ -33,7 +33,7 @@ def test_graphs_that_are_always_the_same() -> None:
 
 
 def test_a_rule_that_is_wrong_is_found_and_its_graph_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MergeScalars, "check", lambda self, found: "")
+    monkeypatch.setattr(MergeScalars, "rewrite", lambda self, new, match: new.Neg(match.x))
     summary = run_cases(islice(seeds_for(count(), ["MergeScalars"]), 60))
     found = [
         example for (rule, _), examples in summary.examples.items() if rule == "MergeScalars" for example in examples

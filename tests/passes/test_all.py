@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -178,7 +179,17 @@ def test_every_public_pass_of_a_module_is_found() -> None:
     assert all(getattr(onnxq.passes, name) is step for name, step in PASSES.items())
 
 
+def test_every_rule_begins_with_its_equation() -> None:
+    rules = {name: step for name, step in PASSES.items() if issubclass(step, RewriteRule)}
+    assert not [name for name, step in rules.items() if not re.match(r"``.+ -> .+``\.\n", step.__doc__ or "")]
+
+
+def test_the_page_of_rules_is_that_of_their_docstrings() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    written = (docs / "reference" / "rules.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(docs / "rules.py"))["page"]() == written, "run python docs/rules.py"
+
+
 def test_the_canonical_form_has_an_order_of_its_own() -> None:
     assert tuple(passes_of("canonical")) == CANONICAL
     assert all(issubclass(step, RewriteRule) for step in passes_of("canonical").values())
-    assert [name for name, step in passes_of("prepare").items() if issubclass(step, RewriteRule)] == ["SplitPRelus"]

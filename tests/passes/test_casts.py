@@ -235,3 +235,17 @@ def test_what_may_need_16_bits_is_left(text: str, reason: str) -> None:
     changes = WidenFloats().apply(graph)
     assert not changes
     assert reason in changes.skipped[0][1]
+
+
+def test_casts_that_are_there_to_round_stay() -> None:
+    graph = widened(
+        model(
+            """g (float[4,8] x) => (float[4,8] y, float[4,8] z) {
+                a = Cast <to = 10> (x) b = Identity(a) y = Cast <to = 1> (b)
+                h = Cast <to = 10> (x) p = MatMul(h, w) z = Cast <to = 1> (p)
+            }""",
+            w=values(8, 8, dtype=HALF),
+        )
+    )
+    kept = [node for node in nodes(graph) if node.attrs.get("to") == TensorProto.FLOAT16]
+    assert [node.outputs[0].name for node in kept] == ["a"]

@@ -203,7 +203,7 @@ def test_folds_inside_bodies_with_captured_weights() -> None:
 def test_leaves_a_normalization_in_a_body_whose_producer_stands_outside() -> None:
     made = branch(f"[next] t = {BATCH_NORM}", outer="[conv] a = Conv(x, w)")
     graph, changes = fuse(made)
-    assert changes == Changes((), (("next", "conv stands in the graph around it"),))
+    assert changes == Changes((), (("next", "no product with constant weight and bias feeds it alone"),))
     assert "BatchNormalization" in ops(graph)
 
 
@@ -307,13 +307,13 @@ def test_leaves_a_producer_with_two_consumers() -> None:
         }}""",
         w=values(6, 4, 3, 3), **PARAMETERS,
     )  # fmt: skip
-    assert left(made) == {"next": "conv has another consumer"}
+    assert left(made) == {"next": "no product with constant weight and bias feeds it alone"}
 
 
 def test_leaves_a_producer_whose_result_is_a_graph_output() -> None:
     made = conv(2, BATCH_NORM, **PARAMETERS)
     made.graph.output.add(name="a").type.CopyFrom(made.graph.output[0].type)
-    assert left(made) == {"next": "conv has another consumer"}
+    assert left(made) == {"next": "no product with constant weight and bias feeds it alone"}
 
 
 def test_leaves_training_mode() -> None:
@@ -334,7 +334,7 @@ def test_leaves_a_weight_that_is_fed() -> None:
         }}""",
         **PARAMETERS,
     )
-    assert left(made) == {"next": "the weight of conv is not constant"}
+    assert left(made) == {"next": "no product with constant weight and bias feeds it alone"}
 
 
 def test_leaves_parameters_that_are_computed() -> None:

@@ -215,8 +215,9 @@ def test_what_repeats_is_stored_once(constant: Array, most: int) -> None:
         ("y = Mul(w, x)", np.zeros((8, 8), np.float32)),
         ("y = Mul(w, x)", np.repeat(values(2, 64), 64, 0)),
         ("v = QuantizeLinear(x, s)  y = DequantizeLinear <axis = 0> (codes, w)", np.ones(8192, np.float32)),
+        ("y = Identity(w)", np.ones(8192, np.float32)),
     ],
-    ids=["ordinary", "small", "repeated otherwise", "scales of codes"],
+    ids=["ordinary", "small", "repeated otherwise", "scales of codes", "an output"],
 )
 def test_others_are_left(body: str, constant: Array) -> None:
     made = model(
