@@ -1,12 +1,15 @@
 """Quantize a decoder of 3 GiB through the command line and watch its memory, and its time beside inference.
 
-    python benchmarks/size.py [PRESET ...] [--gibibytes G] [--samples N] [--tokens N] [--output FILE]
+    python benchmarks/size.py [PRESET ...] [--gibibytes G] [--samples N] [--tokens N] [--rounds N] [--output FILE]
+    python benchmarks/size.py int4-block32 --peer --rounds 3 --option=--search=off --option=--accuracy=off \
+        --option=--latency-seconds=0 --option=--force
 
 The model is generated into a temporary folder, with its weights as external data, and deleted afterwards. Each preset
 runs in a process of its own, with the options that a user gets by default. Three peaks are shown: anonymous memory,
 which is what the machine must have; file pages, which the kernel drops when memory is short because the file still
 holds them; and the highest resident set, which counts both, as the kernel keeps it. Times are told beside that of a
-process that loads the float model and runs it over the samples, in the same run.
+process that loads the float model and runs it over the samples, in the same run. With ``--peer`` onnxruntime's
+MatMulNBitsQuantizer writes 4-bit weights in blocks of 32 of the same model between the presets; it verifies nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +45,15 @@ import onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 for tokens in numpy.load(sys.argv[2])["tokens"]:
     session.run(None, {"tokens": tokens[None]})
+"""
+PEER_NAME = "MatMulNBitsQuantizer"
+PEER = """
+import sys
+import onnx
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+quantizer = MatMulNBitsQuantizer(onnx.load(sys.argv[1]), block_size=32, is_symmetric=True)
+quantizer.process()
+quantizer.model.save_model_to_file(sys.argv[2], True)
 """
 BLOCK_BYTES = 4 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER)
 POLL_SECONDS = 0.01
@@ -85,6 +97,14 @@ def main() -> None:
     parser.add_argument(
         "--option", action="append", default=[], help="an option more for the command, such as --option=--accuracy=off"
     )
+    parser.add_argument("--rounds", type=int, default=1, help="how often each preset runs, in turns")
+    parser.add_argument(
+        "--peer",
+        nargs="?",
+        const=sys.executable,
+        metavar="PYTHON",
+        help="run onnxruntime's quantizer in turns with the presets, in a Python that has onnx_ir",
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="onnxq-size-", dir=options.folder) as name:
@@ -98,11 +118,15 @@ def main() -> None:
         inference = inferred(folder)
         told = f"{options.samples} samples of {options.tokens} tokens take {inference:.1f} s"
         print(machine(), f"model: {size:,.0f} MiB of external data; {told}", sep="\n", flush=True)
+        output = folder / "output" / "model.onnx"
+        commands = {name: command_line(folder, name, output, options.option) for name in options.presets}
+        if options.peer is not None:
+            commands[PEER_NAME] = [options.peer, "-c", PEER, str(folder / "model.onnx"), str(output)]
         columns = "preset | seconds | beside inference | exit code | anonymous | file pages | resident | written"
         print(f"| {columns} |\n" + "|---" * 8 + "|")
         runs = []
-        for preset in options.presets:
-            runs.append(quantize(folder, preset, options.option))
+        for name, command in [*commands.items()] * options.rounds:
+            runs.append(watched(folder, name, command, output))
             print(row(runs[-1], inference), flush=True)
     if options.output is not None:
         figures = {
@@ -118,7 +142,7 @@ def row(run: Run, inference: float) -> str:
     memory = " | ".join(f"{value:,.0f} MiB" for value in asdict(run.peak).values())
     verdict = "" if run.peak.anonymous <= BAR else f" ABOVE {BAR:,} MiB of anonymous memory"
     said = f" {run.said}" if run.code else ""
-    times = f"{run.seconds:.0f} | {run.seconds / inference:.1f}"
+    times = f"{run.seconds:.1f} | {run.seconds / inference:.1f}"
     return f"| {run.preset} | {times} | {run.code}{said} | {memory} | {run.written:,.0f} MiB |{verdict}"
 
 
@@ -232,12 +256,14 @@ def inferred(folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def quantize(folder: Path, preset: str, options: list[str]) -> Run:
-    """Run the command line in a process of its own and watch that process and its children."""
-    output = folder / "output" / "model.onnx"
-    output.parent.mkdir()
+def command_line(folder: Path, preset: str, output: Path, options: list[str]) -> list[str]:
     files = [str(folder / "model.onnx"), "--calib", str(folder / "samples.npz"), "-o", str(output)]
-    command = [sys.executable, "-m", "onnxq", "quantize", *files, "--preset", preset, *options]
+    return [sys.executable, "-m", "onnxq", "quantize", *files, "--preset", preset, *options]
+
+
+def watched(folder: Path, name: str, command: list[str], output: Path) -> Run:
+    """Run a command in a process of its own and watch that process and its children."""
+    output.parent.mkdir()
     start, peak = time.perf_counter(), Memory()
     with (folder / "errors").open("w+") as errors:
         process = subprocess.Popen(
@@ -248,9 +274,10 @@ def quantize(folder: Path, preset: str, options: list[str]) -> Run:
             time.sleep(POLL_SECONDS)
         errors.seek(0)
         said = errors.read().strip().splitlines()
+    seconds = time.perf_counter() - start
     written = sum(path.stat().st_size for path in output.parent.iterdir()) / MEBIBYTE
     shutil.rmtree(output.parent)
-    run = Run(preset, time.perf_counter() - start, process.returncode, peak, written)
+    run = Run(name, seconds, process.returncode, peak, written)
     return replace(run, said=said[-1]) if said and process.returncode else run
 
 

@@ -20,10 +20,10 @@ from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import Graph, Node, is_constant
 from onnxq.numerics import burn, torch_observers
 from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
+from onnxq.numerics.block_encoding import are_finite, quantize_blocks
 from onnxq.numerics.blocks import block_shape, grid_shape
 from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
 from onnxq.numerics.pairs import Pairs, fit_pairs, search_pair_scales
-from onnxq.numerics.scale_search import search_params
 from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.planning.plan import Plan, Weight
 from onnxq.system.plugins import wrap_plugin_errors
@@ -53,8 +53,7 @@ class Encoder:
 
 def _searched(values: Array, weight: Weight, parameters: QuantParams | None, _: HessianInfo | None) -> QTensor:
     if parameters is None:
-        block = _block(values, weight)
-        parameters = search_params(values, *block_range(values, block), weight.spec, block)
+        return quantize_blocks(values, weight.spec, _block(values, weight))
     return quantize(values, parameters, format_named(weight.spec.format))
 
 
@@ -165,7 +164,7 @@ def encode_weight(
         SchemeError: the block has more axes than the weight, or the encoder of a package fails.
         ModelError: the weight holds NaN or infinity.
     """
-    if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
+    if not are_finite(values):
         raise ModelError(f"{_named(weight)} holds NaN or infinity, which have no code; leave its node in float")
     own = encoder_named(weight.spec.method)
     encoder = own if terms is None or own.sums is not None else ENCODERS[Method.COMPENSATED]

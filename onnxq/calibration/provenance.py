@@ -19,9 +19,12 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.protos import stored_tensors
 from onnxq.ir.tensor_data import ProtoTensor
+from onnxq.system.resources import parallel_map
 
 _BLOCK = 1 << 20
 _DIGEST_BYTES = 16
+# Larger tensors are hashed by threads of their own.
+_LARGE_BYTES = 1 << 20
 # Instruction sets that decide which kernels a runtime chooses, best first.
 _INSTRUCTIONS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "avx", "sve", "i8mm", "asimddp", "asimd")
 
@@ -93,7 +96,7 @@ def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:
 def model_digest(model: onnx.ModelProto | Path) -> str:
     """Return a digest of what a model computes: its nodes and weights, including external data.
 
-    Weights are read one by one, and external data block by block. The opset, declared types of inner tensors, and
+    Weights are read block by block, and large ones by several threads. The opset, declared types of inner tensors, and
     documentation or metadata are left out. For a model in memory with external data, the references to it count.
 
     Raises:
@@ -102,15 +105,28 @@ def model_digest(model: onnx.ModelProto | Path) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     folder = DataFolder.of_model(model) if isinstance(model, Path) else None
     proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+    initializers = (ProtoTensor(tensor, folder) for tensor in proto.graph.initializer)
+    hashed = parallel_map(_sha1, (one for one in initializers if one.nbytes >= _LARGE_BYTES))
     for field, part in _content(proto):
         payloads = [ProtoTensor(tensor, folder) for tensor in stored_tensors(part)]
         described = _without_values(part).SerializeToString(deterministic=True)
         digest.update(f"{field} {len(described)} ".encode())
         digest.update(described)
         for tensor_data in payloads:
-            for values in _values(tensor_data):
-                digest.update(values)
+            if tensor_data.nbytes < _LARGE_BYTES:
+                for values in _values(tensor_data):
+                    digest.update(values)
+            else:
+                digest.update(next(hashed) if field == "initializer" else _sha1(tensor_data))
     return digest.hexdigest()
+
+
+def _sha1(tensor_data: ProtoTensor) -> bytes:
+    """Return a hash of the values of a large tensor; processors have instructions for this one."""
+    digest = hashlib.sha1(usedforsecurity=False)
+    for values in _values(tensor_data):
+        digest.update(values)
+    return digest.digest()
 
 
 def file_digest(path: Path) -> str:

@@ -42,8 +42,14 @@ _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
     ("int8-storage", Mode.STORAGE, _PER_CHANNEL, "8-bit weights, decoded when the model is loaded: float arithmetic"),
     ("int8-block32", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32), "8-bit weights in blocks of 32, float data"),
     ("int4-block32", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE), "4-bit weights in blocks of 32"),
+    ("int4-block32-rtn", Mode.WEIGHT_ONLY, _blocks("int4", 32), "the same by the range of each block: faster to make"),
     ("uint4-block32", Mode.WEIGHT_ONLY, _blocks("uint4", 32, Method.MSE), "4-bit weights with zero points"),
-    ("uint4-hqq", Mode.WEIGHT_ONLY, _blocks("uint4", 32, Method.HQQ), "4-bit weights with half-quadratic zero points"),
+    (
+        "uint4-hqq",
+        Mode.WEIGHT_ONLY,
+        _blocks("uint4", 32, Method.HQQ),
+        "4-bit weights with half-quadratic zero points: slow to make, see uint4-block32",
+    ),
     ("int2-block16", Mode.WEIGHT_ONLY, _blocks("int2", 16, Method.MSE), "2-bit weights in blocks of 16"),
     ("int2-block32", Mode.WEIGHT_ONLY, _blocks("int2", 32, Method.MSE), "2-bit weights in blocks of 32"),
     (

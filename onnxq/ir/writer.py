@@ -52,14 +52,18 @@ def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> M
     return serialize_model(restore_classes(graph), place_constants(graph), store)
 
 
-def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
+def save(
+    graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None, linked: bool = False
+) -> None:
     """Write a model file, and optionally its weights to ``<file name>.data`` beside it.
 
     Weights are streamed, so memory is bounded by the largest one. Files are written into a temporary folder and renamed
     when complete. A graph may be saved over the files that it was read from.
 
     With ``external_data``, tensors of 1 KiB and more go to the data file. It is the default if the graph was read with
-    external data or is larger than 1.9 GiB.
+    external data or is larger than 1.9 GiB. With ``linked``, values that lie in other data files stay there: the model
+    refers to hard links of these files beside it, for files that only this process uses. Where the file system makes no
+    hard links, the values are copied.
 
     Raises:
         ModelError: the graph is not consistent, its external data cannot be read, or it exceeds 2 GiB in one file.
@@ -82,7 +86,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
         staged = folder / target.name
         try:
             if external_data:
-                replaced = _write_with_sidecar(graph, placed, staged, data_file(target))
+                replaced = _write_with_sidecar(graph, placed, staged, data_file(target), linked=linked)
             else:
                 model = serialize_model(graph, placed, lambda proto, tensor_data, name: tensor_data.fill(proto, name))
                 staged.write_bytes(_serialize(model))
@@ -98,11 +102,11 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
 
 
 def _write_with_sidecar(
-    graph: Graph, placed: Mapping[Graph, list[Constant]], staged: Path, sidecar: Path
+    graph: Graph, placed: Mapping[Graph, list[Constant]], staged: Path, sidecar: Path, *, linked: bool
 ) -> Mapping[TensorData, TensorProto]:
     """Return the values that lie in the data file that is going to be replaced, with their new tensors."""
     with data_file(staged).open("xb") as file:
-        writer = SidecarWriter(file, sidecar)
+        writer = SidecarWriter(file, sidecar, linked=linked)
         model = serialize_model(graph, placed, writer.store)
     staged.write_bytes(_serialize(model))
     if not writer.end:
@@ -142,9 +146,10 @@ class SidecarWriter:
         replaced: values that lie in the file which this one will replace, with their new tensors.
     """
 
-    def __init__(self, file: BinaryIO, final: Path) -> None:
-        """Write into ``file``, which will be renamed to ``final``."""
+    def __init__(self, file: BinaryIO, final: Path, *, linked: bool = False) -> None:
+        """Write into ``file``, which will be renamed to ``final``; see `save` for ``linked``."""
         self.end = 0
+        self._linked = linked
         self.replaced: dict[TensorData, TensorProto] = {}
         self._file = file
         self._final = final
@@ -158,6 +163,9 @@ class SidecarWriter:
         source = tensor_data.data_range() if isinstance(tensor_data, ProtoTensor) and tensor_data.external else None
         if tensor_data.nbytes < SMALLEST_EXTERNAL_BYTES:
             tensor_data.fill(proto, name)
+        elif source is not None and self._linked and (location := self._link(source)):
+            tensor_data.fill_without_values(proto, name)
+            refer(proto, location, source.offset, source.length)
         else:
             if tensor_data not in self._written:
                 self._written[tensor_data] = self._append(tensor_data, source)
@@ -166,6 +174,24 @@ class SidecarWriter:
             refer(proto, self._final.name, offset, length)
         if source is not None and source.path == self._final.resolve():
             self.replaced[tensor_data] = proto
+
+    def _link(self, source: DataRange) -> str:
+        """Return the name of a data file in the model's folder, linked now or before; an empty string if it cannot be.
+
+        The file that is going to be replaced gets none.
+        """
+        source.check()
+        folder = self._final.parent.resolve()
+        if source.path.parent == folder:
+            return source.path.name if source.path.name != self._final.name else ""
+        link = folder / f"linked.{source.stamp[0]}.{source.stamp[1]}.data"
+        try:
+            os.link(source.path, link)
+        except FileExistsError:
+            return link.name if link.samefile(source.path) else ""
+        except (OSError, NotImplementedError):
+            return ""
+        return link.name
 
     def _append(self, tensor_data: TensorData, source: DataRange | None) -> tuple[int, int]:
         offset = -(-self.end // ALIGNMENT) * ALIGNMENT

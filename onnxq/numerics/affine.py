@@ -137,6 +137,12 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
     array([-127,   64], dtype=int8)
     """
     codes = np.empty(values.shape, format.dtype)
+    quantize_into(values, parameters, format, codes)
+    return QTensor(codes, parameters, format)
+
+
+def quantize_into(values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType, codes: Array) -> None:
+    """Quantize as `quantize` does, into an array of the format's type and the shape of `values`."""
     scale, zero_point = _arrays(parameters, values.ndim)
     scratch = np.empty(PIECE, np.float32)
     for piece in pieces(values.shape, parameters.block_in(values.shape)):
@@ -148,7 +154,6 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
             np.rint(scaled, out=scaled)
             scaled += piece.own(zero_point)
         format.round_into(scaled, piece.part(codes))
-    return QTensor(codes, parameters, format)
 
 
 def dequantize(codes: Array, parameters: QuantParams, format: QuantDType) -> npt.NDArray[np.float32]:

@@ -15,6 +15,7 @@ from onnxq.errors import SchemeError
 from onnxq.numerics.spec import Granularity
 
 Shape = tuple[int, ...]
+Slices = tuple[slice, ...]
 
 PIECE = 2**16
 """Elements of a piece: input and output together take half a megabyte, which fits the cache."""
@@ -34,8 +35,8 @@ class Piece:
         shared: axes of `split` along which a scale is shared.
     """
 
-    values: tuple[slice, ...]
-    scales: tuple[slice, ...]
+    values: Slices
+    scales: Slices
     split: Shape
     spread: Shape
     shared: Shape
@@ -156,6 +157,67 @@ def pieces(shape: Sequence[int], block: Shape, elements: int = PIECE) -> Iterato
             tuple(spread),
             tuple(shared),
         )
+
+
+def whole_blocks(shape: Sequence[int], block: Shape, elements: int) -> Iterator[tuple[Slices, Slices]]:
+    """Cut a tensor into parts of whole blocks, of at most about `elements` values.
+
+    Args:
+        shape: shape of the tensor.
+        block: extents of a block, one for each axis.
+        elements: number of values in a part; a part has one block at least.
+
+    Yields:
+        The slices of a part in the tensor and in the array of scales, in row-major order. A partial block has parts of
+        its own.
+
+    >>> [place for _, place in whole_blocks((4, 6), (2, 2), 16)]
+    [(slice(0, 1, None), slice(0, 3, None)), (slice(1, 2, None), slice(0, 3, None))]
+    """
+    limits = [min(extent, length) for extent, length in zip(shape, block, strict=True)]
+    room, cuts = max(elements // max(math.prod(limits), 1), 1), []
+    for extent, length in zip(reversed(shape), reversed(block), strict=True):
+        blocks = -(-extent // length)
+        taken = max(min(blocks, room), 1)
+        cuts.append([(start, stop) for start, stop, _ in _cuts(extent, length, taken * length)])
+        room = room // taken if taken == blocks else 1
+    for one in product(*reversed(cuts)):
+        yield (
+            tuple(slice(start, stop) for start, stop in one),
+            tuple(slice(start // length, -(-stop // length)) for (start, stop), length in zip(one, block, strict=True)),
+        )
+
+
+def bands(shape: Sequence[int], block: Shape, elements: int, piece: int = PIECE) -> list[tuple[Slices, Slices]]:
+    """Cut a tensor along its first axis, so that `pieces` cuts each band as it cuts the whole tensor.
+
+    Args:
+        shape: shape of the tensor.
+        block: extents of a block, one for each axis.
+        elements: about how many values a band has.
+        piece: most values of a piece, see `pieces`.
+
+    Returns:
+        The slices of each band in the tensor and in the array of scales.
+
+    >>> bands((96, 2), (32, 1), 128)
+    [((slice(0, 64, None),), (slice(0, 2, None),)), ((slice(64, 96, None),), (slice(2, 3, None),))]
+    """
+    axis = next((place for place, extent in enumerate(shape) if extent > 1), 0)
+    if not shape or not math.prod(shape):
+        return [((), ())]
+    extent, length, side = shape[axis], block[axis], math.prod(shape[axis + 1 :])
+    # Pieces of several blocks begin at multiples of `step`; the other ones are parts of a block.
+    step = max(min(extent, piece // side) // length, 1) * length
+    step *= max(elements // (step * side), 1)
+    lead = (slice(None),) * axis
+    return [
+        (
+            (*lead, slice(start, min(start + step, extent))),
+            (*lead, slice(start // length, -(-min(start + step, extent) // length))),
+        )
+        for start in range(0, extent, step)
+    ]
 
 
 def _cuts(extent: int, length: int, most: int) -> Iterator[tuple[int, int, int]]:

@@ -365,6 +365,8 @@ class ScaleFormat:
 
     def round_nearest(self, scales: Scales) -> npt.NDArray[np.float32]:
         """Return the nearest scale of the format, ties to the even bit pattern."""
+        if self.dtype == np.float32:
+            return self._inside(scales).astype(np.float32)
         below, above = self._neighbours(scales)
         exact = self._inside(scales)
         gap = (above.astype(np.float64) - exact) - (exact - below.astype(np.float64))

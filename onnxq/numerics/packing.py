@@ -10,12 +10,15 @@ import numpy.typing as npt
 from onnxq.errors import SchemeError
 from onnxq.numerics.blocks import PIECE
 from onnxq.numerics.formats import QuantDType
+from onnxq.system.resources import parallel_map
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
 
 _WORD_BITS = 32
+# Values that one thread packs at a time; a multiple of `PIECE`.
+_TASK = 16 * PIECE
 
 
 def pack(codes: Array, format: QuantDType) -> Bytes:
@@ -160,23 +163,33 @@ def _as_codes(patterns: Bytes, format: QuantDType) -> Array:
 
 
 def _squeezed(codes: Bytes, bits: int) -> Bytes:
-    """Move the low `bits` of each byte together, eight bytes at a time: pairs, then pairs of pairs, then all."""
+    """Move the low `bits` of each byte together, in all threads."""
     packed = np.empty(-(-codes.size * bits // 8), np.uint8)
-    for start in range(0, codes.size, PIECE):
-        part = codes[start : start + PIECE]
-        lanes = _padded(part, 0, 8).view("<u8") & _mask(8, bits)
-        for lane in (16, 32, 64):
-            low, high, shift = _halves(lane, bits)
-            upper = lanes >> shift
-            upper &= high
-            lanes &= low
-            lanes |= upper
-        filled = -(-part.size * bits // 8)
-        first = start * bits // 8
-        # The low bytes of each lane. If a type of that width exists, a cast is faster than a slice.
-        kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(f"<u{bits}").view(np.uint8)
-        packed[first : first + filled] = kept.reshape(-1)[:filled]
+
+    def squeeze(start: int) -> None:
+        for first in range(start, min(start + _TASK, codes.size), PIECE):
+            part = codes[first : first + PIECE]
+            place = first * bits // 8
+            packed[place : place + -(-part.size * bits // 8)] = _squeezed_part(part, bits)
+
+    starts = range(0, codes.size, _TASK)
+    for _ in parallel_map(squeeze, starts) if len(starts) > 1 else map(squeeze, starts):
+        pass
     return packed
+
+
+def _squeezed_part(codes: Bytes, bits: int) -> Bytes:
+    """Pack eight bytes at a time: pairs, then pairs of pairs, then all."""
+    lanes = _padded(codes, 0, 8).view("<u8") & _mask(8, bits)
+    for lane in (16, 32, 64):
+        low, high, shift = _halves(lane, bits)
+        upper = lanes >> shift
+        upper &= high
+        lanes &= low
+        lanes |= upper
+    # The low bytes of each lane. If a type of that width exists, a cast is faster than a slice.
+    kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(f"<u{bits}").view(np.uint8)
+    return kept.reshape(-1)[: -(-codes.size * bits // 8)]
 
 
 def _spread(packed: Bytes, bits: int, size: int) -> Bytes:

@@ -43,35 +43,58 @@ def search_params(
     """
     parameters = params_of_blocks(low, high, spec, block)
     if spec.method is Method.MSE:
-        return _least_squares(values, low, high, spec, parameters, block)
+        tensor_scale, format = parameters.tensor_scale, format_named(spec.format)
+
+        def error(tried: QuantParams) -> Doubles:
+            return block_error(values, tried, format, square)
+
+        kept = best_factors(low, high, spec, block, error, tensor_scale)
+        return params_of_blocks(low * kept, high * kept, spec, block, tensor_scale)
     if spec.method is Method.HQQ:
         return half_quadratic(values, parameters, spec)
     return parameters
 
 
-def _least_squares(
-    values: npt.NDArray[Any], low: Floats, high: Floats, spec: QuantSpec, best: QuantParams, block: tuple[int, ...]
-) -> QuantParams:
-    format = format_named(spec.format)
-    error = block_error(values, best, format, square)
-    for kept in (*_widened(format, spec), *_KEPT):
-        tried = params_of_blocks(low * kept, high * kept, spec, block, best.tensor_scale)
-        costs = block_error(values, tried, format, square)
-        better = costs < error
-        error = np.where(better, costs, error)
-        best = _where(better, tried, best)
-    return best
+def best_factors(
+    low: Floats,
+    high: Floats,
+    spec: QuantSpec,
+    block: tuple[int, ...],
+    error: Callable[[QuantParams], Doubles],
+    tensor_scale: np.float32 | None = None,
+) -> Floats:
+    """Return the factor of each range whose scale has the least error: 1, or the first of `clipping_factors`.
 
-
-def _widened(format: QuantDType, spec: QuantSpec) -> tuple[float, ...]:
-    """Return the factors by which ranges are widened: in a symmetric format the largest positive value clips first.
-
-    >>> from onnxq.numerics.formats import FORMATS
-    >>> [round(one, 3) for one in _widened(FORMATS["int4"], QuantSpec("int4"))]
-    [1.071, 1.048, 1.024]
+    Args:
+        low: minimum of each block.
+        high: maximum of each block.
+        spec: format and scales.
+        block: extents of a block, one for each axis.
+        error: returns the error of each block for scales and zero points.
+        tensor_scale: the second level of the scales, if there is one.
     """
+    kept = np.ones_like(low)
+    least = error(params_of_blocks(low, high, spec, block, tensor_scale))
+    for factor in clipping_factors(spec):
+        found = error(params_of_blocks(low * factor, high * factor, spec, block, tensor_scale))
+        better = found < least
+        least = np.where(better, found, least)
+        kept[better] = factor
+    return kept
+
+
+def clipping_factors(spec: QuantSpec) -> tuple[float, ...]:
+    """Return the factors of a range that are tried.
+
+    Some are above 1: in a symmetric format the largest positive value clips first.
+
+    >>> [round(one, 3) for one in clipping_factors(QuantSpec("int4"))[:5]]
+    [1.071, 1.048, 1.024, 0.98, 0.96]
+    """
+    format = format_named(spec.format)
     whole = float((format.maximum - format.minimum) / (2 * format.maximum)) if spec.symmetric else 1.0
-    return tuple(1 + (whole - 1) * step / _WIDENED for step in range(_WIDENED, 0, -1)) if whole > 1 else ()
+    wider = tuple(1 + (whole - 1) * step / _WIDENED for step in range(_WIDENED, 0, -1)) if whole > 1 else ()
+    return (*wider, *_KEPT)
 
 
 def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: QuantSpec) -> QuantParams:

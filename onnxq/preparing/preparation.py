@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from onnx import ModelProto
 
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.errors import ModelError, SchemeError, did_you_mean
 from onnxq.ir import Graph, Origins, all_graphs, as_graph, constants, save
+from onnxq.numerics.block_encoding import are_finite
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes import passes_of
@@ -326,7 +326,7 @@ def check_plan(plan: Plan, graph: Graph) -> None:
     for scope in all_graphs(graph):
         for node in scope.nodes:
             for weight in plan.by_node[node.name].weights:
-                if not np.isfinite(node.inputs[weight.index].values.astype(np.float32, copy=False)).all():
+                if not are_finite(node.inputs[weight.index].values):
                     raise ModelError(
                         f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
                         "export the model again from sound weights"

@@ -265,7 +265,7 @@ class PreparedModel:
             with _faults_of_candidates():
                 graph = load(self.prepared)
                 prepare_for_integers(graph, self.making.steps, opset=needed, without=self.making.without)
-                save(graph, path, external_data=True)
+                save(graph, path, external_data=True, linked=True)
         return path
 
 
@@ -313,13 +313,13 @@ def open_prepared_model(
         applied = prepare_for_integers(graph, steps, widen=half > 0, without=without)
         making = PreparationRecord(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
         bench = PreparedModel(folder / "prepared.onnx", scheme, target, emit, making=making)
-        save(graph, bench.prepared, external_data=True)
+        save(graph, bench.prepared, external_data=True, linked=True)
     needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
     if needed > graph.opset:
         # Statistics that were collected for other plans stay valid.
         content = _digest(bench.prepared)
         applied = (*applied, *prepare_for_integers(graph, steps, opset=needed, without=without))
-        save(graph, bench.prepared, external_data=True)
+        save(graph, bench.prepared, external_data=True, linked=True)
         # The graph of the first `PreparedModel` is out of date.
         making = replace(making, applied=applied, content=content, origins=origins_by_name(graph))
         bench = replace(bench, making=making)

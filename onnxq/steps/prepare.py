@@ -245,7 +245,7 @@ def steps_to_leave_out(
         graph = apply_own_passes(given, wanted.prepare)
         prepare_in_place(graph, without=without | wanted.without)
         path = folder / "preparation.onnx"
-        save(graph, path, external_data=True)
+        save(graph, path, external_data=True, linked=True)
         return path
 
     return harmful_steps(check, names, prepare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -491,3 +492,29 @@ def test_what_a_graph_returns_is_read_and_what_attributes_hold_is_not() -> None:
 
     assert [tensor.name for tensor in constants_read(main)] == ["w", "spare"]
     assert list(attribute_constants(main)) == [held]
+
+
+def test_linked_models_leave_values_in_their_data_files(tmp_path) -> None:
+    source, folder = external_model(tmp_path / "source"), tmp_path / "folder"
+    folder.mkdir()
+    graph = load(source)
+    # Twice over the same file, as when a later opset is needed.
+    for _ in range(2):
+        save(graph, folder / "n.onnx", external_data=True, linked=True)
+    [link] = folder.glob("*.data")
+    assert link.samefile(source.with_name("m.onnx.data"))
+    assert_weights(folder / "n.onnx")
+    link.unlink()
+    assert_weights(source)
+
+
+def test_linked_models_copy_values_where_no_link_can_be_made(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    source, folder = external_model(tmp_path / "source"), tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setattr("os.link", refuse)
+    save(load(source), folder / "n.onnx", external_data=True, linked=True)
+    assert files(folder) == ["n.onnx", "n.onnx.data"]
+    assert_weights(folder / "n.onnx")
