@@ -15,7 +15,7 @@ import numpy.typing as npt
 from onnxq.numerics.affine import Floats, QTensor, QuantParams, block_range, params_of_blocks, quantize, quantize_into
 from onnxq.numerics.blocks import PIECE, Shape, Slices, bands, grid_shape, pieces, whole_blocks
 from onnxq.numerics.formats import format_named
-from onnxq.numerics.scale_search import best_factors, clipping_factors, search_params, square
+from onnxq.numerics.scale_search import clipping_factors, search_params, square
 from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.system.resources import parallel_map
 
@@ -153,24 +153,28 @@ class _Screen:
     def kept(self, values: Array, low: Floats, high: Floats) -> Singles:
         """Return the factor of the range of each block, in the shape of the ranges."""
         kept = np.ones(low.shape, np.float32)
+        scratch = np.empty((3, 2 * PIECE), np.float32)
         tied: dict[int, list[_Tied]] = {}
         for place, own in whole_blocks(values.shape, self.block, PIECE):
             columns = self._columns(values[place])
             ends = (end[own].reshape(-1).astype(np.float32, copy=False) for end in (low, high))
-            factors, ties = self._screened(columns, *ends)
+            factors, ties, close = self._screened(columns, *ends, scratch)
             kept[own] = factors.reshape(kept[own].shape)
             if len(ties):
                 outer, inner = np.unravel_index(ties, (columns.shape[0], columns.shape[2]))
                 where = np.unravel_index(ties, kept[own].shape)
-                found = _Tied(own, where, np.ascontiguousarray(columns[outer, :, inner].T))
+                found = _Tied(own, where, np.ascontiguousarray(columns[outer, :, inner].T), close)
                 tied.setdefault(columns.shape[1], []).append(found)
         for alike in tied.values():
             ranges = (np.concatenate([end[one.own][one.where] for one in alike]) for end in (low, high))
-            factors = self._searched(np.concatenate([one.columns for one in alike], axis=1), *ranges)
-            for one, own_factors in zip(
-                alike, np.split(factors, np.cumsum([one.columns.shape[1] for one in alike])[:-1]), strict=True
-            ):
-                kept[one.own][one.where] = own_factors
+            columns, close = (
+                np.concatenate(parts, axis=1)
+                for parts in zip(*((one.columns, one.close) for one in alike), strict=True)
+            )
+            best = self._best(columns, *ranges, close)
+            for one in alike:
+                count = one.columns.shape[1]
+                kept[one.own][one.where], best = best[:count], best[count:]
         return kept
 
     def _columns(self, part: Array) -> Singles:
@@ -181,33 +185,29 @@ class _Screen:
         columns = single.reshape(-1, length, inner)
         return np.ascontiguousarray(columns.transpose(2, 1, 0)) if self.axis == part.ndim - 1 else columns
 
-    def _screened(self, columns: Singles, low: Singles, high: Singles) -> tuple[Singles, npt.NDArray[np.intp]]:
-        """Return the factors of blocks, and the blocks whose factors are not certain."""
+    def _screened(
+        self, columns: Singles, low: Singles, high: Singles, scratch: Singles
+    ) -> tuple[Singles, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        """Return the factors of blocks, the blocks whose factors are not certain, and what may be the best of these."""
         outer, length, inner = columns.shape
         shape, format = (outer, 1, inner), format_named(self.spec.format)
+        scaled, tried, codes = (one[: columns.size].reshape(columns.shape) for one in scratch)
+        factors = np.array((1.0, *clipping_factors(self.spec)))
         low, high = np.minimum(low, 0), np.maximum(high, 0)
-        lowest, highest, uncertain = np.float32(format.minimum), np.float32(format.maximum), np.zeros(low.shape, bool)
-        if self.spec.symmetric:
-            step = np.maximum(-low, high) * np.float32(2 / (format.maximum - format.minimum))
-        else:
-            step = (high - low) * np.float32(1 / (format.maximum - format.minimum))
-        empty = step == 0
-        usual = (step > _SMALLEST_STEP) & (step < _LARGEST_STEP)
-        step = np.where(usual, step, 1)
-        limits: tuple[Any, Any] = (lowest, highest)
+        width = 2 * np.maximum(-low, high) if self.spec.symmetric else high - low
+        step = width * np.float32(1 / (format.maximum - format.minimum))
+        empty, usual = step == 0, (step > _SMALLEST_STEP) & (step < _LARGEST_STEP)
+        step[~usual] = 1
+        lowest, highest = np.float32(format.minimum), np.float32(format.maximum)
+        low, high = low / step, high / step
+        certain = usual
+        limits: tuple[Any, Any] = lowest, highest
         if not self.spec.symmetric:
-            exact = low / step
-            zero = lowest - np.rint(exact)
-            uncertain = np.abs(np.abs(exact - np.rint(exact)) - np.float32(0.5)) < _NEAR_HALF
-            limits = lowest - zero, highest - zero
-        scaled, tried, codes = (
-            columns * np.reshape(1 / step, shape),
-            np.empty(columns.shape, np.float32),
-            np.empty(columns.shape, np.float32),
-        )
-        factors = (1.0, *clipping_factors(self.spec))
-        errors = np.empty((len(factors), outer, inner), np.float32)
-        spread = tuple(np.reshape(limit, shape) if limit.ndim else limit for limit in limits)
+            zero = np.rint(low)
+            certain = usual & ~self._may_move(low)
+            limits = zero, zero + (highest - lowest)
+        np.multiply(columns, np.reshape(1 / step, shape), out=scaled)
+        errors, least = np.empty((len(factors), low.size), np.float32), np.full(low.shape, np.inf, np.float32)
         stop, count = 0.0, 0
         for factor in factors:
             if factor < stop:
@@ -217,22 +217,29 @@ class _Screen:
             if self.spec.symmetric:
                 np.clip(codes, *limits, out=codes)
             else:
-                np.maximum(codes, spread[0], out=codes)
-                np.minimum(codes, spread[1], out=codes)
+                np.maximum(codes, limits[0].reshape(shape), out=codes)
+                np.minimum(codes, limits[1].reshape(shape), out=codes)
             codes -= tried
-            np.einsum("akb,akb->ab", codes, codes, out=errors[count])
+            np.einsum("akb,akb->ab", codes, codes, out=errors[count].reshape(outer, inner))
             errors[count] *= np.float32(factor**2)
+            np.minimum(least, errors[count], out=least)
             count += 1
             if factor < 1 and count % _LOOK == 0:
-                least = errors[:count].min(0).reshape(-1)
                 reach = np.sqrt(least + self._doubt(least, length))
-                stop = float(_ruled_out(low / step, high / step, limits, reach)[usual].min(initial=np.inf))
-        seen = errors[:count].reshape(count, -1)
-        first = seen.argmin(0)
-        least = np.take_along_axis(seen, first[None], 0)[0]
-        close = np.count_nonzero(seen <= least + self._doubt(least, length), axis=0) > 1
-        ties = np.flatnonzero(~empty & (close | uncertain | ~usual))
-        return np.where(empty, np.float32(1), np.array(factors, np.float32)[first]), ties
+                stop = float(_ruled_out(low, high, limits, reach)[usual].min(initial=np.inf))
+        close = np.zeros((len(factors), low.size), np.bool_)
+        np.less_equal(errors[:count], least + self._doubt(least, length), out=close[:count])
+        certain = certain & (np.add.reduce(close[:count].view(np.int8), axis=0) == 1)
+        # Where one candidate is close, the product is its factor.
+        kept = factors[:count].astype(np.float32) @ close[:count].astype(np.float32)
+        kept[empty] = 1
+        ties = np.flatnonzero(~empty & ~certain)
+        return kept, ties, close[:, ties] | ~usual[ties] | self._may_move(low[ties])
+
+    def _may_move(self, low: Singles) -> npt.NDArray[np.bool_]:
+        """Return whether the zero point of blocks may be another for each candidate, because of rounding."""
+        near = np.abs(np.abs(low - np.rint(low)) - np.float32(0.5)) <= _NEAR_HALF
+        return near & (not self.spec.symmetric)
 
     def _doubt(self, error: Singles, length: int) -> Singles:
         """Return by how much squared errors in float32 may be from those in float64, in squared steps."""
@@ -240,40 +247,55 @@ class _Screen:
         rounding = np.float32(_RANGE_ROUNDING * float(steps) * math.sqrt(length))
         return np.asarray(error * (_ROUNDING * (length + 10)) + rounding * np.sqrt(error) + rounding**2, np.float32)
 
-    def _searched(self, columns: Singles, low: Singles, high: Singles) -> Singles:
-        """Compare all candidates of blocks, which are the columns of an array, in float64."""
-        length, count = columns.shape
-        if count % 2:
+    def _best(self, columns: Singles, low: Floats, high: Floats, close: npt.NDArray[np.bool_]) -> Singles:
+        """Compare the candidates that may be the best of blocks, the columns of an array, in float64."""
+        factors = np.array((1.0, *clipping_factors(self.spec)), low.dtype)
+        block, candidate = np.nonzero(close.T)
+        tried = factors[candidate]
+        found = self._errors(columns, block, params_of_blocks(low[block] * tried, high[block] * tried, self.spec, (1,)))
+        starts = np.searchsorted(block, np.arange(columns.shape[1]))
+        least = np.minimum.reduceat(found, starts)
+        # The first of equals, as in `best_factors`.
+        places = np.flatnonzero(found == least[block])
+        first = places[np.searchsorted(block[places], np.arange(columns.shape[1]))]
+        return np.asarray(tried[first], np.float32)
+
+    def _errors(
+        self, columns: Singles, block: npt.NDArray[np.intp], parameters: QuantParams
+    ) -> npt.NDArray[np.float64]:
+        """Return the squared error of each candidate, summed in the order of `block_error`."""
+        format, length = format_named(self.spec.format), len(columns)
+        found = np.zeros(len(block))
+        wide = max(PIECE // length, 2)
+        for start in range(0, len(block), wide):
+            part = slice(start, start + wide)
+            own = block[part]
             # numpy sums a single column in another order.
-            columns, low, high = (np.append(one, one[..., :1], axis=-1) for one in (columns, low, high))
-        format, block = format_named(self.spec.format), (length, 1)
-        wide = max(PIECE // length // 2, 1) * 2
-        parts = [slice(start, start + wide) for start in range(0, columns.shape[1], wide)]
-
-        def error(tried: QuantParams) -> npt.NDArray[np.float64]:
-            found = np.zeros(tried.scale.shape)
-            for part in parts:
-                zero = None if tried.zero_point is None else tried.zero_point[:, part]
-                own, seen = QuantParams(tried.scale[:, part], zero, None, block), columns[:, part]
-                lost = quantize(seen, own, format).dequantize()
-                lost -= seen
-                squares = square(lost.astype(np.float64))
-                for start, stop in self.runs:
-                    if start < length:
-                        found[0, part] += squares[start:stop].sum(0)
-            return found
-
-        factors = best_factors(low[None], high[None], self.spec, block, error)
-        return np.asarray(factors[0, :count], np.float32)
+            own = np.append(own, own) if len(own) == 1 else own
+            seen = columns[:, own]
+            scale, zero = (
+                None if one is None else np.broadcast_to(one[part], len(own))[None]
+                for one in (parameters.scale, parameters.zero_point)
+            )
+            assert scale is not None
+            lost = quantize(seen, QuantParams(scale, zero, None, (length, 1)), format).dequantize()
+            lost -= seen
+            squares, sums = square(lost.astype(np.float64)), np.zeros(len(own))
+            for first, last in self.runs:
+                if first < length:
+                    sums += squares[first:last].sum(0)
+            found[part] = sums[: len(found[part])]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Tied:
-    """Blocks of a part whose factors are not certain: their places, and their values as columns."""
+    """Blocks of a part whose factors are not certain: places, values as columns, and candidates as rows."""
 
     own: Slices
     where: tuple[npt.NDArray[np.intp], ...]
     columns: Singles
+    close: npt.NDArray[np.bool_]
 
 
 def _ruled_out(low: Singles, high: Singles, limits: tuple[Any, Any], reach: Singles) -> Singles:
