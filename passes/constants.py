@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 
@@ -28,9 +29,11 @@ from onnxq.ir import (
     onnx_dtype,
     remove_nodes,
 )
+from onnxq.numerics.blocks import PIECE
 from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import VIEWS, Step, evaluate_all, is_small
+from onnxq.system.resources import parallel_map
 
 # Q/DQ nodes must survive, random operators must stay random, and control flow has subgraphs.
 _KEPT = frozenset(
@@ -429,8 +432,9 @@ class FlushDenormals(Pass):
             if operator is not None and operator.role in _PRODUCTS:
                 read = (node.inputs[index] for index in operator.weights if index < len(node.inputs))
                 weights.update(dict.fromkeys(tensor for tensor in read if is_constant(tensor)))
-        floats = (tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT)
-        changed = [tensor for tensor in floats if _has_denormals(tensor) and _largest(tensor) >= _HIDES_DENORMALS]
+        found = [tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT]
+        small = compress(found, parallel_map(_has_denormals, found))
+        changed = [tensor for tensor in small if _largest(tensor) >= _HIDES_DENORMALS]
         for tensor in changed:
             values = np.ascontiguousarray(tensor.values)
             tensor.values = np.where(_are_denormal(values.view(np.uint32)), np.float32(0), values)
@@ -438,7 +442,12 @@ class FlushDenormals(Pass):
 
 
 def _has_denormals(tensor: Constant) -> bool:
-    return any(bool(_are_denormal(np.frombuffer(piece, np.uint32)).any()) for piece in tensor.tensor_data.chunks())
+    for chunk in tensor.tensor_data.chunks():
+        bits = np.frombuffer(chunk, np.uint32)
+        pieces = (bits[start : start + PIECE] for start in range(0, bits.size, PIECE))
+        if any(bool(_are_denormal(piece).any()) for piece in pieces):
+            return True
+    return False
 
 
 def _largest(tensor: Constant) -> float:

@@ -75,8 +75,9 @@ def open_session(
         optimized_copy: where to save the optimized graph, to inspect its kernels.
         profile: prefix of the file of kernel times that ``end_profiling`` of the session writes.
         external_folder: folder of the external data of a model in memory.
-        mapped: whether external weights stay in memory-mapped files, neither prepacked for kernels nor dequantized at
-            load. Runs take longer, and the process needs little memory. None decides by `is_large`.
+        mapped: whether external weights are not dequantized at load, and stay in memory-mapped files: those of a large
+            model are not prepacked for kernels either. Runs take longer, and the process needs little memory. None
+            decides by `is_large`.
         is_made: whether the model was made from a float model that loads.
 
     Returns:
@@ -104,8 +105,10 @@ def open_session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    if is_large(model) if mapped is None else mapped:
-        options.add_session_config_entry("session.disable_prepacking", "1")
+    large = is_large(model)
+    if large if mapped is None else mapped:
+        if large:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         # An arena grows by powers of two and releases nothing.
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))

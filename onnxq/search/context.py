@@ -33,6 +33,7 @@ from onnxq.search.refinement import (
     apply_requested_methods,
     drop_costly_scales,
     refine,
+    requests_methods,
 )
 from onnxq.search.search import Planner, PlanSearch, SensitivitiesOfNodes
 from onnxq.search.sensitivity import NO_ERROR, Sensitivities, sensitivity_by_node
@@ -136,8 +137,12 @@ class SearchContext:
 
         From `enough` decibels on, no method is tried, unless at full effort.
         """
+        basis = AlgorithmResult(recipe, self.evidence)
+        if not accuracy.methods and not requests_methods(plan):
+            # The float model need not run to evaluate nothing.
+            return RefinedEncoding(basis)
         validator = CrossValidator(self.evaluator, self.samples)
-        basis = apply_requested_methods(validator, plan, AlgorithmResult(recipe, self.evidence), accuracy)
+        basis = apply_requested_methods(validator, plan, basis, accuracy)
         if not accuracy.methods or not self.has_time(0):
             return RefinedEncoding(basis)
         until = self.judge.deadline.part(_REFINEMENT_SHARE, self._reserved)

@@ -99,11 +99,15 @@ def apply_requested_methods(
     validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
 ) -> AlgorithmResult:
     """Apply GPTQ if the spec of a weight requests it; otherwise return the basis."""
-    weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
-    asked = any(encoder_named(spec.method).sums is not None for spec in weights)
-    if not asked or basis.recipe.compensation is not None or validator.evaluator.bench.is_large:
+    if not requests_methods(plan) or basis.recipe.compensation is not None or validator.evaluator.bench.is_large:
         return basis
     return with_asked_rows(validator, plan, basis, accuracy)
+
+
+def requests_methods(plan: Plan) -> bool:
+    """Return whether the spec of a weight requests an encoder that uses activations."""
+    weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
+    return any(encoder_named(spec.method).sums is not None for spec in weights)
 
 
 def refine(
