@@ -21,6 +21,7 @@ from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifi
 from onnxq.planning.plan import Plan
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.engines import measures_target
+from onnxq.runtime.sessions import return_memory
 from onnxq.search.cost_cache import CostCache
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import EvaluationSplit, PlanEvaluator, candidate_key
@@ -278,6 +279,8 @@ class SearchContext:
         staged, external = self.files.staged, self.files.external_data
         if external or not self.split.built.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):
             self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
+            if self.bench.is_large:
+                return_memory()
         self.progress("verify", 0, 0)
         looks = number if self._is_judged_apart else number + outcome.measured
         known = selection_adjusted_interval(self._timed, file_digest(staged)) if self._timed else None
