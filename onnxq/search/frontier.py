@@ -189,8 +189,9 @@ _HOPELESS = 2.0
 # The fewest models that can find the weights that need finer specs.
 _FEWEST_FINER_MODELS = 4
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
-# An integer plan must be this much faster than float to be worth the bytes of scales and zero points. If it is expected
-# to take most of the float time, it must also be as fast as the plan that only compresses weights.
+# A plan must be this many times as fast as a simpler one: a choice of nodes as the plan of the scheme, and integers as
+# floats, because scales and zero points take bytes. Less is within what runs of one model differ. If integers are
+# expected to take most of the float time, they must also be as fast as the plan that only compresses weights.
 _WORTH, _LITTLE = 1.03, 0.8
 
 
@@ -198,6 +199,8 @@ def find_fastest(
     profiler: Profiler, graph: Graph, target: Target, goal: float, effort: Effort, progress: Progress
 ) -> PlanSearch:
     """Find the fastest plan whose worst output reaches ``goal``.
+
+    The plan of the scheme itself is always a candidate: a search that does not beat it plainly returns it (`_WORTH`).
 
     1. Profile one model per option: float, static integers, and each option with fast kernels. This gives the time of
     each node and boundary.
@@ -226,7 +229,7 @@ class _Search:
 
     def run(self) -> PlanSearch:
         prices = self._tradeoff()
-        noise = UNMEASURED
+        noise, simple = UNMEASURED, self._plan_of_scheme(prices)
         tried = [self._measure(self._plan(prices, noise, 0.0, prices.quickest))]
         if not self._is_faithful(tried[0]):
             noise = self._measure_sensitivities(prices)
@@ -242,9 +245,9 @@ class _Search:
         if faithful and noise is not UNMEASURED:
             faithful.insert(0, self._greedy_add_back(prices, noise, faithful[0]))
         promising = list(distinct(faithful))[: self.effort.timed]
-        if not promising or not self._is_late:
-            promising = self._add_uniform(prices, noise, tried, promising)
-        timed = self._time(promising) if promising else []
+        if not simple and (not promising or not self._is_late):
+            promising = self._add_all_but_noisiest(prices, noise, tried, promising)
+        timed = self._time(promising, simple)
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
         for _ in range(self.effort.refinements):
@@ -258,6 +261,7 @@ class _Search:
             if fastest(timed) is not again:
                 break
             best = again
+        best = self._simplest(best, timed)
         if best.speed and self.profiler.is_timed:
             little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
             if best.speed < _WORTH or (little and len(timed) < self.effort.timed):
@@ -266,7 +270,7 @@ class _Search:
                     [stored] = self._time([stored]) if best.speed >= _WORTH else [stored]
                     best = fastest([best, stored]) if best.speed >= _WORTH else stored
                 tried.append(stored)
-        return summarize_search(best, [*tried, *timed], prices, noise, self.profiler)
+        return summarize_search(best, [*simple, *tried, *timed], prices, noise, self.profiler)
 
     @property
     def _is_late(self) -> bool:
@@ -298,14 +302,28 @@ class _Search:
     def _measure(self, one: WeighedPlan) -> WeighedPlan:
         return replace(one, sqnr=self.profiler.sqnr(one.plan))
 
-    def _time(self, promising: Sequence[WeighedPlan]) -> list[WeighedPlan]:
-        """When time is up, only the first plan is timed."""
-        given = promising[:1] if self._is_late else promising
-        speeds = self.profiler.speeds([one.plan for one in given])
+    def _plan_of_scheme(self, prices: CostTradeoff) -> list[WeighedPlan]:
+        """Return the plan of the scheme if it is accurate enough, and not expected to be far slower than float."""
+        assignment = prices.planned(self._full, UNMEASURED)
+        if assignment.nanoseconds > _HOPELESS * prices.costs.floats.total:
+            return []
+        return [*filter(self._is_faithful, [self._measure(WeighedPlan(assignment, self._full, 0.0, frozenset()))])]
+
+    def _simplest(self, best: WeighedPlan, timed: Sequence[WeighedPlan]) -> WeighedPlan:
+        """Return the plan of the scheme where it was timed and another one is not plainly faster."""
+        simple = next((one for one in timed if one.plan.effect == self._full.effect and one.speed), best)
+        return simple if (best.speed or 0.0) < _WORTH * (simple.speed or 0.0) else best
+
+    def _time(self, promising: Sequence[WeighedPlan], simple: Sequence[WeighedPlan] = ()) -> list[WeighedPlan]:
+        """Time plans beside that of the scheme; when time is up, only the first of them."""
+        given = list(distinct([*(promising[:1] if self._is_late else promising), *simple]))
+        if promising and simple and simple[0].assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
+            given = [one for one in given if one.plan.effect == self._full.effect]
+        speeds = self.profiler.speeds([one.plan for one in given]) if given else []
         known = (None if math.isnan(speed) else speed for speed in speeds)
         return [replace(one, speed=speed) for one, speed in zip(given, known, strict=True)]
 
-    def _add_uniform(
+    def _add_all_but_noisiest(
         self,
         prices: CostTradeoff,
         noise: OptionSensitivities,
@@ -314,21 +332,23 @@ class _Search:
     ) -> list[WeighedPlan]:
         """Add the plan with nearly all nodes as integers: its costs are more certain, because it has few boundaries."""
         full, best = prices.planned(self._full, UNMEASURED), next(iter(promising), None)
-        hopeless = best and full.nanoseconds > _HOPELESS * prices.costs.floats.total
+        hopeless = full.nanoseconds > _HOPELESS * prices.costs.floats.total
         # If the all-integer plan is not faster, a plan that leaves out few nodes is not expected to be either.
         is_near = best and best.plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
-        most = 0 if best and is_near and not is_worth_trying(full, best.assignment) else _NOISIEST
-        found = () if hopeless else self._uniform(prices, noise, expectation(tried, self.goal), most)
-        if (whole := next(filter(self._is_faithful, found), None)) is None:
+        vain = best and (hopeless or (is_near and not is_worth_trying(full, best.assignment)))
+        if noise is UNMEASURED or self._is_late or vain:
             return list(promising)
-        if promising and whole.assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
-            return [one for one in promising if one.plan.effect == whole.plan.effect] or [whole]
-        return list(distinct([*promising, whole]))
+        found = self._all_but_noisiest(prices, noise, expectation(tried, self.goal))
+        if found is None or not self._is_faithful(found):
+            return list(promising)
+        if promising and found.assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
+            return [one for one in promising if one.plan.effect == found.plan.effect] or [found]
+        return list(distinct([*promising, found]))
 
-    def _uniform(
-        self, prices: CostTradeoff, noise: OptionSensitivities, trusted: Callable[[float], float], most: int
-    ) -> Iterator[WeighedPlan]:
-        """Yield the plan of the scheme, then one without the nodes of highest error, if expected to pass."""
+    def _all_but_noisiest(
+        self, prices: CostTradeoff, noise: OptionSensitivities, trusted: Callable[[float], float]
+    ) -> WeighedPlan | None:
+        """Return the plan of the scheme without a few nodes of highest error, if it is expected to pass."""
         full, ways = prices.planned(self._full, noise), prices.ways(noise)
         noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
         stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
@@ -342,21 +362,16 @@ class _Search:
         def is_enough(left: Mapping[str, Demotion]) -> bool:
             return not self._is_late and self._is_faithful(self._measure(all_but(left)))
 
-        for count in (0, most) if most else (0,):
-            if count and (noise is UNMEASURED or not noisiest or self._is_late):
-                break
-            left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(count, len(noisiest) - 1)], stored)
-            # Plans below their expectation may contain quantizers that are left out here.
-            expected = max(trusted(found := sqnr_of_ratio(all_but(left).assignment.noise)), found)
-            if noise is UNMEASURED or expected >= self.goal - _DOUBT_DB:
-                if len(left) > 1 and is_enough(left):
-                    left = backward_elimination(
-                        left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK
-                    )
-                one = self._measure(replace(all_but(left), predicted=None if noise is UNMEASURED else expected))
-                yield one
-                if self._is_faithful(one):
-                    break
+        left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(_NOISIEST, len(noisiest) - 1)], stored)
+        if not left:
+            return None
+        # Plans below their expectation may contain quantizers that are left out here.
+        expected = max(trusted(found := sqnr_of_ratio(all_but(left).assignment.noise)), found)
+        if expected < self.goal - _DOUBT_DB:
+            return None
+        if len(left) > 1 and is_enough(left):
+            left = backward_elimination(left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK)
+        return self._measure(replace(all_but(left), predicted=expected))
 
     def _store_all(self, prices: CostTradeoff) -> WeighedPlan:
         """Return the plan that only compresses weights, with finer specs as needed."""

@@ -357,6 +357,28 @@ def test_a_plan_with_all_stands_in_for_one_that_is_expected_to_take_hardly_less(
     assert table.timed == timed
 
 
+@pytest.mark.parametrize(("gain", "left"), [(1.02, []), (1.05, ["c4"])])
+def test_the_plan_of_the_scheme_is_taken_unless_another_is_plainly_faster(
+    build: Callable[..., ModelProto], gain: float, left: list[str]
+) -> None:
+    class Near(Table):
+        """Another choice of nodes is a little faster than the plan of the scheme, and more faithful."""
+
+        def speeds(self, plans: Sequence[Plan]) -> list[float]:
+            return [2.0 if plan.count(Mode.STATIC) == len(NODES) else 2.0 * gain for plan in plans]
+
+    times = {**dict.fromkeys(NODES, 3e5), "c4": 2e6}
+    table = Near(products_of(build), dict.fromkeys(NODES, 9e5), times, dict.fromkeys(NODES, 1e-4))
+    assert static(search(table)) == [name for name in NODES if name not in left]
+
+
+def test_the_plan_of_the_scheme_is_timed_beside_another_when_time_is_up(build: Callable[..., ModelProto]) -> None:
+    times = {**dict.fromkeys(NODES, 3e5), "c4": 2e6}
+    table = Misprofiled(products_of(build), dict.fromkeys(NODES, 9e5), times, {})
+    assert static(search(table, seconds=0.0)) == list(NODES)
+    assert sorted(table.timed) == [5, 6]
+
+
 @dataclass
 class Asked(Table):
     """Remembers how many nodes were integers in each plan that it was asked the fidelity of."""
