@@ -1,23 +1,21 @@
 """Break the product in places that a seed chooses, and count how often the tests notice.
 
-    python benchmarks/mutants.py reach --output reach.json [TESTS ...]
-    python benchmarks/mutants.py run --reach reach.json [--seed 1] [--count 50] [--first 0] [--last 50] [--output FILE]
+    python benchmarks/mutants.py [--seed 1] [--count 50] [--first 0] [--last 50] [--output FILE]
 
-`reach` runs tests once and writes which functions of the product each of them calls. `run` changes a copy of the
-checkout in one place after the other, and runs the tests that call the changed function: those that call few other
-functions first, until one fails. A change outside all functions reaches every test that calls a function of its file.
-Changes are: another constant, a turned comparison, a swapped branch, `and` for `or`, `+` for `-`, a removed `not`, a
-dropped `raise`, a deleted call. Docstrings, messages, logging and what only serves types are left alone.
+A copy of the checkout is changed in one place after the other, and tests run until one fails: those of the changed
+module, then of its package, then of what imports the package. Changes are: another constant, a turned comparison, a
+swapped branch, `and` for `or`, `+` for `-`, a removed `not`, a dropped `raise`, a deleted call. Docstrings, messages,
+logging and what only serves types are left alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import cProfile
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -27,13 +25,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Test functions that are tried first, and at most; the first that fails ends them.
-FIRST_TESTS, MOST_TESTS = 40, 600
-SECONDS = 600
+# For the tests of one mutant; one that is over makes the tests hang.
+SECONDS = 900
 TURNED = {
     ast.Lt: ">=", ast.GtE: "<", ast.Gt: "<=", ast.LtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
@@ -43,94 +39,39 @@ ARITHMETIC = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), as
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    reach = commands.add_parser("reach", help="write which functions each test calls")
-    reach.add_argument("--output", type=Path, required=True)
-    reach.add_argument("tests", nargs="*", default=["tests", "onnxq"])
-    run = commands.add_parser("run", help="change the product and run the tests")
-    run.add_argument("--reach", type=Path, nargs="+", required=True, help="files that `reach` wrote")
-    run.add_argument("--seed", type=int, default=1)
-    run.add_argument("--count", type=int, default=50)
-    run.add_argument("--first", type=int, default=0, help="first mutant that is run")
-    run.add_argument("--last", type=int, help="end of the mutants that are run")
-    run.add_argument("--output", type=Path, help="JSON file for the results, to which those of this run are added")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0, help="first mutant that is run")
+    parser.add_argument("--last", type=int, help="end of the mutants that are run")
+    parser.add_argument("--output", type=Path, help="JSON file for the results, to which those of this run are added")
     options = parser.parse_args()
-    if options.command == "reach":
-        sys.exit(record(options.output, options.tests))
-    mutants = choose(options.seed, options.count)[options.first : options.last]
-    results = run_mutants(mutants, Reach.read(options.reach), options.output)
+    results = run_mutants(choose(options.seed, options.count)[options.first : options.last], options.output)
     print(f"{sum(results.values())} of {len(results)} mutants were caught")
 
 
-# --- what tests reach ---------------------------------------------------------------------------------------------
+# --- what a change can reach -----------------------------------------------------------------------------------
 
 
-def function_of(code: CodeType) -> str | None:
-    """Return the file and name of a function of the product; lambdas count to the function around them."""
-    path = Path(code.co_filename).resolve()
-    if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in ("onnxq", "passes"):
-        return None
-    return f"{path.relative_to(ROOT)}:{code.co_qualname.split('.<locals>')[0]}"
+def tests_of(mutant: Mutant) -> list[list[str]]:
+    """Return test files in the order of their nearness: of the module, of its package, and of what imports the package.
 
-
-class Recorder:
-    """A pytest plugin that notes which functions of the product each test calls, and how long it takes."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.functions: dict[str, set[str]] = defaultdict(set)
-        self._names: dict[CodeType, str | None] = {}
-
-    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> None:
-        self._profile, self._start = cProfile.Profile(), time.perf_counter()
-        self._profile.enable()
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._profile.disable()
-        test = nodeid.split("[")[0]
-        self.seconds[test] += time.perf_counter() - self._start
-        for entry in self._profile.getstats():
-            if isinstance(entry.code, CodeType):
-                if entry.code not in self._names:
-                    self._names[entry.code] = function_of(entry.code)
-                if (name := self._names[entry.code]) is not None:
-                    self.functions[test].add(name)
-
-
-def record(output: Path, tests: list[str]) -> int:
-    """Run tests in this process, write what they reach, and return pytest's exit status."""
-    import pytest
-
-    recorder = Recorder()
-    status = pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *tests], [recorder])
-    names = {name: number for number, name in enumerate(sorted(set().union(*recorder.functions.values())))}
-    called = {test: sorted(names[name] for name in found) for test, found in recorder.functions.items()}
-    output.write_text(json.dumps({"functions": list(names), "tests": called, "seconds": recorder.seconds}))
-    return status
-
-
-@dataclass(frozen=True)
-class Reach:
-    """The functions that each test calls."""
-
-    called: dict[str, set[str]]
-
-    @classmethod
-    def read(cls, files: list[Path]) -> Reach:
-        called: dict[str, set[str]] = {}
-        for file in files:
-            content = json.loads(file.read_text())
-            names = content["functions"]
-            called |= {test: {names[number] for number in numbers} for test, numbers in content["tests"].items()}
-        return cls(called)
-
-    def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests that can notice a change, those that call few functions first."""
-        function = f"{mutant.file}:{mutant.function}"
-        found = [test for test, called in self.called.items() if function in called]
-        if not found:
-            found = [t for t, called in self.called.items() if any(n.startswith(f"{mutant.file}:") for n in called)]
-        return sorted(found, key=lambda test: len(self.called[test]))
+    A test file is of a module if it has its name or imports it.
+    """
+    module = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module = f"onnxq.{module}" if mutant.file.startswith("passes/") else module
+    package = module.rpartition(".")[0]
+    named, own, near, wide = set[str](), set[str](), set[str](), set[str]()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text, name = path.read_text(), str(path.relative_to(ROOT))
+        if path.stem == f"test_{module.rpartition('.')[2]}":
+            named.add(name)
+        elif re.search(rf"{re.escape(module)}\b", text):
+            own.add(name)
+        elif name.startswith(f"tests/{package.removeprefix('onnxq.').replace('.', '/')}/"):
+            near.add(name)
+        elif re.search(rf"{re.escape(package)}\b", text):
+            wide.add(name)
+    return [sorted(some) for some in (named, own, near, wide) if some]
 
 
 # --- mutants ------------------------------------------------------------------------------------------------------
@@ -256,7 +197,7 @@ def is_left_alone(node: ast.AST) -> bool:
 # --- running ------------------------------------------------------------------------------------------------------
 
 
-def run_mutants(mutants: list[Mutant], reach: Reach, output: Path | None) -> dict[Mutant, bool]:
+def run_mutants(mutants: list[Mutant], output: Path | None) -> dict[Mutant, bool]:
     """Try mutants in a copy of the checkout, and return which were caught."""
     results: dict[Mutant, bool] = {}
     with tempfile.TemporaryDirectory(prefix="onnxq-mutants-") as folder:
@@ -267,25 +208,24 @@ def run_mutants(mutants: list[Mutant], reach: Reach, output: Path | None) -> dic
             path, start = copy / mutant.file, time.perf_counter()
             source = path.read_bytes()
             path.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
-            tests = reach.tests(mutant)
-            how = first_failure(copy, tests)
+            how = first_failure(copy, tests_of(mutant))
             path.write_bytes(source)
             results[mutant] = how is not None
             seconds = time.perf_counter() - start
-            print(f"{'caught' if how else 'SURVIVED'} {mutant} ({len(tests)} tests, {seconds:.0f} s) {how}", flush=True)
+            print(f"{'caught' if how else 'SURVIVED'} {mutant} ({seconds:.0f} s) {how}", flush=True)
             if output is not None:
                 kept = json.loads(output.read_text()) if output.exists() else []
-                kept.append({**asdict(mutant), "tests": len(tests), "caught": how})
+                kept.append({**asdict(mutant), "caught": how})
                 output.write_text(json.dumps(kept, indent=1) + "\n")
     print(dict(Counter(mutant.kind for mutant, caught in results.items() if caught)))
     return results
 
 
-def first_failure(copy: Path, tests: list[str]) -> str | None:
+def first_failure(copy: Path, tests: list[list[str]]) -> str | None:
     """Return the first test that fails, or None if all pass."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--tb=no"]
-    for some in filter(None, (tests[:FIRST_TESTS], tests[FIRST_TESTS:MOST_TESTS])):
+    for some in tests:
         try:
             done = subprocess.run(
                 [*command, *some],
