@@ -31,6 +31,8 @@ from onnxq.steps.request import Budget
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+MODELS = Path(__file__).parents[1] / "models"
+
 Weight = tuple[int, ...] | NDArray[Any]
 Samples = list[dict[str, NDArray[Any]]]
 RunningGraph = Callable[[Path], onnx.GraphProto]

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from observations import AFFINE, wanted
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from stored_values import initializers
 
+from onnxq.calibration.collect import collect
+from onnxq.calibration.methods import MinMax, Percentile
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
+from onnxq.errors import DataError, ModelError
+from onnxq.ir import load, read_model
+from onnxq.pipeline import plan, quantize
+from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
+from onnxq.steps.request import Budget
 
 PADS = "<pads = [1,1,1,1]>"
 KERNEL = (8, 8, 3, 3)
@@ -171,3 +186,236 @@ def test_shared_weights_and_names_that_look_taken_are_kept_apart(build, quantize
         array for array in initializers(tmp_path / "q.onnx").values() if array.dtype == np.int8 and array.ndim == 2
     ]
     assert len(codes) == 1
+
+
+# --- models that are quantized already, options, files ---------------------------------------------------------------
+
+
+def test_quantizing_twice_is_refused(perceptron: ModelProto, quantize_to, samples_for, tmp_path: Path) -> None:
+    quantize_to(perceptron, tmp_path / "q.onnx")
+    with pytest.raises(ModelError, match="is quantized already"):
+        quantize(tmp_path / "q.onnx", samples_for(perceptron), tmp_path / "again.onnx")
+    model = onnx.load(tmp_path / "q.onnx")
+    del model.metadata_props[:]
+    with pytest.raises(ModelError, match=r"is quantized already: node .* is QuantizeLinear"):
+        plan(model)
+
+
+def test_a_report_says_of_every_node_what_was_done_and_why(residual: ModelProto, quantize_to, tmp_path: Path) -> None:
+    report = quantize_to(residual, tmp_path / "q.onnx").report
+    assert {one.node for one in report.plan.decisions} == {node.name for node in residual.graph.node}
+    assert all(one.reason for one in report.plan.decisions)
+
+
+@pytest.mark.parametrize("option", ["per_channel", "nodes_to_exclude", "minsqnr"])
+def test_a_misspelt_option_is_an_error(option: str, perceptron: ModelProto) -> None:
+    with pytest.raises(TypeError, match=option):
+        quantize(perceptron, [], **{option: True})
+
+
+def test_nothing_is_written_beside_the_model(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    models, outputs = tmp_path / "models", tmp_path / "outputs"
+    models.mkdir()
+    outputs.mkdir()
+    onnx.save(perceptron, models / "model.onnx")
+    models.chmod(0o555)
+    try:
+        quantize(models / "model.onnx", samples_for(perceptron), outputs / "q.onnx", budget=Budget(latency_seconds=0))
+        plan(models / "model.onnx")
+    finally:
+        models.chmod(0o755)
+    assert [path.name for path in models.iterdir()] == ["model.onnx"]
+    assert [path.name for path in outputs.iterdir()] == ["q.onnx"]
+
+
+def test_a_model_may_be_given_by_its_bare_name(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    np.savez(tmp_path / "calib.npz", **samples_for(perceptron, 1)[0])
+    command = [
+        sys.executable,
+        "-m",
+        "onnxq",
+        "quantize",
+        "model.onnx",
+        "--calib",
+        "calib.npz",
+        "--latency-seconds",
+        "0",
+    ]
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "model.int8.onnx\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calib.npz", "model.int8.onnx", "model.onnx"]
+
+
+def test_external_data_stays_external_and_an_old_data_file_is_replaced(
+    perceptron: ModelProto, samples_for, tmp_path: Path
+) -> None:
+    model = ModelProto()
+    model.CopyFrom(perceptron)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    for _ in range(2):
+        quantize(
+            tmp_path / "model.onnx", samples_for(perceptron), tmp_path / "q.onnx", budget=Budget(latency_seconds=0)
+        )
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "model.onnx",
+            "q.onnx",
+            "q.onnx.data",
+            "weights.bin",
+        ]
+    assert any(
+        tensor.external_data for tensor in onnx.load(tmp_path / "q.onnx", load_external_data=False).graph.initializer
+    )
+    run(open_session(tmp_path / "q.onnx"), samples_for(perceptron, 1)[0])
+
+
+def test_the_logging_of_an_application_is_left_alone(perceptron: ModelProto, samples_for, capfd) -> None:
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    quantize(perceptron, samples_for(perceptron), budget=Budget(latency_seconds=0))
+    assert (root.level, list(root.handlers)) == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_in_memory_is_not_changed(residual: ModelProto, samples_for) -> None:
+    before = residual.SerializeToString(deterministic=True)
+    quantize(residual, samples_for(residual), budget=Budget(latency_seconds=0))
+    assert residual.SerializeToString(deterministic=True) == before
+
+
+def test_preparing_twice_changes_nothing_more(residual: ModelProto) -> None:
+    from onnxq.ir import to_model
+
+    once = to_model(prepare(read_model(residual)))
+    assert to_model(prepare(read_model(once))).SerializeToString(deterministic=True) == once.SerializeToString(
+        deterministic=True
+    )
+
+
+def test_the_written_model_is_whole_when_read_again(residual: ModelProto, quantize_to, tmp_path: Path) -> None:
+    quantize_to(residual, tmp_path / "q.onnx")
+    graph = load(tmp_path / "q.onnx")
+    assert [tensor.name for tensor in graph.inputs] == ["x"]
+    assert [tensor.name for tensor in graph.outputs] == ["y"]
+    onnx.checker.check_model(tmp_path / "q.onnx", full_check=True)
+
+
+def activation_parameters(path: Path) -> dict[str, tuple[float, int]]:
+    """Return scale and zero point of every tensor that a QuantizeLinear reads."""
+    values = initializers(path)
+    return {
+        node.input[0]: (float(values[node.input[1]]), int(values[node.input[2]]))
+        for node in onnx.load(path).graph.node
+        if node.op_type == "QuantizeLinear"
+    }
+
+
+# --- calibration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", range(9))
+def test_an_outlier_counts_in_whichever_sample_it_is(place: int, build) -> None:
+    model = build("(float[4] x) => (float[4] y) { h = Neg(x) y = Neg(h) }")
+    samples = [{"x": np.full(4, 100.0 if index == place else 1.0, np.float32)} for index in range(9)]
+    found = collect(model, samples, wanted(["h"], "range"))
+    assert MinMax()(found.of("h"), AFFINE) == (-100.0, -1.0)
+
+
+def test_shards_of_samples_merge_to_the_same_statistics(build, samples_for) -> None:
+    model = build("(float[4,50] x) => (float[4,50] y) { h = Exp(x) y = Neg(h) }")
+    samples = samples_for(model, 9)
+    merged = CalibrationStatistics()
+    for start in range(0, 9, 3):
+        merged = merged.merge(collect(model, samples[start : start + 3], wanted(["h"])))
+    assert merged == collect(model, samples, wanted(["h"]))
+
+
+def test_ranges_of_a_heavy_tail_differ_between_methods(build) -> None:
+    model = build("(float[1000] x) => (float[1000] y) { h = Neg(x) y = Neg(h) }")
+    values = np.random.default_rng(0).standard_t(2, 1000).astype(np.float32)
+    found = collect(model, [{"x": values}], wanted(["h"])).of("h")
+    low, high = MinMax()(found, AFFINE)
+    tight = Percentile(99.0)(found, AFFINE)
+    assert low < tight[0] < tight[1] < high
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_activations_that_are_not_finite_are_an_error_and_no_infinite_scale(
+    value: float, build, tmp_path: Path
+) -> None:
+    # The model itself makes the infinity: its input is finite, and so is one of its outputs.
+    model = build(
+        "(float[4,32] x) => (float[4,32] a, float[4,32] y) { a = MatMul(x, w) b = Add(a, k) y = MatMul(b, w) }",
+        w=(32, 32),
+        k=np.full(32, value, np.float32),
+    )
+    with pytest.raises(DataError, match=r"NaN or infinite values"):
+        quantize(model, [{"x": np.eye(4, 32, dtype=np.float32)}], tmp_path / "q.onnx", budget=Budget(latency_seconds=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_of_different_lengths_calibrate_together(build, tmp_path: Path) -> None:
+    model = build("(float[N,L,32] x) => (float[N,L,16] y) { [n] y = MatMul(x, w) }", w=(32, 16))
+    generator = np.random.default_rng(0)
+    samples = [{"x": generator.normal(size=shape).astype(np.float32)} for shape in ((1, 3, 32), (2, 7, 32), (1, 1, 32))]
+    scheme = replace(PRESETS["int8"], ranges=Percentile(99.9))
+    done = quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency_seconds=0))
+    assert done.report.plan.by_node["n"].mode is Mode.STATIC
+    assert done.report.agreement.samples == 3
+
+
+def test_samples_are_never_reused_for_another_run(build, tmp_path: Path) -> None:
+    model = build("(float[4,32] x) => (float[4,16] y) { y = MatMul(x, w) }", w=(32, 16))
+    scales = []
+    for factor in (1.0, 100.0):
+        samples = [{"x": np.linspace(-factor, factor, 128, dtype=np.float32).reshape(4, 32)}]
+        scheme = replace(PRESETS["int8"], ranges=MinMax())
+        quantize(model, samples, tmp_path / "q.onnx", scheme=scheme, budget=Budget(latency_seconds=0))
+        scales.append(activation_parameters(tmp_path / "q.onnx")["x"][0])
+    assert scales[1] == pytest.approx(100 * scales[0])
+
+
+# --- scales ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_concatenated_has_one_scale(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        f"""(float[1,8,8,8] x) => (float[1,8,8,8] y) {{
+        a = Conv {PADS} (x, w0) b = Conv {PADS} (x, w1) c = Concat <axis = 1> (a, b) y = Conv {PADS} (c, w2)
+        }}""",
+        w0=KERNEL,
+        w1=np.random.default_rng(3).normal(0, 0.01, KERNEL).astype(np.float32),
+        w2=(8, 16, 3, 3),
+    )
+    quantize_to(model, tmp_path / "q.onnx")
+    found = activation_parameters(tmp_path / "q.onnx")
+    assert found["a"] == found["b"] == found["c"]
+    assert found["c"] != found["x"]
+
+
+def test_a_sigmoid_has_the_range_that_it_can_have(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        f"""(float[1,8,8,8] x) => (float[1,8,8,8] y) {{
+        a = Conv {PADS} (x, w0) s = Sigmoid(a) y = Conv {PADS} (s, w1)
+        }}""",
+        w0=np.full(KERNEL, 1e-3, np.float32),
+        w1=KERNEL,
+    )
+    quantize_to(model, tmp_path / "q.onnx")
+    scale, zero_point = activation_parameters(tmp_path / "q.onnx")["s"]
+    assert (np.float32(scale), zero_point) == (np.float32(1 / 255), 0)
+
+
+def test_a_clamp_around_zero_is_kept(build, quantize_to, tmp_path: Path) -> None:
+    model = build(
+        f"""(float[1,8,8,8] x) => (float[1,8,8,8] y) {{
+        a = Conv {PADS} (x, w0) b = Clip(a, lo, hi) y = Conv {PADS} (b, w1)
+        }}""",
+        w0=np.random.default_rng(0).normal(0, 3, KERNEL).astype(np.float32),
+        w1=KERNEL,
+        lo=np.array(-1, np.float32),
+        hi=np.array(1, np.float32),
+    )
+    quantize_to(model, tmp_path / "q.onnx")
+    assert Counter(node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node)["Clip"] == 1

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from conftest import MODELS
 from node_packages import PLACE
 
 from onnxq import PRESETS, Budget, Data, Goal, quantize
 from onnxq.errors import EngineError, SchemeError
 from onnxq.runtime.engines import open_engine
 
-MODELS = Path(__file__).parents[1] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 # Disagreement in decibels that is told apart from noise, and agreement beyond which it is of no interest.
 ALLOWED, AGREEING = 3.0, 50.0

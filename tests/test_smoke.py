@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from conftest import MODELS
 
 import onnxq
 
-MODELS = Path(__file__).parent.parent / "models"
 MODEL = MODELS / "resnet.onnx"
 CALIBRATED, TESTED = 32, 200
 SMALLEST_ACCURACY = 0.9

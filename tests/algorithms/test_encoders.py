@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 from numpy.typing import NDArray
 from packaged_encoders import HALVED, SEEING, installed_package
 
@@ -315,7 +315,6 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
 
 # Encoders that packages register are rows like ours: found by name, given data, and refused in a sentence.
 
-MODELS = Path(__file__).parents[2] / "models"
 FORCED = Goal(force=True)
 FOUR_BITS = QuantSpec("int4", (16,))
 CHANNELS = QuantSpec("int8-narrow", Granularity.CHANNEL)

@@ -1,5 +1,8 @@
+"""Worker processes and batches: what is given out, and how much."""
+
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -9,26 +12,60 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, process
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from observations import wanted
+from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.calibration.calibrate import workers_for
-from onnxq.calibration.collect import collect
+from onnxq.calibration import calibrate
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.calibrate import (
+    evidence_bytes,
+    group_by_bytes,
+    hungriest,
+    largest_segment,
+    measure_tensor_bytes,
+    peak_memory,
+    plan_passes,
+    workers_for,
+)
+from onnxq.calibration.collect import collect, tap
 from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.kinds import default_request
+from onnxq.calibration.segments import Segment
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.calibration.workers import Pool, Processes, Shard, Threads, Work, Workers, run_pool
-from onnxq.data.inputs import model_inputs
+from onnxq.calibration.workers import (
+    _OPENED,
+    AdaptiveBatchSizer,
+    InstrumentedModel,
+    Pool,
+    Processes,
+    Shard,
+    Threads,
+    Work,
+    Workers,
+    _Opened,
+    carrying_weights,
+    forget_sessions,
+    observe_samples,
+    run_pool,
+)
+from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import Samples, open_samples
-from onnxq.errors import DataError, SchemeError
+from onnxq.errors import CandidateError, DataError, ModelError, RunError, SchemeError
+from onnxq.runtime.sessions import Session, run
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 SAMPLES = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
@@ -239,3 +276,246 @@ def test_a_count_below_one_is_refused(workers: type[Threads] | type[Processes]) 
 def test_a_number_is_no_address_of_a_cluster() -> None:
     with pytest.raises(SchemeError, match=r"the cluster is '4', expected an address such as tcp://host:8786"):
         workers_for(cluster="4")
+
+
+def model(path: Path, location: str = "w.data") -> Path:
+    """Write x -> MatMul(w) -> h -> Relu -> y with w in a file of its own."""
+    (path.parent / location).parent.mkdir(exist_ok=True)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 64]) for name in "xy")
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(weight, "w")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(proto, path, save_as_external_data=True, location=location)
+    return path
+
+
+@pytest.fixture
+def tapped(tmp_path: Path) -> InstrumentedModel:
+    return tap(model(tmp_path / "m.onnx"), [default_request(name, "range") for name in "hx"])
+
+
+def numbered(*rows: np.ndarray, first: int = 0) -> Iterable[tuple[int, Sample]]:
+    return enumerate(({"x": row[None]} for row in rows), first)
+
+
+ROWS = np.random.default_rng(1).normal(size=(11, 64)).astype(np.float32)
+
+
+def test_a_bad_tensor_names_itself_and_the_sample(tapped: InstrumentedModel) -> None:
+    with pytest.raises(DataError, match=r"'x' holds 64 NaN or infinite values of 64 in sample 7"):
+        observe_samples(tapped, numbered(np.full(64, np.nan, np.float32), first=7))
+
+
+@pytest.mark.parametrize(("room", "together"), [(0, 1), (100, 1), (250, 2), (10**9, 4)])
+def test_so_many_samples_run_at_a_time_as_their_taps_have_room(room: int, together: int) -> None:
+    opened = _Opened((), ())
+    with opened.turn(room):
+        opened._largest = 100
+    running, most = 0, 0
+    lock, barrier = threading.Lock(), threading.Barrier(4)
+
+    def sample() -> None:
+        nonlocal running, most
+        barrier.wait()
+        with opened.turn(room):
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.05)
+            with lock:
+                running -= 1
+
+    threads = [threading.Thread(target=sample) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == together
+
+
+def test_sessions_end_with_the_model(tapped: InstrumentedModel) -> None:
+    others = set(_OPENED)
+    copy = replace(tapped)
+    observe_samples(tapped, numbered(*ROWS))
+    observe_samples(copy, numbered(*ROWS))
+    assert set(_OPENED) - others == {tapped, copy}
+    alive = weakref.ref(_OPENED[copy])
+    del copy
+    gc.collect()
+    assert alive() is None
+    forget_sessions(tapped)
+    assert tapped not in _OPENED
+
+
+def test_a_worker_without_the_folder_uses_the_weights_that_it_was_sent(tmp_path: Path) -> None:
+    tapped = tap(model(tmp_path / "m.onnx", "inner/w.data"), [default_request(name, "range") for name in "hx"])
+    sent = carrying_weights(tapped, [tmp_path / "inner" / "w.data"])
+    expected = observe_samples(tapped, numbered(*ROWS))
+    (tmp_path / "inner" / "w.data").unlink()
+    assert observe_samples(sent, numbered(*ROWS)) == expected
+
+
+def test_weights_outside_the_folder_are_not_carried(tapped: InstrumentedModel, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is not below .*, expected it there"):
+        carrying_weights(tapped, [tmp_path.parent / "w.data"])
+
+
+SAMPLE = {"image": np.load(MODEL.parent / "data" / "calib.npz")["image"][:3]}
+
+
+def test_sizes_are_those_of_the_tensors() -> None:
+    graph = onnx.load(MODEL).graph
+    names = [node.output[0] for node in graph.node if node.op_type == "Conv"]
+    sizes = measure_tensor_bytes(MODEL, SAMPLE, [*names, "image", graph.output[0].name])
+    seen = collect(MODEL, [SAMPLE], wanted(names))
+    assert {name: sizes[name] for name in names} == {name: 4 * seen.of(name).need(Range).count for name in names}
+    assert sizes["image"] == sizes[graph.output[0].name] == 0
+
+
+def test_a_model_of_sizes_that_fails_is_not_told_of_as_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [onnx.load(MODEL).graph.node[0].output[0]]
+    with pytest.raises(RunError, match="the sample cannot be run"):
+        measure_tensor_bytes(MODEL, {"image": SAMPLE["image"][0]}, names)
+
+    def fail(session: Session, sample: Sample, outputs: list[str] | None = None) -> list[object]:
+        if outputs:
+            raise RunError("the sample cannot be run") from RuntimeError("no kernel")
+        return run(session, sample)
+
+    monkeypatch.setattr(calibrate, "run", fail)
+    with pytest.raises(CandidateError, match=r"the float model runs a sample, but not with the sizes .*\(no kernel\)"):
+        measure_tensor_bytes(MODEL, SAMPLE, names)
+
+
+@pytest.mark.parametrize(
+    ("limit", "groups"),
+    [(9, (("a", "b", "c"),)), (8, (("a", "b"), ("c",))), (5, (("a", "b"), ("c",))), (4, (("a",), ("b",), ("c",)))],
+)
+def test_groups_keep_the_order_and_the_limit(limit: int, groups: tuple[tuple[str, ...], ...]) -> None:
+    assert group_by_bytes({"a": 3, "b": 2, "c": 4}, limit) == groups
+
+
+@pytest.mark.parametrize("limit", [3, 0, -1])
+def test_a_tensor_beyond_the_limit_is_named(limit: int) -> None:
+    with pytest.raises(DataError, match=rf"Tensor 'c' takes 4 bytes, expected at most the {max(limit, 0)} that"):
+        group_by_bytes({"c": 4}, limit)
+
+
+PARTS = (
+    Segment(b"", ("x",), ("a", "b", "c"), frozenset("c")),
+    Segment(b"", ("c",), ("d", "e"), frozenset()),
+)
+
+
+SIZES = {"x": 0, "a": 3, "b": 2, "c": 4, "d": 6, "e": 1}
+
+
+@pytest.mark.parametrize(
+    ("limit", "passes"),
+    [
+        (13, (("x", "a", "b", "c", "d", "e"),)),
+        (11, (("x", "a", "b", "d", "e"), ("c",))),
+        (10, (("x", "a", "b", "d"), ("c", "e"))),
+    ],
+)
+def test_each_pass_takes_a_share_of_every_segment(limit: int, passes: tuple[tuple[str, ...], ...]) -> None:
+    assert plan_passes(PARTS, SIZES, SIZES, limit) == passes
+    assert plan_passes(PARTS, SIZES, ["e", "x"], limit) == (("x", "e"),)
+
+
+def test_what_crosses_counts_beside_the_tensors_of_a_segment() -> None:
+    assert largest_segment(PARTS, SIZES) == 4 + 3 + 2 + 4
+    with pytest.raises(DataError, match="Tensor 'd' takes 6 bytes, expected at most the 5"):
+        plan_passes(PARTS, SIZES, SIZES, 9)
+    assert hungriest(PARTS, SIZES, SIZES) == ("d", 10)
+    assert hungriest(PARTS, SIZES, ["x"]) == ("", 0)
+
+
+def test_memory_is_counted_in_bytes() -> None:
+    before = peak_memory()
+    ballast = np.ones(50_000_000, np.uint8)
+    assert 10_000_000 < before <= peak_memory() < 10**12
+    assert peak_memory() > ballast.nbytes
+
+
+def test_the_bytes_of_evidence_are_about_those_that_it_takes() -> None:
+    names = [node.output[0] for node in onnx.load(MODEL).graph.node if node.op_type == "Conv"]
+    kinds = (("range", None), ("histogram", None), ("sample-extremes", None), ("channel-means", 1), ("hessian", 1))
+    samples = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:4]]
+    sizes = measure_tensor_bytes(MODEL, samples[0], names)
+    for kind, axis in kinds:
+        requests = [default_request(name, kind, axis) for name in names]
+        found = sys.getsizeof(collect(MODEL, samples, requests))
+        said = sum(evidence_bytes(requests, sizes, len(samples)).values())
+        assert found / 4 < said < found * 20, kind
+
+
+def samples(count: int) -> list[Sample]:
+    return [{"x": np.float32([index])} for index in range(count)]
+
+
+def values(shard: Shard, count: int) -> list[float]:
+    return [float(sample["x"][0]) for _, sample in shard.numbered(samples(count))]
+
+
+class Stream:
+    """Can only be iterated, and counts how much of it was."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read = count, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Sample]:
+        for sample in samples(self.count):
+            self.read += 1
+            yield sample
+
+
+@given(some.data(), some.integers(1, 40), some.booleans())
+def test_every_sample_is_run_once_whatever_is_given_back(data: some.DataObject, count: int, streamed: bool) -> None:
+    indices = sorted(data.draw(some.sets(some.integers(0, count - 1))))
+    work = Work(Stream(count) if streamed else samples(count), indices)
+    finished: list[float] = []
+    while work.left:
+        shard = work.take(data.draw(some.integers(1, 9)), carried=data.draw(some.booleans()))
+        assert values(shard, count) == list(shard.indices)
+        if data.draw(some.integers(0, 3)):
+            finished += values(shard, count)
+        else:
+            work.give_back(shard.indices)
+    assert sorted(finished) == indices
+
+
+def test_samples_keep_their_index_among_all() -> None:
+    work = Work(samples(4), [1, 3])
+    shard = work.take(9, carried=True)
+    assert (shard.indices, values(shard, 4), len(shard)) == ([1, 3], [1, 3], 2)
+    work.give_back(shard.indices)
+    assert work.take(1, carried=False).indices == [1]
+
+
+def test_samples_in_memory_fill_a_shard_by_their_bytes() -> None:
+    work = Work(samples(10), range(10))
+    assert [len(work.take(9, carried=True, nbytes=12)) for _ in range(4)] == [3, 3, 3, 1]
+
+
+def test_a_stream_is_read_as_far_as_it_is_needed() -> None:
+    stream = Stream(100)
+    Work(stream, range(100)).take(3, carried=True)
+    assert stream.read <= 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left", "workers", "size"),
+    [(0.1, 10**6, 2, 32), (8.0, 10**6, 2, 5), (80.0, 10**6, 2, 1), (0.1, 20, 2, 5), (0.1, 3, 9, 1)],
+)
+def test_a_shard_lasts_as_long_as_wanted_and_the_last_ones_are_shared(
+    seconds: float, left: int, workers: int, size: int
+) -> None:
+    pace = AdaptiveBatchSizer(5.0)
+    assert 1 <= pace.size(left, workers) <= 8
+    pace.learn(8, seconds)
+    assert pace.size(left, workers) == size

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import MODELS
 from onnx import TensorProto, helper, numpy_helper
 
-from cli.commands import CALIB, MODELS, invoke
+from cli.commands import CALIB, invoke
 from onnxq.errors import OutputError
 
 MODEL = MODELS / "resnet.onnx"

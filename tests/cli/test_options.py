@@ -1,17 +1,43 @@
+"""Options become the values that quantize() takes, in groups that complete and list names."""
+
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from cli.commands import COMMANDS
+from cli.commands import invoke as invoke_of_groups
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.dask_cluster import Cluster
+from onnxq.calibration.methods import CALIBRATION_METHODS
 from onnxq.calibration.workers import Processes
-from onnxq.cli.options import chain_option, collection_options, image_options, two_models
+from onnxq.cli.help import ORDER, OTHER, PRESET, RENAMED, GroupedCommand, GroupedOption
+from onnxq.cli.main import cli
+from onnxq.cli.options import (
+    accuracy_option,
+    budget_options,
+    chain_option,
+    chosen_scheme,
+    collection_options,
+    data_options,
+    goal_options,
+    image_options,
+    scheme_options,
+    two_models,
+)
+from onnxq.config.presets import PRESETS
 from onnxq.data.images import IMAGE_PRESETS, ImageOptions
+from onnxq.errors import SchemeError
+from onnxq.evaluation.goal import Goal
+from onnxq.runtime.targets import TARGETS
 
 TAKEN: list[dict[str, Any]] = []
 
@@ -115,3 +141,178 @@ def test_two_models_take_samples_as_quantize_does() -> None:
     data = found["data"]
     assert (str(data.calibration), data.limit, data.chained, data.source) == ("d", 3, {"new": "old"}, options[5])
     assert data.images == IMAGE_PRESETS["imagenet"]
+
+
+def packed(*arguments: object) -> dict[str, Any]:
+    """What a command with all of these options is called with."""
+    found: dict[str, Any] = {}
+
+    @click.command()
+    @collection_options
+    @data_options
+    @scheme_options
+    @goal_options
+    @accuracy_option
+    @budget_options
+    def command(**given: Any) -> None:
+        found.update(given)
+
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if done.exit_code:
+        raise click.UsageError(done.output)
+    return found
+
+
+def test_what_is_left_out_has_its_usual_value() -> None:
+    found = packed()
+    assert found["data"] is None
+    assert found["goal"]() == Goal()
+    assert (found["request"].rules.name, found["request"].target, found["request"].prepare) == (
+        "int8",
+        "onnxruntime-cpu",
+        (),
+    )
+    assert (found["budget"].search, found["budget"].accuracy, found["budget"].latency_seconds) == ("fast", "fast", 2.0)
+
+
+def test_what_is_given_is_in_the_values() -> None:
+    found = packed(
+        *("--calib", "c", "--validation", "v", "--limit", 3, "--chain", "stateN=state", "--image-size", "8x8"),
+        *("--source", "audio:rate=8000"),
+        *("--preset", "int4-block32", "--range", "mse", "--emit", "ort", "--strip-metadata", "-p", "NameNodes"),
+        *(
+            "--min-sqnr",
+            12,
+            "--force",
+            "--exact",
+            "--search",
+            "off",
+            "--latency-seconds",
+            0,
+            "--profile-cache",
+            "t.json",
+        ),
+    )
+    data, scheme, budget = found["data"], found["request"].rules, found["budget"]
+    assert (data.calibration, data.validation, data.limit) == (Path("c"), Path("v"), 3)
+    assert (data.chained, data.images.size, data.source) == ({"stateN": "state"}, (8, 8), "audio:rate=8000")
+    assert (scheme.name, scheme.ranges, scheme.emit) == ("int4-block32", "mse", "ort")
+    assert found["request"].prepare == ("NameNodes", "StripMetadata")
+    assert found["goal"]() == Goal(12, force=True, exact=True)
+    assert (budget.search, budget.latency_seconds, budget.profile_cache) == ("off", 0.0, Path("t.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--strict-types", "--emit", "ort"), "--strict-types is about standard ONNX and --emit ort is not"),
+        (("--max-drop", 1), "--max-drop is about a --metric"),
+        (("--metric", "top1:l.npy", "--min-sqnr", 9), "--metric replaces --min-sqnr"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(arguments: tuple[object, ...], sentence: str) -> None:
+    with pytest.raises(click.UsageError, match=sentence):
+        packed(*arguments)
+
+
+def test_a_scheme_is_a_preset_or_a_file() -> None:
+    assert chosen_scheme(None, None).name == "int8"
+    with pytest.raises(SchemeError, match="did you mean 'int8'"):
+        chosen_scheme("int9", None)
+
+
+GROUPED = [name for name, command in COMMANDS.items() if isinstance(command, GroupedCommand)]
+
+
+def options_of(command: str) -> list[click.Option]:
+    return [one for one in COMMANDS[command].params if isinstance(one, click.Option)]
+
+
+@pytest.mark.parametrize("command", GROUPED)
+def test_the_help_has_its_sections_in_order(command: str) -> None:
+    advanced = any(isinstance(one, GroupedOption) and one.is_advanced for one in options_of(command))
+    lines = invoke_of_groups(command, "--help-all" if advanced else "--help").stdout.splitlines()
+    titles = [line.removesuffix(":") for line in lines if line.removesuffix(":") in ORDER]
+    used = {getattr(one, "group", OTHER) for one in options_of(command)}
+    assert titles == [title for title in ORDER if title in used | {OTHER}]
+    assert "MODEL" not in [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("command", GROUPED)
+def test_every_option_but_the_help_stands_in_a_group(command: str) -> None:
+    grouped = [one for one in options_of(command) if one.name != "help_all"]
+    assert {getattr(one, "group", "") for one in grouped} <= set(ORDER) - {OTHER}
+
+
+def test_the_first_option_is_what_gives_samples_and_a_preset_of_images_comes_before_what_changes_it() -> None:
+    lines = [
+        line.split()[0]
+        for line in invoke_of_groups("quantize", "--help").stdout.splitlines()
+        if line.startswith("  --")
+    ]
+    assert lines[0] == "--calib"
+    assert next(line for line in lines if line.startswith("--image")) == "--image-preset"
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("--preset", PRESETS),
+        ("--target", TARGETS),
+        ("--range", ["mse", "auto"]),
+        ("--accuracy", ["gptq", "fast"]),
+    ],
+)
+def test_options_that_name_things_list_them(option: str, names: list[str]) -> None:
+    listed = [line.partition("\t")[0] for line in invoke_of_groups("quantize", option, "list").stdout.splitlines()]
+    assert set(names) <= set(listed)
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "names"),
+    [
+        (["quantize", "--preset"], "int8-b", ["int8-block32"]),
+        (["calibrate", "--target"], "tens", ["tensorrt"]),
+        (["calibrate", "--range"], "perc", ["percentile"]),
+        (["quantize", "--accuracy"], "gp", ["gptq"]),
+        (["run", "-p"], "FuseBatch", ["FuseBatchNorm"]),
+        (["quantize", "--pass"], "FuseBatch", ["FuseBatchNorm"]),
+        ([], "port", ["portability"]),
+    ],
+)
+def test_the_shell_completes_names(words: list[str], begun: str, names: list[str]) -> None:
+    completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(words, begun)
+    assert [one.value for one in completed] == names
+
+
+def test_a_name_is_looked_up_where_it_is_used() -> None:
+    assert PRESET.convert("int9", None, None) == "int9"
+
+
+def test_the_help_of_ranges_names_them_all() -> None:
+    told = next(option.help or "" for option in options_of("quantize") if "--range" in option.opts)
+    assert {*re.findall("[a-z]+", told.partition("[default:")[0])} >= {*CALIBRATION_METHODS}
+
+
+def test_the_help_of_quantize_shows_thirty_options_and_the_rest_when_asked() -> None:
+    shown, every = (
+        [line for line in invoke_of_groups("quantize", one).stdout.splitlines() if re.match("  -", line)]
+        for one in ("--help", "--help-all")
+    )
+    assert len(shown) <= 30
+    assert len(every) == len(options_of("quantize")) + 1
+
+
+@pytest.mark.parametrize("command", GROUPED)
+def test_a_group_has_at_most_eight_options(command: str) -> None:
+    assert max(Counter(getattr(one, "group", OTHER) for one in options_of(command)).values()) <= 8
+
+
+@pytest.mark.parametrize(
+    ("command", "old"),
+    [*(("quantize", old) for old in RENAMED), *((name, "--seconds") for name in ("bench", "optimize", "portability"))],
+)
+def test_an_option_of_earlier_versions_is_refused_with_its_new_name(command: str, old: str) -> None:
+    result = CliRunner().invoke(cli, [command, "m.onnx", old, "3"])
+    assert result.exit_code == 2
+    assert f"{old} is called {RENAMED[old]} now; write {RENAMED[old]}" in result.stderr

@@ -1,21 +1,38 @@
-"""onnxq quantize on the models that ship with the project; bad input is tested in tests/hostile."""
+"""onnxq quantize and presets on the models that ship with the project."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
+from conftest import MODELS
+from reports import FULL, REPORT, changed
 
 import onnxq
-from cli.commands import CALIB, MODELS, invoke
+from cli.commands import CALIB, invoke
+from onnxq.cli import terminal
+from onnxq.cli.options import accuracy_option, goal_options, search_options
+from onnxq.cli.terminal import measured
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
+from onnxq.evaluation.goal import Goal
 from onnxq.planning.plan_file import load_plan
-from onnxq.report import FidelityError
+from onnxq.report import FidelityError, load_report
+from onnxq.report.page import to_html
+from onnxq.search.search import NodeSensitivity
+from onnxq.steps.request import Budget
 
 
 def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_path: Path) -> None:
@@ -319,3 +336,122 @@ def test_a_faster_plan_is_looked_for_with_training(tmp_path: Path) -> None:
     options = ("--calib", CALIB, "--limit", 24, "--latency-seconds", 0.1, "--accuracy", "off", "--train", 0.02)
     result = invoke("quantize", MODELS / "mobilenet.onnx", *options, "-o", tmp_path / "q.onnx")
     assert result.stdout == f"{tmp_path / 'q.onnx'}\n"
+
+
+def packed(*arguments: object) -> tuple[Goal, Budget]:
+    """The goal and the budget that a command with these options is called with."""
+    found: dict[str, Any] = {}
+
+    @click.command()
+    @goal_options
+    @accuracy_option
+    @search_options
+    def command(goal: Any, budget: Budget) -> None:
+        found.update(goal=goal(), budget=budget)
+
+    def without_collection(**given: Any) -> None:
+        command.callback(**given, collection=None)  # type: ignore[misc]
+
+    wrapped = click.Command("command", params=command.params, callback=without_collection)
+    done = CliRunner().invoke(wrapped, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return found["goal"], found["budget"]
+
+
+def test_nothing_given_is_what_python_takes_for_nothing_given() -> None:
+    assert packed() == (Goal(), Budget())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "goal"),
+    [
+        (("--min-sqnr", 30), Goal(30.0)),
+        (("--force", "--exact"), Goal(force=True, exact=True)),
+        (("--prefer", "size"), Goal(prefer="size")),
+    ],
+)
+def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
+    assert packed(*arguments)[0] == goal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "budget"),
+    [
+        (("--search", "full", "--accuracy", "gptq"), Budget(search="full", accuracy="gptq")),
+        (("--latency-seconds", 0, "--time-limit", 60), Budget(latency_seconds=0.0, time_limit=60.0)),
+        (("--engine", "openvino"), Budget(engine="openvino")),
+        (("--threads", 2), Budget(threads=2)),
+        (("--max-candidates", 9), Budget(max_candidates=9)),
+    ],
+)
+def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:
+    assert packed(*arguments)[1] == budget
+
+
+def test_the_time_is_not_bounded_by_default() -> None:
+    assert packed()[1].time_limit == math.inf
+
+
+def test_accuracy_alone_can_be_taken_by_a_command() -> None:
+    @click.command()
+    @accuracy_option
+    def command(accuracy: str) -> None:
+        click.echo(accuracy)
+
+    assert CliRunner().invoke(command, []).output == "fast\n"
+
+
+LONG = "/model/encoder/layers.11/attention/self/query/MatMul"
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_all_figures_can_be_read_in_few_columns(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    plans = tuple(replace(point, static=123, dynamic=45) for point in FULL.search.frontier)
+    noises = tuple(NodeSensitivity(f"{LONG}{index}", Mode.STATIC, 20.0 + index) for index in range(30))
+    terminal.print_report(changed(FULL, search={"frontier": plans, "sensitivities": noises}), every=True)
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) <= columns
+    # No heading is cut or broken inside a word.
+    for word in ("without", "seconds", "from node", "profiled", "expected", "worst", "speed", "alone, at the worst"):
+        assert word in shown
+    assert "…" not in shown
+    assert shown.count("/MatMul") == 10
+
+
+def test_what_was_not_measured_has_no_table() -> None:
+    assert [table.title for table in measured(REPORT, 80)] == ["What hurts most"]
+    assert measured(changed(REPORT, search={"sensitivities": ()}), 80) == []
+
+
+@pytest.mark.parametrize(("decibels", "word"), [(5, "Verified"), (200, "Refused")])
+def test_pages_reports_and_colours_are_kept(
+    decibels: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = ("--calib", MODELS / "data" / "calib.npz", "--limit", "8")
+    effort = ("--search", "off", "--accuracy", "off", "--latency-seconds", "0", "--min-sqnr", decibels)
+    files = ("--report", "r.json", "--html", "r.html", "--overlay", "o.json", "-o", "q.onnx")
+    with contextlib.suppress(FidelityError):
+        invoke("quantize", MODELS / "gru.onnx", *samples, *effort, *files)
+    report = load_report("r.json")
+    assert Path("r.html").read_text(encoding="utf-8") == to_html(report)
+    assert f">{word}: " in to_html(report)
+    assert json.loads(Path("o.mode.json").read_text())["results"]
+    assert report.run.command[0] == "onnxq"
+    assert report.fidelity.layers is not None
+    assert Path("q.onnx").exists() == (word == "Verified")
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    model, data = MODELS / "gru.onnx", MODELS / "data" / "calib.npz"
+    result = invoke("quantize", model, "--calib", data, "--report", tmp_path / "a", "--html", tmp_path / "a")
+    assert "give one of them another name" in result.stderr
+
+
+def test_every_preset_is_listed_with_a_description() -> None:
+    lines = [line.split("\t") for line in invoke("presets").stdout.splitlines()]
+    assert [name for name, _ in lines] == list(PRESETS)
+    assert all(description for _, description in lines)

@@ -1,27 +1,49 @@
+"""What people read: help, progress bars, tables and reports."""
+
 from __future__ import annotations
 
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import MODELS
 from reports import FULL, REPORT, changed
+from rich import progress as rich_progress
+from rich.console import Console
 
+from cli.commands import CALIB, invoke
+from cli.commands import COMMANDS as COMMANDS_OF_ONNXQ
 from onnxq.calibration.data import Data
-from onnxq.cli import terminal
+from onnxq.cli import progress_bars, terminal
+from onnxq.cli import terminal as console
+from onnxq.cli.tables import print_agreement, print_portability, print_sensitivity, written
+from onnxq.cli.terminal import open_console
 from onnxq.commands.optimization import Optimized, Size
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Mode, Scheme
+from onnxq.config.scheme import Mode, QuantSpec, Scheme
+from onnxq.errors import OutputError
+from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit, Goal
+from onnxq.evaluation.latency import Latency
+from onnxq.evaluation.portability import EngineResult
 from onnxq.ir import Graph
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision
 from onnxq.report import FidelityError
+from onnxq.report.page import to_html
 from onnxq.runtime.sessions import runtime_version
 from onnxq.search.refinement import MethodGain
+from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost, WayCost
 from onnxq.steps.request import Budget
 
-MODELS = Path(__file__).parents[2] / "models"
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
 
 
@@ -192,3 +214,316 @@ def test_a_plan_for_a_runtime_that_is_not_here_says_that_nothing_was_measured(
     terminal.print_report(done.report)
     shown = capsys.readouterr().err
     assert "planned for tensorrt, not measured: no engine runs tensorrt on this machine; give --engine" in shown
+
+
+def test_where_no_terminal_is_a_line_is_printed_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now[0])
+    with progress_bars.progress_bars(seconds=60.0) as progress:
+        for done in range(1, 22):
+            now[0] += 1.0
+            progress("calibrate", done, 30)
+        now[0] += 60.0
+        progress("search", 7, 0)
+    lines = ["Calibrating 10 of 30, 50 s left", "Calibrating 20 of 30, 40 s left", "Measuring candidates 7, 0 s left"]
+    assert capsys.readouterr() == ("", "\n".join([*lines, ""]))
+
+
+def test_lines_tell_how_long_a_phase_still_takes_where_its_end_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now[0])
+    with progress_bars.progress_bars() as progress:
+        progress("calibrate", 0, 10)
+        for done, total in ((4, 10), (10, 10)):
+            now[0] += 12.0
+            progress("calibrate", done, total)
+        now[0] += 12.0
+        progress("search", 3, 0)
+    lines = ["Calibrating 4 of 10, about 18 s to go", "Calibrating 10 of 10", "Measuring candidates 3"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_progress_bars_are_drawn_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bars.progress_bars() as progress:
+        for done in (1, 2):
+            progress("calibrate", done, 2)
+        progress("verify", 0, 0)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Calibrating" in err
+
+
+def test_what_is_noted_of_a_stage_stands_beside_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, notes = [0.0], {"train": "loss 0.01, 20.0 dB"}
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now[0])
+    with progress_bars.progress_bars(notes=notes) as progress:
+        now[0] += 10.0
+        progress("train", 3, 8)
+        now[0] += 10.0
+        progress("verify", 0, 0)
+    assert capsys.readouterr().err == "Training 3 of 8 (loss 0.01, 20.0 dB)\nVerifying\n"
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_bars_are_drawn_in_a_notebook_that_has_widgets(widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Bars(rich_progress.Progress):
+        def __init__(self, *columns: rich_progress.ProgressColumn, **options: Any) -> None:
+            super().__init__(*columns, disable=True, **options)
+            made.append(self)
+
+    monkeypatch.setattr(rich_progress, "Progress", Bars)
+    monkeypatch.setattr(console, "open_console", lambda stderr: Console(force_jupyter=True))
+    monkeypatch.setattr(progress_bars, "find_spec", lambda name: object() if widgets else None)
+    with progress_bars.progress_bars() as progress:
+        progress("calibrate", 1, 2)
+    assert [task.completed for bars in made for task in bars.tasks] == [1] * widgets
+
+
+LONG = "/a/very/long/name" * 10
+
+
+def test_names_are_not_cut_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    ways = (WayCost(Mode.STATIC, QuantSpec("int8-narrow"), 0.5, 30.0), WayCost(Mode.STORAGE, None, None, math.inf))
+    tensors = (TensorCost(LONG, "uint8", 31.0, 0.5, False, "y", None, None),)
+    print_sensitivity(Sensitivity("int8", "t", 4, 20.0, tensors, (NodeCost(LONG, "Conv", Mode.STATIC, 1.0, ways),)))
+    out, err = capsys.readouterr()
+    assert err == ""
+    rows = [line for line in out.splitlines() if LONG in line]
+    assert len(rows) == 2
+    assert "~31.0 dB ± 0.5" in rows[0]
+    assert "static int8-narrow" in rows[1]
+    assert "its share of what a group adds" in out
+
+
+def test_names_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_agreement(Agreement(3, (OutputAgreement("a\x1b[2J\u202e[/b]", 1.0, None, 0.0, True, True, 0),)))
+    out = capsys.readouterr().out
+    assert r"a\x1b[2J\u202e[/b]" in out
+    assert not {"\x1b", "\u202e"} & set(out)
+
+
+def test_outputs_that_cannot_be_compared_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = [
+        OutputAgreement("a", 1.0, None, 0.0, same_shapes=False, finite=True, compared=0),
+        OutputAgreement("b", 1.0, 0.5, 0.0, same_shapes=True, finite=False, compared=0),
+    ]
+    print_agreement(Agreement(3, tuple(outputs)))
+    out = capsys.readouterr().out
+    assert "shapes differ" in out
+    assert "not finite" in out
+    assert "50.00%" in out
+
+
+def test_blocks_are_written_with_their_extent() -> None:
+    assert written(QuantSpec("int4", (2, 16))) == "int4 in blocks of 2x16"
+
+
+@pytest.mark.parametrize(("interval", "told"), [((1.9, 2.1), "2.00x"), ((0.0, math.inf), "in too few rounds to tell")])
+def test_the_speed_on_an_engine_is_told_of_rounds_enough(
+    interval: tuple[float, float], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latency = Latency(2.0, 1.0, threads=1, runs=5, interval=interval)
+    print_portability("m.onnx", [EngineResult("openvino", "openvino 1", latency=latency, agrees=True)])
+    out = capsys.readouterr().out
+    assert told in out
+    assert ("2.00x" in out) == (told == "2.00x")
+
+
+COMMANDS = ("quantize", "plan", "train")
+SAMPLES = ("--calib", CALIB, "--limit", 8, "--latency-seconds", 0, "--accuracy", "off")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_more_and_less_contradict_each_other(command: str) -> None:
+    result = invoke(command, MODELS / "gru.onnx", *SAMPLES, "-v", "-q")
+    assert result.exit_code == 2
+    assert "--verbose shows more and --quiet less" in result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_output_is_no_file_that_is_kept_beside_it(command: str, tmp_path: Path) -> None:
+    result = invoke(command, MODELS / "gru.onnx", *SAMPLES, "-o", tmp_path / "o", "--report", tmp_path / "o")
+    assert result.exit_code == 2
+    assert "is the output itself" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("command", "more"), [("quantize", ("--search", "off")), ("train", ("--epochs", 1))])
+def test_a_report_is_printed_where_json_is_asked_for(command: str, more: tuple[object, ...], tmp_path: Path) -> None:
+    options = (*SAMPLES, *more, "--force", "--json", "-q", "-o", tmp_path / "q.onnx")
+    result = invoke(command, MODELS / "gru.onnx", *options)
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert found["files"]["output"] == str(tmp_path / "q.onnx")
+    assert found["run"]["command"][0] == "onnxq"
+
+
+def test_a_refused_plan_is_kept_and_a_refused_model_is_not(tmp_path: Path) -> None:
+    options = (*SAMPLES, "--search", "off", "--min-sqnr", 200, "-q")
+    with pytest.raises(FidelityError):
+        invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx", "--plan-out", tmp_path / "p.toml")
+    with pytest.raises(FidelityError):
+        invoke("plan", MODELS / "gru.onnx", *options, "-o", tmp_path / "refused.toml")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.toml"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_report_that_has_no_room_says_where_the_model_is(tmp_path: Path) -> None:
+    (tmp_path / f".r.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    options = (*SAMPLES, "--search", "off", "--force", "-q", "-o", tmp_path / "q.onnx", "--report", tmp_path / "r.json")
+    with pytest.raises(OutputError, match=r"report .*r\.json cannot .*: No space .* is there .* in .*q\.onnx$"):
+        invoke("quantize", MODELS / "gru.onnx", *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["q.onnx"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_model_is_never_the_output(command: str, tmp_path: Path) -> None:
+    shutil.copy(MODELS / "gru.onnx", tmp_path / "m.onnx")
+    with pytest.raises(OutputError, match="is the model itself"):
+        invoke(command, tmp_path / "m.onnx", *SAMPLES, "-o", tmp_path / "m.onnx")
+    with pytest.raises(OutputError, match="of the output does not exist"):
+        invoke(command, tmp_path / "m.onnx", *SAMPLES, "-o", tmp_path / "missing" / "o")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [((), [False]), (("-q",), []), (("-v",), [True]), (("--json", "-q"), ["json"]), (("--json",), [False, "json"])],
+)
+def test_a_refusal_is_told_as_the_flags_say(
+    flags: tuple[str, ...], told: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    monkeypatch.setattr("onnxq.cli.terminal.print_report", lambda report, *, every: found.append(every))
+    monkeypatch.setattr(
+        "click.echo", lambda text, **_: found.append(json.loads(text)["fidelity"]["refusal"] and "json")
+    )
+    options = (*SAMPLES, "--search", "off", "--min-sqnr", 200, *flags, "-o", tmp_path / "q.onnx")
+    with pytest.raises(FidelityError):
+        invoke("quantize", MODELS / "gru.onnx", *options)
+    assert found == told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_samples_are_never_overwritten(command: str, option: str, tmp_path: Path) -> None:
+    shutil.copy(CALIB, tmp_path / "c.npz")
+    rest = () if option == "-o" else ("-o", tmp_path / "o")
+    with pytest.raises(OutputError, match=r"c\.npz is read as well; give another name"):
+        invoke(command, MODELS / "gru.onnx", "--calib", tmp_path / "c.npz", option, tmp_path / "c.npz", *rest)
+    assert (tmp_path / "c.npz").read_bytes() == CALIB.read_bytes()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    FULL.save(tmp_path / "report.json")
+    return tmp_path / "report.json"
+
+
+def test_a_report_becomes_a_page(saved: Path) -> None:
+    page = saved.with_suffix(".html")
+    assert invoke("report", saved).stdout == f"{page}\n"
+    assert page.read_text(encoding="utf-8") == to_html(FULL)
+
+
+def test_figures_and_colours_are_written_where_asked_for(saved: Path, tmp_path: Path) -> None:
+    told = invoke("report", saved, "--svg", tmp_path / "figures", "--overlay", tmp_path / "overlay.json").stdout
+    names = [Path(line).name for line in told.splitlines()]
+    assert names == ["frontier.svg", "sqnr.svg", "overlay.mode.json", "overlay.time.json", "overlay.sqnr.json"]
+    assert not saved.with_suffix(".html").exists()
+
+
+def test_the_report_itself_is_not_written_over(saved: Path) -> None:
+    before = saved.read_bytes()
+    result = invoke("report", saved, "-o", saved)
+    assert result.exit_code == 2
+    assert "is the report itself" in result.stderr
+    assert saved.read_bytes() == before
+
+
+CALLED = [(), *((name,) for name in COMMANDS_OF_ONNXQ), ("stats", "merge"), ("stats", "show")]
+
+
+@pytest.mark.parametrize("arguments", CALLED, ids=" ".join)
+def test_every_command_has_help_that_ends_with_its_exit_codes(arguments: tuple[str, ...]) -> None:
+    text = " ".join(invoke(*arguments, "--help").stdout.split())
+    assert "0 done, 1 a fault in onnxq, 2 bad input" in text
+    assert "INTEGER" not in text
+    assert "..." not in text.replace("OPTIONS] FILES...", "").replace("COMMAND [ARGS]...", "")
+
+
+@pytest.mark.parametrize("arguments", CALLED, ids=" ".join)
+def test_a_misspelt_option_is_answered_with_the_nearest_one(arguments: tuple[str, ...]) -> None:
+    result = invoke(*arguments, "--halp")
+    assert result.exit_code == 2
+    assert "--help" in result.stderr.splitlines()[-1]
+
+
+def test_the_help_lists_every_command_once_by_what_people_want() -> None:
+    lines = invoke("--help").stdout.splitlines()
+    titles = [line.removesuffix(":") for line in lines if line and not line.startswith(" ")]
+    assert titles[2:] == ["Quantize", "Compare", "Look inside", "Calibrate", "Rewrite"]
+    listed = [line.split()[0] for line in lines[lines.index("Quantize:") :] if line.startswith("  ") and "." in line]
+    assert sorted(name for name in listed if name in COMMANDS_OF_ONNXQ) == sorted(COMMANDS_OF_ONNXQ)
+
+
+def test_a_command_loads_no_other_ones() -> None:
+    code = "import sys\nfrom onnxq.cli.main import main\nsys.argv[1:] = ['presets']\ntry:\n    main()\nfinally:\n"
+    code += "    print([name for name in sys.modules if name in ('onnxq.cli.compare', 'onnxq.cli.rewrite')])\n"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_quiet_run_without_a_search_loads_neither_searches_nor_engines_nor_pages(tmp_path: Path) -> None:
+    needless = {"jinja2", "networkx", "numpy.ma", "rich", "torch", "onnxq.training.pipeline"}
+    needless |= {"onnxq.planning.plan_file", "onnxq.report.page", "onnxq.search.frontier"}
+    options = [
+        "--calib",
+        CALIB,
+        "--limit",
+        4,
+        "--search",
+        "off",
+        "--latency-seconds",
+        0,
+        "--force",
+        "-q",
+        "-o",
+        tmp_path / "q",
+    ]
+    code = "import sys\nfrom onnxq.cli.main import main\n"
+    code += f"sys.argv[1:] = {['quantize', str(MODELS / 'gru.onnx'), *map(str, options)]}\n"
+    code += f"try:\n    main()\nfinally:\n    print({needless} & set(sys.modules) or 'none')\n"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "none"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["quantize", "--help"], ["inspect", "--help"], ["--version"]])
+def test_help_does_not_load_the_heavy_libraries(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom onnxq.cli.main import main\nsys.argv[1:] = " + repr(arguments) + "\n"
+        "try:\n    main()\nfinally:\n"
+        "    heavy = {'numpy', 'onnx', 'onnxruntime', 'rich', 'onnx_graphsurgeon'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+
+
+def test_names_are_shown_as_they_are_and_obeyed_in_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    open_console(stderr=True).print("[red]a[/red] :smile: b\x1b[31mc")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("[red]a[/red] :smile: b")
+    assert "\x1b" not in err

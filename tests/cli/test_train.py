@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 import pytest
+from conftest import MODELS
 
-from cli.commands import CALIB, MODELS, invoke
+from cli.commands import CALIB, invoke
 from onnxq.cli.quantize import note_progress
 from onnxq.errors import ModelError, OnnxqError, SchemeError
 from onnxq.steps.request import Budget

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from conftest import MODELS
 from onnx import ModelProto
 
 import onnxq
@@ -27,7 +28,6 @@ from onnxq.rewrite import (
     RewriteRules,
 )
 
-MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 
 

@@ -1,3 +1,5 @@
+"""Files of samples, and where they end."""
+
 from __future__ import annotations
 
 from pathlib import Path

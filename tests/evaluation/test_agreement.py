@@ -23,8 +23,6 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.runtime.engine import LoadedModel, OnnxRuntime
 
-MODELS = Path(__file__).parents[2] / "models"
-
 
 def agree(expected: Any, found: Any) -> OutputAgreement:
     """Return the agreement of one output over one sample."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -193,8 +194,6 @@ def test_parts_are_told_of_outputs_with_rows_enough_that_are_finite_and_noisy() 
 
 
 # Labels that differ in decibels of scores.
-
-MODELS = Path(__file__).parents[2] / "models"
 
 
 @pytest.mark.parametrize(("seen", "least"), [(2, 0.355), (3, 0.818), (5, 1.970), (10, 5.425), (50, 38.965)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 from onnx import ModelProto
 
 from onnxq.data.dataset import Origin
@@ -21,7 +21,6 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, Top1, load_metric, of_first_samples, score
 from onnxq.runtime.sessions import open_session, run
 
-MODELS = Path(__file__).parents[2] / "models"
 LABELS = MODELS / "data" / "test-labels.npy"
 
 

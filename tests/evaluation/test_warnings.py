@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 from observations import wanted
 from onnx import ModelProto
 
@@ -150,7 +150,6 @@ def test_equal_samples_count_once_and_different_ones_are_left_alone() -> None:
 
 # Samples in another unit than the model was trained with are doubted.
 
-MODELS = Path(__file__).parents[2] / "models"
 IMAGES = np.load(MODELS / "data" / "calib.npz")["image"][:8]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
+from conftest import MODELS
 from onnx import ModelProto, helper, numpy_helper, parser
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from plain_graphs import MODEL, plain, run
@@ -239,8 +240,6 @@ def test_a_domain_that_is_imported_twice_is_written_once_as_runtimes_read_it(fir
 
 
 # A model comes in, and nothing that is to be written takes its place.
-
-MODELS = Path(__file__).parents[2] / "models"
 
 
 def test_data_that_the_model_reads_is_not_overwritten(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import MODELS
 from numpy.typing import NDArray
 
 from onnxq.commands.dequantization import dequantize
@@ -16,7 +17,6 @@ from onnxq.pipeline import quantize
 from onnxq.runtime.sessions import open_session, run
 from onnxq.steps.request import Budget
 
-MODELS = Path(__file__).parents[2] / "models"
 # Only where data stays float can a float model compute the same.
 FLOAT_DATA = [name for name, scheme in PRESETS.items() if scheme.rules[0].mode in (Mode.WEIGHT_ONLY, Mode.STORAGE)]
 ROUNDED_DATA = [name for name in PRESETS if name not in FLOAT_DATA]

@@ -27,6 +27,7 @@ from numerics.ranges_and_formats import (
     session,
     signed_formats,
 )
+from onnxq.errors import SchemeError
 from onnxq.numerics.affine import (
     QTensor,
     QuantParams,
@@ -42,9 +43,12 @@ from onnxq.numerics.affine import (
     weight_range,
     worst_ratio,
 )
-from onnxq.numerics.formats import FORMATS, QuantDType
+from onnxq.numerics.burn import encode, half_away, stored_scale
+from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType
 from onnxq.numerics.packing import pack
-from onnxq.numerics.spec import Granularity, QuantSpec, Rounding
+from onnxq.numerics.spec import Granularity, Method, QuantSpec, Rounding
+from onnxq.numerics.torch_observers import EPSILON, Observer, fixed_parameters
+from onnxq.numerics.torch_observers import quantize as quantize_as_torch
 from onnxq.runtime.sessions import open_session, run
 
 # --- published values -----------------------------------------------------------------------------------------------
@@ -412,6 +416,8 @@ def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: Qu
 # Ranges of blocks to scales: roundings, levels, and powers of two.
 
 BLOCK = (1,)
+
+
 finite = st.floats(-1e30, 1e30) | st.sampled_from([0.0, 5e-324, -5e-324, 1e-45])
 
 
@@ -627,3 +633,134 @@ def test_what_is_not_finite_is_the_worst() -> None:
     for bad in (math.nan, math.inf, -math.inf):
         assert sqnr_of_ratio(worst_ratio(np.array([0.5, bad]))) == -math.inf
     assert sqnr_of_ratio(worst_ratio(np.zeros(0))) == math.inf
+
+
+EIGHT_BITS = st.builds(Observer, st.sampled_from(["int8", "uint8"]), st.booleans())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "zero_point"),
+    [(2.0, 2.0, 0.00784314, 0), (-2.0, -2.0, 0.00784314, 255), (0.0, 0.0, EPSILON, 0), (-1.0, 2.0, 0.0117647, 85)],
+)
+def test_a_range_of_one_value_is_extended_to_zero(low: float, high: float, scale: float, zero_point: int) -> None:
+    found = Observer("uint8").parameters([low], [high])
+    assert found.scale == pytest.approx(scale, rel=1e-6)
+    assert found.zero_point is not None
+    assert found.zero_point.tolist() == [zero_point]
+
+
+def test_symmetric_scales_divide_by_half_of_the_codes() -> None:
+    weight = Observer("int8", symmetric=True).parameters([-1.8], [0.5])
+    assert weight.scale[0] == np.float32(1.8) / np.float32(127.5)
+    assert weight.zero_point is None
+    data = Observer("uint8", symmetric=True).parameters([-1.8], [0.5])
+    assert data.zero_point is not None
+    assert data.zero_point.tolist() == [128]
+    assert Observer("int8-narrow", symmetric=True).parameters([-1.8], [0.5]).scale[0] == np.float32(1.8) / np.float32(
+        127
+    )
+
+
+@given(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32), EIGHT_BITS)
+def test_zero_is_exact_and_no_scale_is_below_the_smallest(a: float, b: float, observer: Observer) -> None:
+    found = observer.parameters([min(a, b)], [max(a, b)])
+    assert found.scale[0] >= np.float32(EPSILON)
+    tensor = quantize_as_torch(np.zeros(1), found, FORMATS[observer.format])
+    assert tensor.dequantize().tolist() == [0.0]
+
+
+def test_the_zero_point_is_added_before_rounding() -> None:
+    three, ties = QuantParams(np.ones((), np.float32), np.array(3, np.uint8)), np.array([0.5, 1.5, 2.5, -0.5])
+    assert quantize_as_torch(ties, three, UINT8).codes.tolist() == [4, 4, 6, 2]
+
+
+def test_the_inverse_of_the_scale_is_multiplied() -> None:
+    value, scale = np.float32([0.273939937]), np.array(0.00214854861, np.float32)
+    assert quantize_as_torch(value, QuantParams(scale, None), UINT8).codes.tolist() == [128]
+    assert UINT8.round(value / scale).tolist() == [127]
+
+
+@pytest.mark.parametrize(("low", "high", "zero_point"), [(0.0, 1.0, 0), (-1.0, 1.0, 128)])
+def test_a_fixed_range_is_divided_by_256(low: float, high: float, zero_point: int) -> None:
+    found = fixed_parameters(low, high)
+    assert found.scale == np.float32((high - low) / 256)
+    assert found.zero_point == zero_point
+
+
+RAMP = np.array([-1.8, -1.0, 0.0, 0.5], np.float32)
+
+
+def test_halves_go_away_from_zero_and_nothing_else_does() -> None:
+    values = np.array([0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, -0.49999997, 8388607.5, 1e30, np.inf], np.float32)
+    assert half_away(values).tolist() == [1, -1, 2, 3, -3, 0, 0, 8388608, np.float32(1e30), np.inf]
+
+
+def test_codes_differ_from_those_of_onnx_at_ties_alone() -> None:
+    # The scale is 1, so that halves stay halves.
+    values = np.array([127.0, 0.5, 1.5, -2.5, 3.49], np.float32)
+    assert encode(values, QuantSpec("int8-narrow")).codes.tolist() == [127, 1, 2, -3, 3]
+
+
+def test_the_range_is_not_extended_to_zero_and_needs_not_to_be() -> None:
+    scale = encode(np.float32([0.5, 1.8]), QuantSpec("int8-narrow")).parameters.scale
+    assert scale.tolist() == [np.float32(3.6) / np.float32(254)]
+
+
+def test_an_offset_is_truncated_as_burn_did() -> None:
+    tensor = encode(RAMP, QuantSpec("int8", symmetric=False))
+    assert tensor.parameters.zero_point is not None
+    # The nearest code is 72.
+    assert tensor.parameters.zero_point.tolist() == [71]
+
+
+def test_a_block_lies_along_the_last_axes() -> None:
+    values = np.arange(48, dtype=np.float32).reshape(4, 12)
+    assert encode(values, QuantSpec("int8-narrow", per=(4,))).parameters.scale.shape == (4, 3)
+    assert encode(values, QuantSpec("int8-narrow", per=(2, 4))).parameters.scale.shape == (2, 3)
+    assert encode(values[0], QuantSpec("int8-narrow", per=(4,))).parameters.scale.shape == (3,)
+    assert encode(values.reshape(2, 2, 3, 4), QuantSpec("int8-narrow", per=(3, 4))).parameters.scale.shape == (
+        2,
+        2,
+        1,
+        1,
+    )
+
+
+def test_scales_below_the_smallest_normal_number_are_kept() -> None:
+    assert stored_scale(np.float32([1e-7]), "float16")[0] == np.float32(2 * 2.0**-24)
+    assert SCALE_FORMATS["float16"].round_up(np.float32([1e-7]))[0] == 2.0**-14
+
+
+@pytest.mark.parametrize(
+    "spec", [QuantSpec("int8-narrow"), QuantSpec("int4", per=(4,)), QuantSpec("float4e2m1", scale="ue4m3")]
+)
+def test_zeros_have_codes_of_zero(spec: QuantSpec) -> None:
+    tensor = encode(np.zeros((2, 4), np.float32), spec)
+    assert (tensor.dequantize() == 0).all()
+    assert (tensor.parameters.scale > 0).all()
+
+
+def test_two_levels_divide_by_the_product_of_both() -> None:
+    values = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    spec = QuantSpec("float4e2m1", per=(16,), scale="ue4m3", two_level=True)
+    tensor = encode(values, spec)
+    product = tensor.parameters.scale * tensor.parameters.tensor_scale
+    np.testing.assert_array_equal(tensor.parameters.effective_scale, product)
+    np.testing.assert_array_equal(tensor.codes.view(np.uint8), tensor.format.round(values / product).view(np.uint8))
+    assert tensor.parameters.scale.max() == 448
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (QuantSpec("int8", per=Granularity.CHANNEL), "Burn has no scales per channel"),
+        (QuantSpec("int8", method=Method.MSE), 'Burn has no method = "mse"'),
+        (QuantSpec("int8", scale_rounding=Rounding.NEAREST), "Burn has no scale_rounding"),
+        (QuantSpec("int8", per=(256,)), "Burn has no blocks longer than 255"),
+        (QuantSpec("uint8", symmetric=False), "Burn has no offsets but of int8 tensors"),
+    ],
+)
+def test_what_burn_has_not_is_told(spec: QuantSpec, message: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        encode(np.ones((4, 4), np.float32), spec)
+    assert str(caught.value).startswith(message)

@@ -1,10 +1,12 @@
-"""The table of number formats: rounding, saturation, names, and what onnxruntime makes of the same values."""
+"""Number formats: rounding, saturation, codebooks, and their scales."""
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from statistics import NormalDist
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,13 +15,25 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxq.errors import SchemeError
-from onnxq.numerics.formats import FORMATS, QuantDType, format_named
+from onnxq.numerics.formats import (
+    FORMATS,
+    SCALE_FORMATS,
+    Codebook,
+    Minifloat,
+    QuantDType,
+    ScaleFormat,
+    format_named,
+    narrowed,
+    scale_format_named,
+)
 from onnxq.runtime.sessions import Session, open_session, run
 
 ALL = list(FORMATS.values())
 INTEGERS = [format for format in ALL if not format.is_float]
 FLOATS = [format for format in ALL if format.minifloat is not None]
 SMALL = [format for format in ALL if format.bits <= 8]
+
+
 # No kernel of the runtime makes the other ones.
 EXECUTED = [
     format
@@ -256,3 +270,164 @@ def test_what_is_no_number_rounds_as_in_onnxruntime(format: QuantDType) -> None:
     (expected,) = run(round_trip(format.onnx_type), {"x": np.float32([np.nan])})[0]
     (found,) = format.round(np.float32([np.nan])).astype(np.float32)
     np.testing.assert_equal(found, np.clip(expected, format.minimum, format.maximum))
+
+
+LAYOUTS = {
+    "float8_e4m3fn": Minifloat(4, 3, 448.0, 0x7F),
+    "float8_e5m2": Minifloat(5, 2, 57344.0, 0x7E),
+    "float8_e3m4": Minifloat(3, 4, 15.5),
+    "float8_e4m3": Minifloat(4, 3, 240.0),
+    "float6_e2m3fn": Minifloat(2, 3, 7.5),
+    "float6_e3m2fn": Minifloat(3, 2, 28.0),
+    "float4_e2m1fn": Minifloat(2, 1, 6.0),
+}
+
+
+def encoded(layout: Minifloat, values: np.ndarray) -> np.ndarray:
+    codes = np.empty(values.shape, np.uint8)
+    layout.encode_into(values.astype(np.float32), codes)
+    return codes
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_codes_are_those_of_ml_dtypes(name: str) -> None:
+    layout, dtype = LAYOUTS[name], np.dtype(getattr(ml_dtypes, name))
+    generator = np.random.default_rng(0)
+    sizes = np.exp2(generator.uniform(-20, 20, 50_000))
+    values = np.clip(generator.normal(size=50_000) * sizes, -layout.maximum, layout.maximum).astype(np.float32)
+    np.testing.assert_array_equal(encoded(layout, values), values.astype(dtype).view(np.uint8))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_the_sign_of_zero_is_kept(layout: Minifloat) -> None:
+    assert encoded(layout, np.array([0.0, 1e-30, 1e-42, -0.0, -1e-30, -1e-42])).tolist() == [
+        *[0] * 3,
+        *[1 << (layout.bits - 1)] * 3,
+    ]
+
+
+@given(st.floats(allow_nan=False))
+def test_narrowing_keeps_on_which_side_of_a_coarser_tie_a_value_lies(value: float) -> None:
+    single = float(narrowed(np.array([value]))[0])
+    if not np.isfinite(single):
+        assert abs(value) > float(np.finfo(np.float32).max)
+        return
+    # Every number of 12 mantissa bits is on the same side of both.
+    tie = np.float32(single).view(np.int32) & ~np.int32(0xFFF)
+    exact = float(np.int32(tie).view(np.float32))
+    assert (single > exact) == (value > exact)
+    assert (single < exact) == (value < exact)
+
+
+def test_narrowing_makes_no_false_tie() -> None:
+    above = 1.0 + 2.0**-4 + 2.0**-40
+    assert np.float32(above) == 1.0625
+    assert encoded(LAYOUTS["float8_e4m3fn"], narrowed(np.array([above]))).view(ml_dtypes.float8_e4m3fn)[0] == 1.125
+
+
+def test_float32_is_copied() -> None:
+    values = np.array([0.1, np.nan, np.inf], np.float32)
+    found = narrowed(values)
+    np.testing.assert_array_equal(found, values)
+    assert not np.shares_memory(found, values)
+
+
+BOOK = Codebook((-2.0, -0.5, 0.0, 1.0))
+
+
+def codes(values: list[float]) -> list[int]:
+    found = np.empty(len(values), np.uint8)
+    BOOK.encode_into(np.array(values, np.float32), found)
+    return found.tolist()
+
+
+def test_a_book_of_four_numbers_has_codes_of_two_bits() -> None:
+    assert (BOOK.bits, BOOK.zero) == (2, 2)
+    assert (Codebook((0.0, 1.0, 2.0)).bits, Codebook((-1.0, 0.0)).bits) == (2, 1)
+
+
+def test_every_number_has_its_code_and_what_is_beyond_saturates() -> None:
+    assert codes([-2.0, -0.5, 0.0, 1.0]) == [0, 1, 2, 3]
+    assert codes([-np.inf, -99.0, 99.0, np.inf]) == [0, 0, 3, 3]
+
+
+def test_between_two_numbers_the_lower_one_wins() -> None:
+    assert codes([-1.25, -0.25, 0.5, float(np.nextafter(np.float32(0.5), np.float32(1)))]) == [0, 1, 2, 3]
+
+
+@given(st.floats(-4, 4, width=32))
+def test_no_number_is_nearer(value: float) -> None:
+    found = BOOK.numbers[codes([value])[0]]
+    assert abs(found - value) == min(abs(number - value) for number in BOOK.numbers)
+
+
+ALL_SCALES = list(SCALE_FORMATS.values())
+every_scale_format = pytest.mark.parametrize("format", ALL_SCALES, ids=list(SCALE_FORMATS))
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def scale_codes(format: ScaleFormat) -> np.ndarray:
+    """Return every scale of a format of 16 bits or fewer."""
+    width = format.dtype.itemsize
+    with np.errstate(invalid="ignore"):
+        found = np.arange(2 ** (8 * width), dtype=f"u{width}").view(format.dtype).astype(np.float64)
+    return np.sort(found[(found >= format.smallest) & (found <= format.maximum)])
+
+
+@every_scale_format
+def test_a_row_agrees_with_onnx_and_is_usable_in_float32(format: ScaleFormat) -> None:
+    assert helper.tensor_dtype_to_np_dtype(format.onnx_type) == format.dtype
+    for end in (format.smallest, format.maximum):
+        assert np.array(end).astype(format.dtype).astype(np.float64) == end
+        assert TINY <= end <= np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize("format", ALL_SCALES[1:], ids=list(SCALE_FORMATS)[1:])
+def test_every_scale_of_a_format_is_itself(format: ScaleFormat) -> None:
+    for rounded in (format.round_up, format.round_nearest, format.round_down):
+        np.testing.assert_array_equal(rounded(scale_codes(format)), scale_codes(format))
+
+
+@pytest.mark.parametrize("format", ALL_SCALES[1:], ids=list(SCALE_FORMATS)[1:])
+def test_between_two_scales_each_rounding_goes_its_way(format: ScaleFormat) -> None:
+    known = scale_codes(format)
+    for part in (0.01, 0.49, 0.51, 0.99):
+        between = known[:-1] + part * np.diff(known)
+        np.testing.assert_array_equal(format.round_down(between), known[:-1])
+        np.testing.assert_array_equal(format.round_up(between), known[1:])
+        np.testing.assert_array_equal(format.round_nearest(between), known[1:] if part > 0.5 else known[:-1])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "ue4m3"])
+def test_a_tie_goes_to_the_even_code_as_a_cast_does(name: str) -> None:
+    format = SCALE_FORMATS[name]
+    known = scale_codes(format)[:3000]
+    ties = known[:-1] + np.diff(known) / 2
+    np.testing.assert_array_equal(format.round_nearest(ties), ties.astype(format.dtype).astype(np.float32))
+
+
+@given(st.floats(0, 1e300), st.sampled_from(ALL_SCALES))
+def test_every_scale_is_positive_finite_and_in_order(value: float, format: ScaleFormat) -> None:
+    given = np.array([value])
+    below, nearest, above = (
+        float(rounded(given)[0]) for rounded in (format.round_down, format.round_nearest, format.round_up)
+    )
+    assert format.smallest <= below <= nearest <= above <= format.maximum
+    inside = min(max(value, format.smallest), format.maximum)
+    assert below <= inside <= above
+    assert all(math.isfinite(one) and one >= TINY for one in (below, nearest, above))
+
+
+def test_scales_of_any_shape_come_back_as_float32() -> None:
+    for format in ALL_SCALES:
+        for shape in ((), (0,), (2, 3)):
+            found = format.round_up(np.ones(shape))
+            assert (found.shape, found.dtype) == (shape, np.float32)
+
+
+def test_an_unknown_scale_format_is_told_with_the_nearest() -> None:
+    with pytest.raises(SchemeError, match=r"^scale format 'fp16' is not one of float32, .*, ue4m3"):
+        scale_format_named("fp16")
+    with pytest.raises(SchemeError, match=r"did you mean 'bfloat16'\?$"):
+        scale_format_named("bfloat6")
+    assert scale_format_named("e8m0").maximum == 2.0**127

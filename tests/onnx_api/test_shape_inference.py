@@ -1,15 +1,16 @@
-"""What onnx's inference is shown in the place of operators that it does not know."""
+"""Shape inference and inlining on weightless models."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, Variable, all_graphs, all_nodes, read_model, to_model
+from onnxq.ir import Graph, Variable, all_graphs, all_nodes, load, read_model, save, to_model
 from onnxq.ir.types import infer_types
-from onnxq.onnx_api import infer_shapes
+from onnxq.onnx_api import infer_shapes, inline_functions, weightless_model
+from onnxq.onnx_api.weightless import WeightlessModel
 from onnxq.ops import OPERATORS
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>
@@ -267,6 +268,8 @@ def test_names_of_outputs_of_inner_tensors_and_in_bodies_are_no_facts() -> None:
 # What onnx's inference is shown in the place of operators that it does not know.
 
 HEAD = '<ir_version: 8, opset_import: ["" : 16, "com.microsoft" : 1]>'
+
+
 FED = "float[2,5,8] x, float[2,5,8] s, int32[2,5] i, float[8,24] w, float[99,8] t, float[8] g, float[2,3,5,4] q"
 
 
@@ -393,3 +396,107 @@ def test_what_onnx_infers_wrongly_is_not_believed(opset: int, body: str, shape: 
             alone = node.copy(node.inputs, [Variable(tensor.name) for tensor in node.outputs])
             infer_types(alone, graph.opset_imports)
             assert alone.outputs[0].shape in (shape, None)
+
+
+HEAD_OF_FUNCTIONS = (
+    """<ir_version: 9, opset_import: ["" : 17, "mine" : 1]> main (float[2] x) => (float[2] y) { y = mine.f0(x) }"""
+)
+
+
+def model_of(*bodies: str) -> ModelProto:
+    """Return a model that calls f0, where body number n is that of the function fn."""
+    functions = (
+        f'<domain: "mine", opset_import: ["" : 17, "mine" : 1]> f{index} (a) => (b) {{ {body} }}'
+        for index, body in enumerate(bodies)
+    )
+    return parser.parse_model(HEAD_OF_FUNCTIONS + " ".join(functions))
+
+
+def inlined_ops(model: ModelProto) -> list[str]:
+    return [node.op for node in inline_functions(read_model(model)).nodes]
+
+
+def test_functions_are_inlined_through_one_another() -> None:
+    assert inlined_ops(model_of("c = mine.f1(a) b = mine.f1(c)", "b = Relu(a)")) == ["Relu", "Relu"]
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [("b = mine.f0(a)",), ("b = mine.f1(a)", "b = mine.f2(a)", "b = mine.f1(a)")],
+    ids=["itself", "through another"],
+)
+def test_a_function_that_calls_itself_is_refused(bodies: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError, match=r"^function 'f[012]' of the model calls itself; the model is damaged$"):
+        inlined_ops(model_of(*bodies))
+
+
+def test_a_call_from_a_body_of_control_flow_counts() -> None:
+    branch = "() => (float[2] c) { c = mine.f0(a) }"
+    looped = f"t = Constant<value = bool {{1}}>() b = If (t) <then_branch = g {branch}, else_branch = h {branch}>"
+    with pytest.raises(ModelError, match="calls itself"):
+        inlined_ops(model_of(looped))
+
+
+def test_functions_that_multiply_one_another_are_refused_before_anything_is_inlined() -> None:
+    ten = " ".join(f"c{i + 1} = mine.f{{}}(c{i})" for i in range(10))
+    bodies = [f"c0 = Identity(a) {ten.format(*[level + 1] * 10)} b = Identity(c10)" for level in range(12)]
+    with pytest.raises(ModelError, match=r"has 1\.\d+e\+12 nodes once its functions are inlined, expected at most"):
+        inlined_ops(model_of(*bodies, "b = Relu(a)"))
+
+
+def test_a_long_chain_of_functions_is_inlined() -> None:
+    length = 200
+    assert inlined_ops(model_of(*(f"b = mine.f{i + 1}(a)" for i in range(length)), "b = Relu(a)")) == ["Relu"]
+
+
+def test_two_functions_of_one_name_are_refused() -> None:
+    model = model_of("b = Relu(a)")
+    model.functions.append(
+        helper.make_function("mine", "f0", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], model.opset_import)
+    )
+    with pytest.raises(ModelError, match="two functions named 'f0'"):
+        inlined_ops(model)
+
+
+LARGE = np.arange(1024, dtype=np.float32)
+
+
+def graph() -> Graph:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (y) { y = Sum(x, w, s) }')
+    model.graph.initializer.append(numpy_helper.from_array(LARGE, "w"))
+    model.graph.initializer[0].doc_string = "doc"
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "s"))
+    model.graph.initializer.append(helper.make_tensor("names", TensorProto.STRING, [300], [b"long text"] * 300))
+    return read_model(model)
+
+
+def test_large_weights_are_references_and_small_ones_stay() -> None:
+    large, small, names = weightless_model(graph()).graph.initializer
+
+    assert large.data_location == TensorProto.EXTERNAL
+    assert (list(large.dims), large.doc_string, large.raw_data) == ([1024], "doc", b"")
+    assert small.raw_data == np.float32(1).tobytes()
+    assert len(names.string_data) == 300
+
+
+def test_the_threshold_is_in_bytes() -> None:
+    def count(threshold: int) -> int:
+        stored = weightless_model(graph(), threshold).graph.initializer
+        return sum(tensor.data_location == TensorProto.EXTERNAL for tensor in stored)
+
+    assert (count(4097), count(4096), count(5), count(4), count(0)) == (0, 1, 1, 2, 2)
+
+
+def test_a_skeleton_of_external_weights_does_not_read_them(tmp_path, monkeypatch) -> None:
+    save(graph(), tmp_path / "m.onnx", external_data=True)
+    read = load(tmp_path / "m.onnx")
+    monkeypatch.setattr(np, "memmap", None)
+
+    assert len(weightless_model(read).SerializeToString()) < 5000
+
+
+def test_restoring_puts_every_weight_back() -> None:
+    original = graph()
+
+    for threshold in (0, 1024, 10**6):
+        assert to_model(WeightlessModel.of(original, threshold).restore()) == to_model(original)

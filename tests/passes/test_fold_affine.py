@@ -468,6 +468,13 @@ def test_fold_into_batch_norm_others_stay(behind: str, reason: str) -> None:
     assert [why for _, why in changes.skipped] == ([reason] if reason else [])
 
 
+def test_a_scale_that_overflows_beside_its_deviation_stays() -> None:
+    parts = batch_norm("p", 4) | {"ps": np.full(4, 2e35, np.float32), "pv": np.zeros(4, np.float32)}
+    text = f"g (float[1,4,5,5] x) => (float[1,4,5,5] y) {{ {NORM_IN_FRONT} y = Mul(a, eight) }}"
+    changes = FoldIntoBatchNorm().apply(named_graph(model(text, eight=np.array(8, np.float32), **parts)))
+    assert [why for _, why in changes.skipped] == ["its scale or bias would leave the range"]
+
+
 def test_data_of_unknown_rank_stays() -> None:
     made = model(
         f"g (float x) => (float y) {{ {NORM_IN_FRONT} y = Mul(a, each) }}",

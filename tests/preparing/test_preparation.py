@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import MODELS
 
 import onnxq
 from onnxq.calibration.data import Data
@@ -14,7 +15,6 @@ from onnxq.ir import load, to_model
 from onnxq.preparing.preparation import check_float_model, integer_steps, prepare, steps_named
 from onnxq.runtime.targets import TARGETS, target_named
 
-MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 NAMES = ("gru", "mobilenet", "resnet", "vit")
 

@@ -1,20 +1,64 @@
-"""What a report says as values and as JSON."""
+"""The report: its parts, charts, page and exports."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import math
-from dataclasses import replace
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
-from reports import FULL, REPORT, changed
+from conftest import Build, QuantizeTo
+from onnx import ModelProto
+from reports import FULL, PAYLOAD, REPORT, changed, hostile, large
 
+from onnxq.calibration.histogram import Bins, Histogram
+from onnxq.calibration.kinds import default_request
+from onnxq.calibration.statistics import CalibrationStatistics
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.errors import DataError, OutputError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit, Scores
-from onnxq.report import Report, load_report
+from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
+from onnxq.ir import Graph, as_graph
+from onnxq.planning.plan import Activation, Decision, Plan, Weight
+from onnxq.report import FidelityError, Report, load_report
+from onnxq.report.charts import (
+    Depth,
+    causes,
+    chain,
+    frontier_chart,
+    node_rows,
+    node_views,
+    shared_words,
+    sqnr_along,
+    sqnr_by_node,
+    sqnr_chart,
+    ticks,
+)
+from onnxq.report.exports import overlays, save_figures, save_overlays
+from onnxq.report.formatting import decibels, duration, milliseconds, size, threads, visible
+from onnxq.report.page import Comparison, save_html, to_html
+from onnxq.report.parts import (
+    AppliedPass,
+    Machine,
+    ModelFiles,
+    Stopwatch,
+    peak_memory,
+    tensor_values,
+    weight_channels,
+)
+from onnxq.rewrite import Changes, Pass, PassResult
+from onnxq.search.search import NodeSensitivity, Point
 
 
 def strict(text: str) -> dict:
@@ -119,6 +163,8 @@ def test_notebooks_show_outputs_and_nodes() -> None:
 # One sentence says what came of a run, and a refusal says what to try with figures of the run.
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
+
+
 LABEL = OutputAgreement("l", None, 0.9375, 0.0, same_shapes=True, finite=True, compared=16)
 UNTOLD = replace(REPORT.performance.latency, rounds=2)
 TIMED = replace(UNTOLD, rounds=6, interval=(1.78, 2.1))
@@ -246,3 +292,506 @@ def test_the_verdict_says_where_others_are_not_known_to_be_as_close(bound: float
     agreement = Agreement(3, (replace(OUTPUT, bound=bound),))
     report = changed(NOISY, fidelity={"agreement": agreement, "wanted": 20.0}, performance={"latency": None})
     assert report.verdict == f"Verified: 0.25 of the size, {told}"
+
+
+@dataclass(frozen=True)
+class Scale(Pass):
+    factor: float = 2.0
+
+    def apply(self, graph: Graph) -> Changes:
+        return Changes()
+
+
+def test_a_pass_is_told_in_plain_values() -> None:
+    applied = PassResult(Scale(3.0), Changes(("a", "b"), (("c", "not wanted"),)), 0.5)
+    options = {"factor": "3.0"}
+    assert AppliedPass.of(applied) == AppliedPass("Scale", options, 0.5, 2, ("a", "b"), 1, (("c", "not wanted"),))
+
+
+def test_sizes_of_files_have_a_ratio() -> None:
+    assert ModelFiles("a.onnx", None, float_bytes=400, bytes=100).size_ratio == 0.25
+
+
+# Stages and the machine are told as they are.
+
+
+def test_stages_follow_one_another_and_are_no_longer_than_the_whole() -> None:
+    watch = Stopwatch()
+    for name in ("prepare", "calibrate"):
+        watch.lap(name)
+    assert [stage.name for stage in watch.stages] == ["prepare", "calibrate"]
+    assert 0 <= sum(stage.seconds for stage in watch.stages) <= watch.seconds
+
+
+def test_a_stage_that_work_went_back_to_stands_once() -> None:
+    watch = Stopwatch()
+    for name in ("prepare", "calibrate", "prepare"):
+        watch.lap(name)
+    assert [stage.name for stage in watch.stages] == ["prepare", "calibrate"]
+    assert 0 <= sum(stage.seconds for stage in watch.stages) <= watch.seconds
+
+
+def test_memory_only_grows() -> None:
+    before = peak_memory()
+    assert 0 < before <= peak_memory()
+
+
+def test_the_machine_names_what_decides_the_outcome() -> None:
+    found = Machine.this()
+    assert found.cores >= 1
+    assert found.versions["onnxruntime"]
+
+
+# Values and channels are counted as NumPy counts them.
+
+CODES = QuantSpec("uint8", symmetric=False)
+
+
+def plan_of(*activations: Activation, weights: tuple[Weight, ...] = ()) -> Plan:
+    return Plan((Decision("a", "MatMul", Mode.STATIC, "why", weights),), activations, "int8", "onnxruntime-cpu")
+
+
+def seen(counts: list[int]) -> CalibrationStatistics:
+    # Sixteenths from 0 to 1.
+    bins = Bins(0.0, 0.999, np.array(counts)) if counts else Bins()
+    return CalibrationStatistics(("s",), {default_request("x", "histogram"): Histogram(bins)})
+
+
+@pytest.mark.parametrize(("high", "clipped"), [(2.0, 0.0), (0.75, 0.5), (-1.0, 1.0)])
+def test_what_lies_outside_the_range_is_clipped(high: float, clipped: float) -> None:
+    exact = Histogram(Bins(0.0, 0.999, np.ones(1, np.int64))).whole
+    counts = np.zeros(round(1 / exact.width), np.int64)
+    counts[0] = counts[-1] = 4
+    found = tensor_values(plan_of(Activation("x", CODES, "x", (-2.0, high))), seen(counts.tolist()))
+    assert (found[0].clipped, sum(found[0].counts)) == (clipped, 8)
+    assert found[0].counts[0] == found[0].counts[-1] == 4
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [Activation("y", CODES, "y", (0.0, 1.0)), Activation("x", CODES, "x", (0.0, 1.0), factors=(0.5,))],
+    ids=["not seen", "divided"],
+)
+def test_what_was_not_seen_as_it_is_is_left_out(activation: Activation) -> None:
+    assert tensor_values(plan_of(activation), seen([8])) == ()
+
+
+def test_an_empty_histogram_is_left_out() -> None:
+    assert tensor_values(plan_of(Activation("x", CODES, "x", (0.0, 1.0))), seen([])) == ()
+
+
+def test_channels_are_spread_as_their_largest_magnitudes(build: Build) -> None:
+    weight = np.diag([1.0, -2.0, 3.0, -4.0, 5.0]).astype(np.float32)
+    model = build("(float[1,5] x) => (float[1,5] y) { [a] y = MatMul(x, w) }", w=weight)
+    plan = plan_of(weights=(Weight(1, "w", QuantSpec("int8-narrow", per=Granularity.CHANNEL), axis=-1),))
+    found = weight_channels(plan, as_graph(model))
+    assert [(one.tensor, one.channels, one.maxima) for one in found] == [("w", 5, (1.0, 2.0, 3.0, 4.0, 5.0))]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.0, 10.0, (0, 2, 4, 6, 8, 10)), (19.3, 22.6, (20, 21, 22)), (0.0, 0.012, (0, 0.005, 0.01)), (3.0, 3.0, (3,))],
+)
+def test_ticks_are_few_round_numbers(low: float, high: float, expected: tuple[float, ...]) -> None:
+    assert ticks(low, high) == expected
+
+
+def test_the_chosen_plan_is_drawn_last_and_higher_where_it_is_more_faithful() -> None:
+    chart = frontier_chart(FULL.search.frontier)
+    assert chart is not None
+    expected, chosen = chart.marks
+    assert (expected.kind, chosen.kind) == ("expected", "chosen")
+    assert expected.y < chosen.y
+    assert chosen.x < expected.x
+    left, top, right, bottom = chart.frame
+    assert all(left <= mark.x <= right and top <= mark.y <= bottom for mark in chart.marks)
+
+
+@pytest.mark.parametrize(("wanted", "lines"), [(20.0, ["float", "wanted"]), (None, ["float"]), (-math.inf, ["float"])])
+def test_what_was_wanted_is_a_line_across(wanted: float | None, lines: list[str]) -> None:
+    chart = frontier_chart(FULL.search.frontier, wanted)
+    assert chart is not None
+    assert [name for name, _ in chart.lines] == lines
+    if wanted is not None and math.isfinite(wanted):
+        left, _, right, bottom = chart.frame
+        ends = [tuple(map(float, end.split(","))) for end in chart.lines[-1][1].split()]
+        assert [x for x, _ in ends] == [left, right]
+        # Every plan is more faithful.
+        assert max(mark.y for mark in chart.marks) < ends[0][1] == ends[1][1] <= bottom
+
+
+@pytest.mark.parametrize("points", [(), (Point(1, 0, 1.0),), (Point(1, 0, 1.0, math.inf),), FULL.search.frontier[2:]])
+def test_without_figures_there_is_no_chart(points: tuple[Point, ...]) -> None:
+    assert frontier_chart(points) is None
+
+
+def test_noise_of_many_nodes_keeps_the_noisiest_and_the_end() -> None:
+    depths = [Depth(index, f"n{index}", 10.0 if index == 777 else 50.0, 50 - index / 1e3) for index in range(5000)]
+    chart = sqnr_chart(depths, 5000)
+    assert chart is not None
+    assert len(chart.marks) <= 240
+    assert max(chart.marks, key=lambda mark: mark.y).told == "n777: 10.0 dB alone"
+    assert sqnr_chart([], 10) is None
+
+
+def test_a_single_node_has_a_chart() -> None:
+    chart = sqnr_chart([Depth(0, "a", 30.0, 30.0)], 1)
+    assert chart is not None
+    assert math.isfinite(chart.marks[0].x)
+
+
+# What a page shows follows from the report.
+
+
+def of_modes(modes: str) -> tuple:
+    """Views of nodes whose modes the letters tell."""
+    known = {"s": Mode.STATIC, "d": Mode.DYNAMIC, "f": Mode.FLOAT}
+    decisions = tuple(Decision(f"n{index}", "Add", known[letter], "why") for index, letter in enumerate(modes))
+    return node_views(replace(FULL, plan=Plan(decisions, (), "int8", "onnxruntime-cpu")))
+
+
+def test_a_node_has_its_times_noise_and_formats() -> None:
+    first, second = node_views(FULL)
+    assert (first.name, first.formats, first.float_milliseconds, first.milliseconds, first.sqnr) == (
+        "a",
+        "int8-narrow per tensor",
+        2.0,
+        1.0,
+        33.5,
+    )
+    assert second.formats == ""
+
+
+def test_the_noise_of_a_node_is_that_of_its_own_mode() -> None:
+    measured = (
+        NodeSensitivity("a", Mode.DYNAMIC, 20.0),
+        NodeSensitivity("a", Mode.STATIC, 30.0),
+        NodeSensitivity("b", Mode.STATIC, 40),
+    )
+    assert sqnr_by_node(changed(FULL, search={"sensitivities": measured})) == {"a": 30.0, "b": 40}
+
+
+@pytest.mark.parametrize(
+    ("modes", "expected"),
+    [("sssffd", [("static", 0, 3), ("float", 3, 2), ("dynamic", 5, 1)]), ("", []), ("s", [("static", 0, 1)])],
+)
+def test_neighbours_of_one_mode_are_a_link(modes: str, expected: list[tuple[str, int, int]]) -> None:
+    assert [(str(link.mode), link.first, link.nodes) for link in chain(of_modes(modes))] == expected
+
+
+def test_a_chain_of_very_many_regions_takes_neighbours_together() -> None:
+    links = chain(of_modes("sf" * 5000))
+    assert len(links) <= 120
+    assert sum(link.nodes for link in links) == 10_000
+    assert [link.first for link in links[:2]] == [0, links[0].nodes]
+
+
+def test_causes_are_told_with_what_is_at_stake() -> None:
+    found = causes(node_views(FULL), FULL)
+    assert [(one.reason, one.count, one.examples) for one in found] == [("why", 1, ("b",))]
+    assert found[0].stake == (
+        "as codes the lowest SQNR alone leaves 40.0 dB; in float they take 0.500 ms, 20.0% of the model"
+    )
+
+
+def test_noise_adds_in_energy_and_floats_add_none() -> None:
+    nodes = of_modes("ssf")
+    noisy = tuple(replace(node, sqnr=30.0) for node in nodes)
+    found = sqnr_along(noisy)
+    assert [(one.index, one.alone) for one in found] == [(0, 30.0), (1, 30.0)]
+    assert found[1].together == pytest.approx(30 - 10 * math.log10(2))
+    assert sqnr_along(tuple(replace(node, sqnr=math.inf) for node in nodes)) == ()
+
+
+def test_rows_hold_words_once() -> None:
+    nodes = node_views(FULL)
+    words = shared_words(nodes)
+    first = next(iter(node_rows(nodes)))
+    assert first[0] == "a"
+    assert [words[index] for index in first[1:4]] == ["Conv", "static", "integer kernel"]
+    assert first[7:] == [2.0, 1.0, 33.5]
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text of its scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag == "script" and self.cdata_elem == "script":
+            self.scripts[-1] += data
+
+
+@pytest.mark.parametrize("report", [FULL, FidelityError("too noisy", FULL).report], ids=["verified", "refused"])
+def test_no_string_of_a_report_becomes_markup_or_script(report: Report) -> None:
+    harmless, found = Elements(to_html(report)), Elements(to_html(hostile(report)))
+    # Modes by which rows are coloured are no strings of the model's.
+    assert sorted(found.tags) == sorted(harmless.tags)
+    assert not {name for name, _ in found.attributes} - {name for name, _ in harmless.attributes}
+    assert len(found.scripts) == 2
+    assert "alert" not in found.scripts[1]
+    assert PAYLOAD.encode("unicode_escape").decode().replace("\\'", "'") in json.loads(found.scripts[0])["words"]
+    assert not {"\u202e", "\x07"} & set(to_html(hostile(report)))
+    assert "\u2028" not in found.scripts[0]
+    assert "49" not in re.findall(r"<h1[^>]*>(.*?)</h1>", to_html(hostile(report)))[0]
+
+
+def test_a_page_loads_nothing_and_runs_only_its_own_script() -> None:
+    page = to_html(FULL)
+    assert re.findall(r"[a-z]+://[^\s\"']*", page.replace("http://www.w3.org/2000/svg", "")) == []
+    digest = base64.b64encode(hashlib.sha256(Elements(page).scripts[1].encode()).digest()).decode()
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
+
+
+def test_a_page_shows_all_that_a_report_holds() -> None:
+    page = to_html(FULL)
+    for text in (
+        "Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples it had not seen",
+        "the samples are few",
+        "1 of 2 weights has 8 bits",
+        "Is it faster?",
+        '<tr><th scope="row">integer ops</th>',
+        "taken: 1 static; 1.5 ms, 31.2 dB, 2.00x as fast",
+        "static: 1 node from a, 1.000 ms, lowest SQNR alone 33.5 dB",
+        "+1.5 dB",
+        "not: no lower error",
+        "<summary>3 places</summary><bdi>x</bdi>, <bdi>y</bdi>, <bdi>z</bdi></details>",
+        "onnxq quantize model.onnx --calib data",
+        "cd34",
+        "onnxq 0.2, python 3.11",
+        "wanted: 20.0 dB or more",
+        "factor=2.0",
+        "2.10 MB",
+        "x: 40.0 dB alone",
+        "The 2 layers of the lowest SQNR",
+        "2 (34.5 dB), 0 (37.5 dB)",
+        '<td class="codes">[0, 17]</td><td class="number">1.75</td><td class="number">1.25</td>',
+    ):
+        assert text in page, text
+    data = json.loads(Elements(page).scripts[0])
+    assert [row[0] for row in data["nodes"]] == ["a", "b"]
+    assert [data["words"][row[6]] for row in data["nodes"]] == ["QLinearConv", "part of another"]
+    assert data["tensors"] == [["x", -1.0, 3.0, 0.0, 1.0, 0.25, [1, 0, 5]]]
+    assert data["weights"] == [["w", "a", 8, [0.1, 0.2, 0.3, 0.4, 0.5]]]
+
+
+def test_a_report_of_little_has_a_page_without_what_it_lacks() -> None:
+    page = to_html(changed(REPORT, performance={"latency": None}, search={"sensitivities": ()}))
+    for title in ("Is it faster?", "Where does the error come from?", "Do the calibration", "Which accuracy methods"):
+        assert title not in page
+    assert '<h2 id="nodes-title">How is each node quantized?</h2>' in page
+
+
+def test_a_speed_that_may_be_none_is_told_as_such() -> None:
+    latency = replace(FULL.performance.latency, interval=(0.63, 3.78))
+    page = to_html(changed(FULL, performance={"latency": latency}))
+    assert "0.63 to 3.78 with 95 % confidence, which shows no difference" in page
+    assert "no difference" not in to_html(FULL)
+
+
+def test_codes_that_no_method_was_tried_on_are_told() -> None:
+    page = to_html(changed(REPORT, encoding={"skipped_at_sqnr": 41.25}))
+    assert "The scheme alone reaches 41.2 dB" in page
+    assert '<a href="#accuracy">' in page
+
+
+def test_a_refusal_has_its_page_with_what_to_try() -> None:
+    page = to_html(FidelityError("output y has 31.2 dB, expected 60 dB or more", FULL).report)
+    assert "Refused: output y has 31.2 dB, expected 60 dB or more" in page
+    assert "onnxq quantize model.onnx --calib data --exclude a" in page
+    assert "none was written" in page
+
+
+def test_figures_that_are_no_numbers_are_no_numbers_on_the_page() -> None:
+    odd = replace(FULL.encoding.tensors[0], low=-math.inf, high=math.nan)
+    report = changed(FULL, encoding={"tensors": (odd,)}, search={"frontier": FULL.search.frontier[2:]})
+    assert json.loads(Elements(to_html(report)).scripts[0])["tensors"][0][1:3] == [0.0, 0.0]
+
+
+def test_a_page_of_a_thousand_nodes_is_small() -> None:
+    assert len(to_html(large(1000)).encode()) < 3_000_000 / 5
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"^page .* cannot be written: "):
+        save_html(FULL, tmp_path / "no" / "page.html")
+    save_html(FULL, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == to_html(FULL)
+
+
+def test_a_speed_of_too_few_rounds_is_not_told() -> None:
+    def page(rounds: int, interval: tuple[float, float]) -> str:
+        found = replace(FULL.performance.latency, rounds=rounds, interval=interval)
+        return to_html(changed(FULL, performance={"latency": found}, search={"frontier": ()}))
+
+    assert "2.00x" in page(6, (1.9, 2.1))
+    few = page(2, (0.0, math.inf))
+    assert "of a speed that 2 rounds of timing do not show" in few
+    assert "2.00x" not in few
+
+
+# A comparison has a page that runs nothing.
+
+LAYERS = Layers(
+    4,
+    (
+        Layer("x", "a", "Conv", "static", 40.0, 38.0, (SampleSqnr(3, 31.5),)),
+        Layer("y", "b", "Relu", "static", math.inf, 36.5, ()),
+    ),
+    {"z": "its channels were divided"},
+)
+
+
+FOUND = Comparison(Path("a.onnx"), Path("b.onnx"), FULL.agreement, LAYERS)
+
+
+def test_a_page_shows_outputs_and_layers() -> None:
+    page = FOUND.to_html()
+    for text in (
+        "31.2 dB at the worst output, on 3 samples",
+        "x: 40.0 dB alone",
+        "3 (31.5 dB)",
+        "equal",
+        "were divided",
+    ):
+        assert text in page, text
+    assert "<script" not in page
+
+
+def test_without_layers_there_are_outputs_alone() -> None:
+    page = replace(FOUND, layers=None).to_html()
+    assert "Noise along the depth" not in page
+    assert "<bdi>y</bdi>" in page
+
+
+def test_names_run_nothing() -> None:
+    page = replace(FOUND, candidate=Path(PAYLOAD), layers=hostile(LAYERS), agreement=hostile(FULL.agreement)).to_html()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"sqnr": math.inf}, "All outputs are equal, on 3 samples"),
+        ({"sqnr": None, "agreement": 0.9375, "compared": 16}, "93.8% equal labels, on 3 samples"),
+        ({"finite": False}, "Outputs differ in shape or are not finite, on 3 samples"),
+    ],
+)
+def test_the_verdict_of_a_comparison_is_one_sentence(change: dict[str, object], sentence: str) -> None:
+    outputs = (replace(FULL.agreement.outputs[0], **change),)
+    assert replace(FOUND, agreement=Agreement(3, outputs)).verdict == sentence
+
+
+def test_a_page_that_cannot_be_written_is_told_of_comparison(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"^page .* cannot be written: "):
+        FOUND.save_html(tmp_path / "no" / "page.html")
+
+
+def test_each_figure_is_a_drawing_of_its_own(tmp_path: Path) -> None:
+    files = save_figures(FULL, tmp_path / "figures")
+    assert [file.name for file in files] == ["frontier.svg", "sqnr.svg"]
+    for file in files:
+        assert ElementTree.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_names_are_escaped_in_figures(tmp_path: Path) -> None:
+    noisy = (NodeSensitivity("a", Mode.STATIC, 20.0),)
+    (file,) = save_figures(changed(FULL, search={"sensitivities": noisy, "frontier": ()}), tmp_path)
+    assert "a: 20.0 dB alone" in "".join(ElementTree.parse(file).getroot().itertext())
+
+
+def test_nothing_measured_is_no_figure_and_a_file_is_no_folder(tmp_path: Path) -> None:
+    assert save_figures(changed(REPORT, search={"sensitivities": ()}), tmp_path) == ()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="figures cannot be written to"):
+        save_figures(FULL, tmp_path / "file")
+
+
+# Node data is as Model Explorer documents it.
+
+# Fields of GraphNodeData, NodeDataResult and GradientItem in model_explorer/node_data_builder.py.
+GRAPH = {"results", "name", "thresholds", "gradient"}
+
+
+RESULT = {"value", "bgColor", "textColor"}
+GRADIENT = {"stop", "bgColor", "textColor"}
+
+
+def test_every_measure_is_node_data_by_node() -> None:
+    found = overlays(FULL)
+    assert list(found) == ["mode", "time", "sqnr"]
+    for graph in found.values():
+        assert set(graph) <= GRAPH
+        assert all(set(result) <= RESULT for result in graph["results"].values())
+        assert [set(stop) <= GRADIENT and stop["stop"] for stop in graph.get("gradient", [])] in ([], [False, 1])
+    assert found["mode"]["results"]["a"]["value"] == "static"
+    assert found["time"]["results"] == {"a": {"value": 1.0}, "b": {"value": 0.5}}
+    assert found["sqnr"]["results"]["a"] == {"value": 33.5}
+
+
+def test_what_was_not_measured_has_no_file(tmp_path: Path) -> None:
+    assert save_overlays(REPORT, tmp_path / "overlay.json") == (tmp_path / "overlay.mode.json",)
+    assert json.loads((tmp_path / "overlay.mode.json").read_text())["results"]["b"]["value"] == "float"
+
+
+def test_the_package_reads_them() -> None:
+    builder = pytest.importorskip("model_explorer.node_data_builder")
+    for graph in overlays(changed(FULL)).values():
+        results = {name: builder.NodeDataResult(**one) for name, one in graph["results"].items()}
+        gradient = [builder.GradientItem(**one) for one in graph.get("gradient", [])]
+        built = builder.GraphNodeData(results=results, name=graph["name"], gradient=gradient)
+        assert json.loads(built.to_json_string())["results"] == graph["results"]
+
+
+def test_its_adapter_has_a_node_for_every_name(residual: ModelProto, quantize_to: QuantizeTo, tmp_path: Path) -> None:
+    adapter = pytest.importorskip("model_explorer_onnx.main").ONNXAdapter()
+    report = quantize_to(residual, tmp_path / "q.onnx").report
+    shown = {node.id for graph in adapter.convert(str(tmp_path / "q.onnx"), {})["graphs"] for node in graph.nodes}
+    names = overlays(report)["mode"]["results"].keys()
+    assert report.plan.by_node.keys() == names
+    assert names <= shown
+
+
+def test_overlays_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"^overlay .* cannot be written: "):
+        save_overlays(FULL, tmp_path / "no" / "overlay.json")
+
+
+@pytest.mark.parametrize(
+    ("render", "value", "text"),
+    [
+        (decibels, math.inf, "equal"),
+        (decibels, -math.inf, "-inf dB"),
+        (decibels, 21.26, "21.3 dB"),
+        (decibels, None, "-"),
+        (size, 12_345, "12.3 kB"),
+        (size, 1_234_567, "1.23 MB"),
+        (threads, 1, "1 thread"),
+        (threads, 2, "2 threads"),
+        (duration, 0.00123, "1.23 ms"),
+        (milliseconds, 0.00123, "0.001 ms"),
+        (milliseconds, None, "-"),
+    ],
+)
+def test_figures_are_written_for_people(render: Callable[[Any], str], value: float | None, text: str) -> None:
+    assert render(value) == text
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\u202eb", "a\tb", "a\0b"])
+def test_what_a_terminal_obeys_is_spelt_out(name: str) -> None:
+    assert visible(name).isprintable()
+    assert visible(name)[0] + visible(name)[-1] == "ab"
+    assert visible("/ä/日本 [x]") == "/ä/日本 [x]"

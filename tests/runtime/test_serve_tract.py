@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import MODELS
 from small_models import small
 
 from onnxq.errors import EngineError
@@ -14,7 +15,6 @@ from onnxq.runtime.engines import open_engine
 from onnxq.runtime.sessions import open_session
 
 tract = pytest.importorskip("tract")
-MODELS = Path(__file__).parents[2] / "models"
 
 
 def test_it_runs_and_says_what_it_cannot(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
-"""Sessions and runs, and the errors of onnxruntime as one sentence."""
+"""Sessions, profiles and interleaved timing."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import ml_dtypes
@@ -11,6 +14,10 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.runtime import interleaved_timing as turns
+from onnxq.runtime import kernels as kernels_module
+from onnxq.runtime.interleaved_timing import balanced_orders, time_interleaved
+from onnxq.runtime.kernels import _kernels, _runs, loaded_kernels, profile_kernels, read_profile
 from onnxq.runtime.sessions import (
     Memory,
     open_decoded,
@@ -215,3 +222,108 @@ def test_memory_can_be_returned_at_any_time(build) -> None:
     session = open_session(model)
     return_memory()
     assert run(session, {"x": np.float32([[-1, 0, 1, 2]])})[0].tolist() == [[0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize(("turns", "runs"), [(3, 5), (100, 3), (300, 3), (450, 2), (3_000, 0)])
+def test_a_long_loop_is_run_less_often_or_not_at_all(
+    looping: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, runs: int
+) -> None:
+    profiled = []
+    monkeypatch.setattr(kernels_module, "_MOST_EVENTS", 4_000)
+    monkeypatch.setattr(kernels_module, "_ENOUGH_EVENTS", 1_600)
+    monkeypatch.setattr(kernels_module, "_runs", lambda events: profiled.extend(found := _runs(events)) or found)
+    onnx.save(looping, tmp_path / "m.onnx")
+    samples = [{"x": np.ones((1, 8), np.float32), "n": np.array(turns)}] * 2
+    kernels = profile_kernels(tmp_path / "m.onnx", samples, tmp_path, repeats=2)
+    assert len(profiled) == runs
+    assert ("inner" in {one.name for one in kernels}) is (runs > 0)
+
+
+def test_nodes_that_the_runtime_takes_out_make_no_events(
+    build: Callable[..., ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing = " ".join(f"t{index + 1} = Identity(t{index})" for index in range(40))
+    model = build(
+        f"(float[1,8] x) => (float[1,8] y) {{ [first] t0 = MatMul(x, w0) {passing} y = Relu(t40) }}", w0=(8, 8)
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    monkeypatch.setattr(kernels_module, "_MOST_EVENTS", 30)
+    kernels = profile_kernels(tmp_path / "m.onnx", [{"x": np.ones((1, 8), np.float32)}], tmp_path, repeats=2)
+    assert "first" in {one.name for one in kernels}
+
+
+def test_a_profile_without_a_finished_run_has_no_kernels(perceptron: ModelProto) -> None:
+    assert list(_kernels(perceptron.graph, [], 5)) == []
+
+
+def test_what_was_written_elsewhere_and_is_no_profile_is_told(perceptron: ModelProto, tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text('{"cat": 1', encoding="utf-8")
+    with pytest.raises(ModelError, match="the profile cannot be read"):
+        read_profile(perceptron.SerializeToString(), tmp_path / "profile.json", 2)
+
+
+def test_loaded_kernels_are_those_that_run(
+    residual: ModelProto, samples_for: Callable[..., list], tmp_path: Path
+) -> None:
+    onnx.save(residual, tmp_path / "m.onnx")
+    loaded = loaded_kernels(tmp_path / "m.onnx")
+    ran = profile_kernels(tmp_path / "m.onnx", samples_for(residual, 1), tmp_path, repeats=1)
+    # The names of what the runtime adds may be other ones each time.
+    assert [(one.op_type, one.outputs) for one in loaded] == [(one.op_type, one.outputs) for one in ran]
+    assert {one.nanoseconds for one in loaded} == {0.0}
+
+
+def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = [0.0], []
+
+    def run(model: str, sample: int) -> None:
+        runs.append(f"{model}{sample}")
+        now[0] += sample * (3 if model == "a" else 2)
+
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+    pair = (lambda sample: run("a", sample)), (lambda sample: run("b", sample))
+    assert time_interleaved(pair, [1, 5], 10.0) == [[(3, 2)], [(15, 10)]]
+    assert runs == ["a1", "b1", "b1", "a1", "a5", "b5"]
+    assert time_interleaved(pair, [1, 5], 0.0, turn=1) == [[], [(15, 10)]]
+    [first, second] = time_interleaved(pair, [0.002, 0.01], 1e9, enough=3)
+    assert len(first) + len(second) == 3
+    # Of what takes long one turn is enough: the next round goes on with the other sample.
+    assert time_interleaved(pair, [1, 5], 1e9, enough=3) == [[(3, 2)], []]
+    assert time_interleaved(pair, [1, 5], 1e9, turn=1, enough=3) == [[], [(15, 10)]]
+
+
+def test_models_of_little_time_run_more_often_than_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def run(sample: float) -> None:
+        now[0] += sample
+
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+    [found] = time_interleaved([run, run, run], [0.002], 10.0, enough=2)
+    assert len(found) == 4
+    assert {len(turn) for turn in found} == {3}
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_each_stands_in_each_place_and_behind_each_other_equally_often(count: int) -> None:
+    orders = balanced_orders(count)
+    places = Counter(place for order in orders for place in enumerate(order))
+    behind = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(places) == count**2
+    assert len(set(places.values())) == 1
+    assert len(behind) == count * (count - 1)
+    assert len(set(behind.values())) <= 1
+
+
+def test_none_of_three_always_runs_between_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, last = [0.0], [""]
+
+    def run(model: str) -> None:
+        # What ran just now finds its weights in the caches.
+        now[0] += 2.0 if model == last[0] else 3.0
+        last[0] = model
+
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+    runs = [lambda _, model=model: run(model) for model in "abc"]
+    [found] = time_interleaved(runs, [0], 1e9, enough=60)
+    assert len({sum(times) for times in zip(*found, strict=True)}) == 1

@@ -1,4 +1,4 @@
-"""The table of targets, checked against what onnxruntime really fuses."""
+"""Targets and what their runtimes can do, checked against what onnxruntime fuses."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.lowering import is_kernel_block
 from onnxq.numerics.formats import FORMATS
+from onnxq.ops import OPERATORS, Role
+from onnxq.runtime.capabilities import Forms, Kernels
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS, target_named
 
@@ -73,6 +75,8 @@ PRODUCTS = {
     "a matrix": ("MatMul(x, w)", (2, 15), (15, 4), 1),
     "a transposed matrix": ("Gemm <transB = 1> (x, w)", (2, 16), (4, 16), 0),
 }
+
+
 """A product, the shapes of its data and weight, and the axis of its channels."""
 
 
@@ -183,7 +187,10 @@ KERNELS = {
     "Transpose": ("m = Transpose <perm = [0,1,3,2]> (a)", "Transpose"),
     "Unsqueeze": ("u = Unsqueeze(a, axis) c = Concat <axis = 0> (u, u) m = Squeeze(c, axis)", "Unsqueeze"),
 }
+
+
 """Between two convolutions: a call of each operator, and the kernel that must run."""
+
 
 CONSTANTS = {
     "shape": np.array([2, 8, 8, 8]),
@@ -197,6 +204,7 @@ CONSTANTS = {
     "parts": np.array([4, 4]),
     "repeats": np.array([1, 1, 2, 2]),
 }
+
 
 # These stand in tests of their own, because they are no neighbours of convolutions.
 ELSEWHERE = {"Conv", "Flatten", "Gemm", "MatMul"}
@@ -222,3 +230,28 @@ def test_what_the_table_calls_fused_runs_on_codes(op: str, build, quantize_to, r
     assert running["QLinearConv"] == 2
     assert (running["QuantizeLinear"], running["DequantizeLinear"]) == (1, 1)
     assert not kernel or running[kernel] or running[f"Nhwc{kernel}"]
+
+
+every_row = pytest.mark.parametrize("kernels", [target.kernels for target in TARGETS.values()], ids=list(TARGETS))
+
+
+@every_row
+def test_what_is_fused_is_multiplied_or_vanishes_but_not_both(kernels: Kernels) -> None:
+    fused = kernels.fused
+    assert fused.float_output | fused.either_output <= fused.ops
+    assert not fused.float_output & fused.either_output
+    assert not fused.clamps & fused.ops
+    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in fused.ops)
+
+
+@every_row
+def test_operators_are_multiplied_with_scales_of_each_run_in_one_way(kernels: Kernels) -> None:
+    assert all(OPERATORS["", op].role is Role.WEIGHTED for op in kernels.own_dynamic)
+    assert not kernels.dynamic & kernels.own_dynamic
+
+
+def test_operators_that_keep_their_forms_keep_all_else() -> None:
+    target = TARGETS["openvino"]
+    assert target.kernels.forms != Forms()
+    assert target.keeping_forms.kernels.forms == Forms()
+    assert target.keeping_forms.kernels.fused == target.kernels.fused

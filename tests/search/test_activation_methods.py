@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 from observations import evidence, seen
 
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
@@ -32,7 +32,6 @@ from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.system.resources import silent
 
 UINT8, UINT4 = (QuantSpec(name, symmetric=False) for name in ("uint8", "uint4"))
-MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
 
 

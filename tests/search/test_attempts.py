@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Build, QuantizeTo
+from conftest import MODELS, Build, QuantizeTo
 
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.data import Data
@@ -31,7 +31,6 @@ from onnxq.search.profiling import PlanProfiler
 from onnxq.search.search import PlanSearch
 from onnxq.steps.request import Budget
 
-MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 TEST = MODELS / "data" / "test.npz"
 LABELS = MODELS / "data" / "test-labels.npy"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 from onnx import ModelProto
 from runtime.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 
@@ -38,7 +38,6 @@ from onnxq.search.refinement import RefinedEncoding
 from onnxq.steps.request import Budget
 from search.timed_models import let_integers_be_fast
 
-MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 
 

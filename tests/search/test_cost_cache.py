@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from conftest import MODELS
 
 from onnxq.calibration.data import Data
 from onnxq.errors import DataError, OutputError
@@ -21,7 +22,6 @@ from onnxq.search.kernel_times import NodeTimes
 from onnxq.steps.request import Budget
 from onnxq.system.publish import locked
 
-MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 TIMES = NodeTimes({"a": 1.5}, {"t": 0.25}, {"a": 512.0}, 0.0)
 

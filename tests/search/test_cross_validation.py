@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.range_search import Noise, pooled
@@ -37,7 +37,6 @@ from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.system.resources import silent
 
-MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:24]]
 COARSE, PLAIN, FINE = (EncodingConfig(Percentile(percent)) for percent in (50.0, 90.0, 99.99))
 

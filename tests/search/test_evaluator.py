@@ -11,6 +11,7 @@ from threading import Event
 import numpy as np
 import onnx
 import pytest
+from conftest import MODELS
 
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.methods import Percentile
@@ -28,7 +29,6 @@ from onnxq.search.evaluator import Answers, BuiltModel, BuiltModels, PlanEvaluat
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
-MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:8]]
 
 

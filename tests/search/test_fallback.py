@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import MODELS
 from onnx import ModelProto
 
 from onnxq.calibration.data import Data
@@ -440,7 +441,6 @@ def test_the_reason_names_the_codes_that_are_too_coarse(
 
 # Weights get 4 bits where size is preferred: the quiet ones that hold much, as many as the goal takes.
 
-MODELS = Path(__file__).parents[2] / "models"
 TARGET = target_named("onnxruntime-cpu")
 
 

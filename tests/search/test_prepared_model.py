@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 from onnx import ModelProto
 
 from onnxq.algorithms.activation_params import channel_means, corrected_biases
@@ -39,7 +39,6 @@ from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
-MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:8]]
 
 

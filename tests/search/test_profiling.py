@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import MODELS
 from onnx import ModelProto
 
 from onnxq import Budget, Data, Goal, quantize
@@ -134,7 +135,6 @@ def test_noise_of_groups_is_likely_shared_as_histograms_tell(profiler: PlanProfi
 
 # Where nothing can be timed, plans are weighed by what is to be computed, the same everywhere.
 
-MODELS = Path(__file__).parents[2] / "models"
 CALIB = MODELS / "data" / "calib.npz"
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from conftest import MODELS
 
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.equalization import NOTHING, ChannelScales, Equalization
@@ -30,7 +31,6 @@ from onnxq.steps.request import Budget
 from onnxq.system.resources import Deadline, silent
 
 SOME = Equalization({"x": ChannelScales(1, np.array([0.5, 1.0]))})
-MODELS = Path(__file__).parents[2] / "models"
 SAMPLES = [{"image": image[None]} for image in np.load(MODELS / "data" / "calib.npz")["image"][:64]]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import MODELS
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -38,7 +39,6 @@ from onnxq.search.sensitivity import (
 )
 from onnxq.system.resources import silent
 
-MODELS = Path(__file__).parents[2] / "models"
 TARGET = target_named("onnxruntime-cpu")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 
 from onnxq.algorithms.encoders import weight_requests
 from onnxq.algorithms.encoding_config import EncodingConfig
@@ -42,8 +42,6 @@ from onnxq.search.sensitivity import QuantizerToggleSession
 from onnxq.search.weight_methods import gram_bytes, with_awq, with_gptq
 from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
-
-MODELS = Path(__file__).parents[2] / "models"
 
 
 def images(file: str, count: int) -> list[Sample]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import MODELS
 
 from onnxq.calibration.data import Data
 from onnxq.pipeline import quantize
@@ -87,9 +88,6 @@ def test_a_part_of_a_deadline_leaves_the_reserved_seconds(monkeypatch: pytest.Mo
 def test_parts_of_no_limit_are_no_limit() -> None:
     assert NEVER.left == NEVER.part(1 / 3, reserved=60.0).left == math.inf
     assert Deadline.within(math.inf) == NEVER
-
-
-MODELS = Path(__file__).parents[2] / "models"
 
 
 def test_every_stage_is_seen_and_counts_to_its_end() -> None:

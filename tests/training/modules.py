@@ -22,7 +22,6 @@ from onnxq.training.module import QATModule, prepare
 from onnxq.training.program import Program
 from onnxq.training.training_set import TrainingSet, run_float_model
 
-MODELS = Path(__file__).parents[2] / "models"
 NETWORK = """(float[N,3,8,8] x) => (float[N,16] y) {
     [c] h = Conv<pads = [1,1,1,1]>(x, w, b)
     r = Relu(h)

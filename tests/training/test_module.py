@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import Build
+from conftest import MODELS, Build
 
 import onnxq
 from onnxq.calibration.instrument import add_outputs
@@ -26,7 +26,7 @@ from onnxq.training import (
 )
 from onnxq.training.module import FakeQuantizedModel, QATModule
 from onnxq.training.program import Program, Subgraph
-from training.modules import MODELS, NETWORK, WEIGHTS, images, module_of
+from training.modules import NETWORK, WEIGHTS, images, module_of
 
 PRESETS = [
     "int8",

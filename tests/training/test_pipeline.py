@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import Build
+from conftest import MODELS, Build
 from runtime.elsewhere import offer_elsewhere
 
 from onnxq.calibration.data import Data
@@ -32,7 +32,7 @@ from onnxq.steps.search import SearchedModel, search_for_plan
 from onnxq.training import pipeline as module
 from onnxq.training.pipeline import quantize_and_train, search_and_train, train
 from onnxq.training.settings import Training
-from training.modules import MODELS, images
+from training.modules import images
 
 LAYERS = "(float[N,32] x) => (float[N,16] y) { h = MatMul(x, w)  r = Relu(h)  y = MatMul(r, v) }"
 

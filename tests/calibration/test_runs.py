@@ -1,0 +1,1074 @@
+"""Runs of calibration: samples, storage, stages and descriptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from conftest import MODELS
+from observations import evidence, statistic, wanted
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from onnxq.calibration import activations as module
+from onnxq.calibration import collect as collecting
+from onnxq.calibration import workers as shards
+from onnxq.calibration.accumulators import ChannelMeans, Range, Request
+from onnxq.calibration.activations import Activations
+from onnxq.calibration.collect import CalibrationCheckpoint, Grouped, collect, collect_apart, parts_of
+from onnxq.calibration.data import Data
+from onnxq.calibration.histogram import Histogram
+from onnxq.calibration.instrument import add_outputs
+from onnxq.calibration.kinds import KINDS
+from onnxq.calibration.methods import described
+from onnxq.calibration.provenance import Provenance, file_digest, instruction_set, model_digest, sample_digest
+from onnxq.calibration.segments import Stage, stages
+from onnxq.calibration.statistics import (
+    CalibrationStatistics,
+    StatisticsSum,
+    load_statistics,
+    merge_files,
+    observe,
+    save_statistics,
+)
+from onnxq.calibration.workers import InstrumentedRunError, Processes, Threads, Workers
+from onnxq.data.dataset import Subset
+from onnxq.data.images import IMAGE_PRESETS
+from onnxq.data.inputs import SampleSource
+from onnxq.errors import CandidateError, DataError, ModelError, OnnxqError, OutputError, RunError
+from onnxq.ir import load, read_model, save
+from onnxq.pipeline import calibrate, quantize
+from onnxq.runtime.sessions import open_session, run, runtime_version
+from tests.conftest import Build
+
+WEIGHT = np.array([[2, 0], [0, -3]], np.float32)
+
+
+def model() -> onnx.ModelProto:
+    """Return x -> MatMul(w) -> h -> Relu -> y, a chain that onnxruntime would fuse or fold were it not tapped."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(WEIGHT, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def sample(*rows: list[float]) -> dict[str, np.ndarray]:
+    return {"x": np.array(rows, np.float32)}
+
+
+SAMPLES = [sample([1, 1]), sample([2, 0], [-1, 4]), sample([0, 0])]
+ROWS = np.concatenate([entry["x"] for entry in SAMPLES])
+
+
+def observed(evidence: CalibrationStatistics, tensor: str, arrays: Iterable[np.ndarray]) -> bool:
+    """Return whether evidence of a tensor is that of one array a sample."""
+    pairs = zip(arrays, SAMPLES, strict=True)
+    parts = (observe({tensor: array}, wanted([tensor]), sample_digest(one)) for array, one in pairs)
+    return evidence.of(tensor) == reduce(CalibrationStatistics.plus, parts).of(tensor)
+
+
+def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
+    seen = collect(model(), SAMPLES, wanted("hxyw"))
+    assert seen.samples == tuple(sorted(map(sample_digest, SAMPLES)))
+    assert list(seen.statistics) == wanted("hxyw")
+    inputs = [entry["x"] for entry in SAMPLES]
+    assert observed(seen, "h", [x @ WEIGHT for x in inputs])
+    assert observed(seen, "x", inputs)
+    assert observed(seen, "y", [np.maximum(x @ WEIGHT, 0) for x in inputs])
+    assert observed(seen, "w", [WEIGHT] * 3)
+
+
+def test_a_model_that_is_already_tapped_is_observed_alike() -> None:
+    tapped = add_outputs(model(), ["h"])
+    assert collect(tapped, SAMPLES, wanted(["h"])) == collect(model(), SAMPLES, wanted(["h"]))
+
+
+def test_shards_merge_to_the_whole_in_any_order() -> None:
+    whole = collect(model(), SAMPLES, wanted(["h", "y"]))
+    first = collect(model(), SAMPLES[:1], wanted(["h", "y"]))
+    second = collect(model(), SAMPLES[1:], wanted(["h", "y"]))
+    assert first.merge(second) == whole == second.merge(first)
+
+
+@pytest.mark.parametrize("workers", [Threads(1), Threads(3), Processes(2)], ids=str)
+def test_the_workers_do_not_show(workers: Workers) -> None:
+    many = [sample(row) for row in np.random.default_rng(0).normal(size=(40, 2)).tolist()]
+    assert collect(model(), many, wanted(["h", "x"]), workers=workers) == collect(model(), many, wanted(["h", "x"]))
+
+
+def test_parts_are_seen_apart_and_together_are_the_whole() -> None:
+    requests, apart = [*wanted("h"), *wanted("x")], wanted("h")
+    parts = [Subset(SAMPLES, places) for places in ([0], [2], [1])]
+    runs = list(collect_apart(model(), [parts[:2], parts[2:]], requests, apart))
+    assert [together for together, _ in runs] == [
+        collect(model(), some, requests) for some in (SAMPLES[::2], [SAMPLES[1]])
+    ]
+    assert [one for _, each in runs for one in each] == [collect(model(), part, apart) for part in parts]
+    assert not any(one.statistics for _, each in collect_apart(model(), [parts], requests) for one in each)
+
+
+def test_progress_counts_samples() -> None:
+    seen: list[tuple[int, int]] = []
+    collect(model(), SAMPLES, wanted(["h"]), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_large_tensors_are_counted_at_a_selection_unless_all_are_wanted() -> None:
+    large = [{"x": np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)}]
+    limited, exact = (
+        collect(model(), large, wanted(["h"], "histogram", elements=count)).of("h").need(Histogram).whole
+        for count in (100, 0)
+    )
+    assert (limited.minimum, limited.maximum) == (exact.minimum, exact.maximum)
+    assert (exact.counts.sum(), limited.counts.sum() <= 101) == (2000, True)
+
+
+def test_external_data_is_found_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path, save_as_external_data=True, size_threshold=0, location="m.data")
+    before = {entry.name: entry.stat().st_mtime_ns for entry in tmp_path.iterdir()}
+    assert set(before) == {"m.onnx", "m.data"}
+    assert collect(path, SAMPLES, wanted(["h"])) == collect(model(), SAMPLES, wanted(["h"]))
+    assert {entry.name: entry.stat().st_mtime_ns for entry in tmp_path.iterdir()} == before
+
+
+def test_nothing_to_tap_still_counts_samples() -> None:
+    seen = collect(model(), SAMPLES, [])
+    assert (len(seen.samples), dict(seen.statistics)) == (3, {})
+
+
+def test_empty_tensors_are_counted_as_nothing() -> None:
+    seen = collect(model(), [{"x": np.zeros((0, 2), np.float32)}, SAMPLES[0]], wanted(["h"]))
+    assert seen.of("h").need(Range).count == 2
+
+
+def test_an_unknown_tensor_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="Tensor 'hh' is not in the main graph"):
+        collect(model(), SAMPLES, wanted(["hh"]))
+
+
+def test_a_tensor_that_overflows_names_itself_and_the_sample() -> None:
+    with pytest.raises(DataError, match="Tensor 'h' holds 2 NaN or infinite values of 2 in sample 1"):
+        collect(model(), [SAMPLES[0], sample([3e38, 3e38])], wanted(["h"]))
+
+
+def test_a_sample_that_does_not_run_gives_the_reason() -> None:
+    with pytest.raises(DataError, match=r"sample 1 cannot be run by onnxruntime: .*x.*; check shapes"):
+        collect(model(), [SAMPLES[0], {"x": np.zeros((1, 3), np.float32)}], wanted(["h"]))
+
+
+def test_a_model_that_does_not_load_is_a_model_error(tmp_path: Path) -> None:
+    broken = model()
+    broken.graph.node[1].op_type = "NoSuchOperator"
+    with pytest.raises(ModelError, match=r"the model cannot be loaded by onnxruntime: .*NoSuchOperator"):
+        collect(broken, SAMPLES, wanted(["h"]))
+    (tmp_path / "m.onnx").write_bytes(b"\xff\xff not a model")
+    with pytest.raises(ModelError, match=r"m.onnx is no ONNX model"):
+        collect(tmp_path / "m.onnx", SAMPLES, wanted(["h"]))
+    with pytest.raises(ModelError, match=r"gone.onnx cannot be read: No such file"):
+        collect(tmp_path / "gone.onnx", SAMPLES, wanted(["h"]))
+
+
+def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path, save_as_external_data=True, size_threshold=0, location="m.data")
+    (tmp_path / "m.data").unlink()
+    with pytest.raises(ModelError, match="the model cannot be loaded by onnxruntime"):
+        collect(path, SAMPLES, wanted(["h"]))
+
+
+def picking() -> onnx.ModelProto:
+    """Return ids, keep, names -> h = table[ids] * keep, y = h + (names == "a")."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Cast", ["keep"], ["share"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["rows", "share"], ["h"]),
+        helper.make_node("Equal", ["names", "a"], ["same"]),
+        helper.make_node("Cast", ["same"], ["bonus"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["h", "bonus"], ["y"]),
+    ]
+    kinds = {"ids": TensorProto.INT64, "keep": TensorProto.BOOL, "names": TensorProto.STRING}
+    inputs = [helper.make_tensor_value_info(name, kind, ["N"]) for name, kind in kinds.items()]
+    stored = [
+        numpy_helper.from_array(np.float32([0, -5, 1e30, 2]), "table"),
+        helper.make_tensor("a", TensorProto.STRING, [1], [b"a"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N"])], stored
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def picked(*rows: tuple[int, bool, str]) -> dict[str, np.ndarray]:
+    ids, keep, names = zip(*rows, strict=True) if rows else ((), (), ())
+    return {"ids": np.array(ids, np.int64), "keep": np.array(keep, bool), "names": np.array(names, str)}
+
+
+@pytest.mark.parametrize("workers", [Threads(2), Processes(1)], ids=str)
+def test_integers_booleans_strings_and_empty_arrays_come_in(workers: Workers) -> None:
+    samples = [picked((1, True, "a"), (3, True, "b")), picked(), picked((2, False, "b"))]
+    ledger = CalibrationCheckpoint("model", CalibrationStatistics(), lambda total: None)
+    seen = collect(picking(), samples, wanted(["h", "y"]), workers=workers, ledger=ledger)
+    assert seen.of("h").need(Range) == statistic(np.float32([-5, 2, 0]), "range")
+    assert seen.of("y").need(Range) == statistic(np.float32([-4, 2, 0]), "range")
+    assert (len(seen.samples), seen.provenance.model) == (3, "model")
+
+
+def test_a_huge_range_zeros_and_constants_are_kept() -> None:
+    zeros, constant, huge = ([(0, True, "b")] * 3, [(1, True, "b")] * 3, [(2, True, "b"), (1, True, "b")])
+    for rows, ends in ((zeros, (0, 0)), (constant, (-5, -5)), (huge, (-5, float(np.float32(1e30))))):
+        seen = collect(picking(), [picked(*rows)], wanted(["h"])).of("h").need(Range)
+        assert (seen.minimum, seen.maximum, seen.count) == (*ends, len(rows))
+
+
+def test_an_input_that_is_no_float_cannot_be_observed() -> None:
+    with pytest.raises(DataError, match=r"Tensor 'ids' is int64, expected a float type"):
+        collect(picking(), [picked((1, True, "a"))], wanted(["ids"]))
+
+
+def test_a_sample_that_changes_between_two_readings_is_noticed() -> None:
+    earlier = collect(
+        model(),
+        SAMPLES[:1],
+        wanted(["h"]),
+        ledger=CalibrationCheckpoint("m", CalibrationStatistics(), lambda total: None),
+    )
+    assert earlier.provenance == Provenance("m", runtime_version(), (instruction_set(),))
+    with pytest.raises(DataError, match="1 samples of the earlier statistics are not there, expected samples to stay"):
+        collect(model(), SAMPLES[1:], wanted(["h"]), ledger=CalibrationCheckpoint("m", earlier, lambda total: None))
+
+
+def test_samples_that_were_run_before_are_passed_over_wherever_they_are() -> None:
+    whole = collect(model(), SAMPLES, wanted(["h"]))
+    for kept in ([2], [0, 2], [1], [2, 0, 1]):
+        earlier = collect(model(), [SAMPLES[index] for index in kept], wanted(["h"]))
+        seen: list[tuple[int, int]] = []
+        found = collect(
+            model(),
+            SAMPLES,
+            wanted(["h"]),
+            progress=lambda done, total, seen=seen: seen.append((done, total)),
+            ledger=CalibrationCheckpoint("", earlier, lambda total: None),
+        )
+        assert found == whole
+        assert seen == [(count, 3) for count in range(len(kept) + 1, 4)]
+
+
+def test_a_sample_that_is_there_twice_counts_twice() -> None:
+    twice = collect(model(), [SAMPLES[0], SAMPLES[0]], wanted(["h"]))
+    once = collect(model(), SAMPLES[:1], wanted(["h"]))
+    assert twice == once.plus(once)
+    assert (
+        collect(model(), [SAMPLES[0]] * 2, wanted(["h"]), ledger=CalibrationCheckpoint("", once, lambda total: None))
+        == twice
+    )
+
+
+def test_other_tensors_that_are_computed_do_not_show() -> None:
+    whole = collect(model(), SAMPLES, wanted(["h", "x"]))
+    assert collect(model(), SAMPLES, wanted(["x"]), others=["h", "x", "y"]) == whole.select(wanted(["x"]))
+
+
+@pytest.mark.parametrize("workers", [Threads(1), Processes(1)])
+def test_a_sample_that_the_float_model_does_not_run_is_told_of(workers: Workers) -> None:
+    with pytest.raises(RunError, match="sample 1 cannot be run") as caught:
+        collect(model(), [SAMPLES[0], {"x": np.ones((1, 3), np.float32)}], wanted("h"), workers=workers)
+    assert not isinstance(caught.value, InstrumentedRunError)
+
+
+def test_an_instrumented_model_that_fails_is_not_told_of_as_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, index: int, **more: object) -> list[object]:
+        raise RunError(f"sample {index} cannot be run by onnxruntime") from RuntimeError("no kernel")
+
+    monkeypatch.setattr(shards, "run", fail)
+    with pytest.raises(CandidateError, match=r"the float model runs sample 0, but not with .*\(no kernel\)") as caught:
+        collect(model(), SAMPLES, wanted("h"), workers=Threads(1))
+    assert "cannot be run" not in str(caught.value)
+    parts = [[Subset(SAMPLES, [2])]]
+    with pytest.raises(CandidateError, match="the float model runs sample 2"):
+        list(collect_apart(model(), parts, wanted("h")))
+
+
+CHAIN = """(float[N,4] x) => (float[N,2] y) {
+    a = MatMul(x, w0)
+    b = Relu(a)
+    c = MatMul(b, w1)
+    d = Add(c, bias)
+    e = Add(d, x)
+    y = MatMul(e, w2)
+}"""
+
+
+X = np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)
+
+
+@pytest.fixture
+def chain(build: Build) -> onnx.ModelProto:
+    return build(CHAIN, w0=(4, 4), w1=(4, 4), bias=(4,), w2=(4, 2))
+
+
+def through(parts: tuple[Stage, ...], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run stages one after the other."""
+    for stage in parts:
+        with stage:
+            values = values | stage.run(values)
+    return values
+
+
+@pytest.mark.parametrize("cuts", [[], ["b"], ["b", "d"], ["a", "b", "c", "d", "e", "y"], ["x", "e"]])
+@pytest.mark.parametrize("optimize", [True, False])
+def test_stages_together_are_the_model(chain: onnx.ModelProto, cuts: list[str], optimize: bool) -> None:
+    parts = stages(chain, cuts, optimize=optimize)
+    assert len(parts) == 1 + len({"a", "b", "c", "d", "e"} & set(cuts))
+    expected = run(open_session(chain, optimize=optimize), {"x": X})[0]
+    assert through(parts, {"x": X})["y"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_stage_says_what_it_needs_and_what_later_ones_need(chain: onnx.ModelProto) -> None:
+    parts = stages(chain, ["b", "d"])
+    assert [part.inputs for part in parts] == [("x",), ("b",), ("x", "d")]
+    assert [part.outputs for part in parts] == [("b",), ("d",), ("y",)]
+    assert [set(part.kept) for part in parts] == [{"x", "b"}, {"x", "d"}, set()]
+
+
+def test_tensors_between_cuts_can_be_observed(chain: onnx.ModelProto) -> None:
+    parts = stages(chain, ["b"], observed=["a", "c", "x"])
+    assert [part.outputs for part in parts] == [("a", "b"), ("c", "y")]
+    assert set(parts[1].run({"x": X, "b": X}, outputs=["c"])) == {"c"}
+
+
+def test_a_free_weight_can_be_another_in_each_call(chain: onnx.ModelProto) -> None:
+    parts = stages(chain, ["b", "d"], free=["w1", "bias"])
+    assert [part.weights for part in parts] == [(), ("w1", "bias"), ()]
+    own = parts[1].run({"b": X})["d"]
+    moved = parts[1].run({"b": X}, {"bias": np.float32([5, 5, 5, 5])})["d"]
+    bias = onnx.numpy_helper.to_array(next(t for t in chain.graph.initializer if t.name == "bias"))
+    assert moved - own == pytest.approx(np.broadcast_to(5 - bias, (3, 4)), abs=1e-5)
+    assert parts[1].run({"b": X})["d"].tolist() == own.tolist()
+
+
+@pytest.mark.parametrize("version", [3, 8])
+def test_weights_of_old_models_that_are_inputs_are_free_as_well(build: Build, version: int) -> None:
+    model = build("(float[2] x, float[2] w) => (float[2] y) { y = Add(x, w) }", opset=7, w=np.float32([1, 2]))
+    model.ir_version = version
+    (stage,) = stages(model, [], free=["w"])
+    assert stage.inputs == ("x",)
+    assert stage.run({"x": np.float32([0, 0])})["y"].tolist() == [1, 2]
+    assert stage.run({"x": np.float32([0, 0])}, {"w": np.float32([5, 6])})["y"].tolist() == [5, 6]
+
+
+def test_weights_of_files_stay_there(chain: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    expected = run(open_session(chain), {"x": X})[0]
+    onnx.save(chain, path, save_as_external_data=True, size_threshold=0, location="weights")
+    parts = stages(path, ["b", "d"], free=["w0"])
+    assert through(parts, {"x": X})["y"] == pytest.approx(expected, rel=1e-6)
+    assert parts[0].run({"x": X}, {"w0": np.zeros((4, 4), np.float32)})["b"].max() == 0
+
+
+def test_bodies_stay_whole_and_read_free_weights() -> None:
+    def branch(kind: str) -> onnx.GraphProto:
+        made = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(kind, ["a", "w"], ["inner"])], kind, [], [made])
+
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("If", ["flag"], ["b"], then_branch=branch("Add"), else_branch=branch("Sub")),
+        helper.make_node("Neg", ["b"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+    ]
+    weight = onnx.numpy_helper.from_array(np.float32([1, 1]), "w")
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    parts = stages(model, ["a", "b"], free=["w"])
+    values = {"x": np.float32([3, 4]), "flag": np.array(True)}
+    assert through(parts, values)["y"].tolist() == [-4, -5]
+    given = values | parts[0].run(values)
+    assert parts[1].run(given, {"w": np.float32([0, 7])})["b"].tolist() == [3, 11]
+
+
+def test_what_is_no_tensor_of_numbers_is_not_carried_across_a_cut(build: Build) -> None:
+    model = build(
+        """(float[2] x) => (float[2] y) {
+        s = SequenceConstruct(x, x)
+        a = Relu(x)
+        zero = Constant <value = int64 {0}> ()
+        b = SequenceAt(s, zero)
+        c = Add(a, b)
+        y = Neg(c)
+        }"""
+    )
+    parts = stages(model, ["a", "c"])
+    assert [part.outputs for part in parts] == [("a", "b"), ("c",), ("y",)]
+    assert through(parts, {"x": np.float32([1, -1])})["y"].tolist() == [-2, 1]
+
+
+def test_what_a_stage_lacks_or_does_not_know_is_told(chain: onnx.ModelProto) -> None:
+    first, second = stages(chain, ["b"], free=["w0"])
+    with pytest.raises(DataError, match="Tensor 'x' is not among the values"):
+        first.run({})
+    with pytest.raises(DataError, match="Weight 'w00' is not free in the stage, expected one of w0"):
+        first.run({"x": X}, {"w00": X})
+    with pytest.raises(DataError, match="expected one of none"):
+        second.run({"x": X, "b": X}, {"w0": X})
+    with pytest.raises(DataError, match="invalid dimensions"):
+        first.run({"x": X}, {"w0": X})
+    with pytest.raises(ModelError, match="Weight 'b' is not in the main graph"):
+        stages(chain, [], free=["b"])
+    with pytest.raises(ModelError, match="Tensor 'z' is not in the main graph"):
+        stages(chain, ["z"])
+
+
+def test_files_that_are_no_models_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read"):
+        stages(tmp_path / "none.onnx", [])
+    (tmp_path / "text.onnx").write_text("no model")
+    with pytest.raises(ModelError, match="is no ONNX model"):
+        stages(tmp_path / "text.onnx", [])
+
+
+def test_a_closed_stage_can_be_run_again(chain: onnx.ModelProto) -> None:
+    (stage,) = stages(chain, [])
+    with stage:
+        first = stage.run({"x": X})["y"]
+    assert stage.run({"x": X})["y"].tolist() == first.tolist()
+
+
+PROVENANCE = Provenance("model", "onnxruntime 1.2.3", ("aarch64", "x86_64 avx2"))
+
+
+def saved(sample: str = "ab", **tensors: list[float]) -> CalibrationStatistics:
+    return replace(
+        evidence({name: np.float64(one) for name, one in tensors.items()}, sample=sample), provenance=PROVENANCE
+    )
+
+
+EVERY_KIND = observe(
+    {"x": np.random.default_rng(0).normal(size=(2, 3, 4)), "y": np.zeros((0, 3))},
+    [Request.of(tensor, kind, 1) for tensor in "xy" for kind in KINDS],
+    "cd",
+)
+
+
+CASES = [
+    CalibrationStatistics(),
+    saved(a=[0.1, 1e-300, -7], b=[], c=[-1e4, -9e9, 1], d=[1e30]),
+    saved("3", a=[1]).merge(saved("4", a=[2])),
+    EVERY_KIND,
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_evidence_survives_a_file_exactly(case: CalibrationStatistics, tmp_path: Path) -> None:
+    save_statistics(case, tmp_path / "s.npz")
+    loaded = load_statistics(tmp_path / "s.npz")
+    assert loaded == case
+    assert loaded.provenance == case.provenance
+    assert [path.name for path in tmp_path.iterdir()] == ["s.npz"]
+
+
+def test_equal_evidence_is_equal_bytes_whatever_the_order_of_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_statistics(saved(a=[1], b=[2]), tmp_path / "a.npz")
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    save_statistics(saved(b=[2], a=[1]), tmp_path / "b.npz")
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_numpy_reads_the_file_without_pickles(tmp_path: Path) -> None:
+    save_statistics(saved(a=[1, 2]), tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz", allow_pickle=False) as arrays:
+        header = json.loads(arrays["header"].tobytes())
+        assert arrays["histogram.counts"].sum() == 2
+    assert header["samples"] == ["ab"]
+
+
+def test_a_place_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"s.npz cannot be written: No such file"):
+        save_statistics(CalibrationStatistics(), tmp_path / "gone" / "s.npz")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.npz"
+    save_statistics(saved(a=[1]), path)
+    (tmp_path / f".s.npz.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"s.npz cannot be written: No space left on device; make room"):
+        save_statistics(saved(a=[2]), path)
+    assert load_statistics(path) == saved(a=[1])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s.npz"]
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(os, "fsync", lambda number: seen.append(sorted(path.name for path in tmp_path.iterdir())))
+    save_statistics(saved(a=[1]), tmp_path / "s.npz")
+    assert seen == [[f".s.npz.{os.getpid()}.tmp"], ["s.npz"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda header: header | {"format": "onnxq statistics 6"},
+            "'onnxq statistics 6', in which statistics have other names, expected 'onnxq statistics 8'",
+        ),
+        (lambda header: header | {"statistics": header["statistics"][:1]}, "arrays are longer than what they hold"),
+        (lambda header: header | {"statistics": header["statistics"] * 2}, "does not hold calibration statistics"),
+        (lambda header: header | {"samples": 7}, "does not hold calibration statistics"),
+        (lambda header: header | {"provenance": {}}, "does not hold calibration statistics"),
+    ],
+    ids=["format", "less", "more", "samples", "provenance"],
+)
+def test_a_header_that_is_not_ours_is_one_sentence(
+    change: Callable[[dict[str, list[object]]], dict[str, object]], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.npz"
+    save_statistics(saved(a=[1, 2], b=[1]), path)
+    with np.load(path) as arrays:
+        content = dict(arrays)
+    header = change(json.loads(content["header"].tobytes()))
+    np.savez(path, **(content | {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}))
+    with pytest.raises(DataError, match=message):
+        load_statistics(path)
+
+
+def test_files_merge_in_any_order_and_are_checked(tmp_path: Path) -> None:
+    for name, one in (("a", saved("1", x=[1])), ("b", saved("2", x=[2])), ("c", saved("3", y=[3]))):
+        save_statistics(one, tmp_path / name)
+    a, b, c = (tmp_path / name for name in "abc")
+    assert merge_files([a, b]) == merge_files([b, a]) == saved("1", x=[1]).merge(saved("2", x=[2]))
+    with pytest.raises(DataError, match="c and the files before it differ in 6 statistics, such as histogram of 'x'"):
+        merge_files([a, c])
+    with pytest.raises(DataError, match="a: Both hold the same 1 samples"):
+        merge_files([a, a])
+
+
+def test_a_file_that_is_not_there_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone.npz cannot be read: No such file or directory; check its path$"):
+        load_statistics(tmp_path / "gone.npz")
+
+
+ARRAYS = {
+    "floats": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "scalar": np.array(5, np.int64),
+    "empty": np.zeros((0, 4), np.float32),
+    "flags": np.array([True, False]),
+}
+
+
+@pytest.mark.parametrize("memory", [0, 20, 1 << 20])
+def test_what_is_put_is_there(memory: int, tmp_path: Path) -> None:
+    with Activations(memory, tmp_path) as held:
+        held.put(0, ARRAYS)
+        held.put(3, {"floats": ARRAYS["floats"] + 1})
+        found = held.of(0)
+        assert {name: (a.dtype, a.shape, a.tolist()) for name, a in found.items()} == {
+            name: (a.dtype, a.shape, a.tolist()) for name, a in ARRAYS.items()
+        }
+        assert held.of(3)["floats"].tolist() == [[1, 2, 3], [4, 5, 6]]
+        assert set(held.of(0, ["scalar", "unknown"])) == {"scalar"}
+        assert held.of(1) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_memory_has_no_room_for_is_written(tmp_path: Path) -> None:
+    def files() -> int:
+        return len(list(tmp_path.glob("*/*.npy")))
+
+    with Activations(100, tmp_path) as held:
+        for sample in range(4):
+            held.put(sample, {"a": np.full(10, sample, np.float32)})
+        assert files() == 2
+        held.put(0, {"a": np.zeros(10, np.float32)})
+        assert files() == 2
+        held.put(2, {"a": np.zeros(10, np.float32)})
+        assert files() == 2
+        held.keep({"b"})
+        assert files() == 0
+        held.put(0, {"b": np.zeros(25, np.float32)})
+        assert files() == 0
+
+
+def test_only_what_is_kept_stays(tmp_path: Path) -> None:
+    with Activations(0, tmp_path) as held:
+        for sample in range(2):
+            held.put(sample, {name: np.ones(1) for name in "abc"})
+        held.keep({"b", "d"})
+        assert [set(held.of(sample)) for sample in range(2)] == [{"b"}, {"b"}]
+        assert len(list(tmp_path.glob("*/*.npy"))) == 2
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.np, "save", full)
+    with Activations(0, tmp_path) as held, pytest.raises(OutputError, match="No space left on device; make room"):
+        held.put(0, ARRAYS)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    killed = (
+        "import os, signal, sys, numpy, pathlib; from onnxq.calibration.activations import Activations; "
+        "held = Activations(0, pathlib.Path(sys.argv[1])); held.put(0, {'a': numpy.ones(3)}); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", killed, tmp_path], check=False)
+    (left,) = tmp_path.iterdir()
+    with Activations(0, tmp_path) as held:
+        held.put(0, {"a": np.ones(3)})
+        assert not left.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def one_sample(digest: str, **tensors: list[float]) -> CalibrationStatistics:
+    return evidence({name: np.float64(values) for name, values in tensors.items()}, sample=digest)
+
+
+def test_evidence_merges_by_request_and_keeps_its_samples_in_order() -> None:
+    a, b = one_sample("b", a=[1.0], b=[2.0]), one_sample("a", b=[4.0], c=[5.0])
+    merged = a.merge(b)
+    assert merged == b.merge(a)
+    assert merged.samples == ("a", "b")
+    assert (merged.of("b").need(Range).minimum, merged.of("b").need(Range).maximum) == (2, 4)
+    assert merged.of("c") == b.of("c")
+
+
+def test_evidence_shows_as_a_line() -> None:
+    assert repr(CalibrationStatistics()) == "CalibrationStatistics(0 samples, 0 tensors: nothing)"
+    assert repr(one_sample("a", x=[1.0], y=[2.0])).startswith("CalibrationStatistics(1 samples, 2 tensors: range")
+    assert len(repr(one_sample("a", x=[1.0]))) < 120
+
+
+def test_the_same_sample_is_not_merged_twice_but_may_be_run_twice() -> None:
+    one = one_sample("a", x=[1.0])
+    with pytest.raises(DataError, match="Both hold the same 1 samples, such as 'a', expected each sample once"):
+        one.merge(one)
+    twice = one.plus(one)
+    assert (twice.samples, twice.of("x").need(Range).count) == (("a", "a"), 2)
+    assert (twice.lacks(["a", "a", "b"]), one.lacks(["a", "a", "b"])) == (1, 2)
+
+
+def test_a_total_is_the_sum_and_never_holds_more_than_it_and_what_is_added() -> None:
+    requests = [Request.of(f"t{number}", "channel-means", 0) for number in range(8)]
+
+    def seen(digest: str) -> CalibrationStatistics:
+        sums = {request: ChannelMeans(1 << 14, np.ones((1 << 14, 2), np.int64)) for request in requests}
+        return CalibrationStatistics((digest,), sums)
+
+    tracemalloc.start()
+    total, bytes_of_one = StatisticsSum(seen("a")), tracemalloc.get_traced_memory()[0]
+    for digest in "bcd":
+        tracemalloc.reset_peak()
+        total.add(seen(digest))
+        assert tracemalloc.get_traced_memory()[1] < 2.7 * bytes_of_one
+    tracemalloc.stop()
+    assert total.evidence == seen("d").plus(seen("c")).plus(seen("b")).plus(seen("a"))
+
+
+def test_joining_keeps_the_statistics_of_both() -> None:
+    joined = one_sample("5", a=[1.0]).join(one_sample("5", b=[2.0]))
+    assert joined == one_sample("5", a=[1.0], b=[2.0])
+    assert joined.select(one for one in joined.statistics if one.tensor == "b") == one_sample("5", b=[2.0])
+
+
+def test_what_is_known_of_a_tensor_is_found_by_its_kind_and_axis() -> None:
+    found = observe({"x": np.float32([[1, 2]])}, [Request("x", "range"), Request("x", "channel-means", 1)]).of("x")
+    assert found.need(Range).maximum == 2
+    assert found.find(ChannelMeans, 0) is None
+    assert found.need(ChannelMeans, 1).means.tolist() == [1, 2]
+    with pytest.raises(DataError, match="statistics of tensor 'x' hold no histogram, expected one; calibrate again"):
+        found.need(Histogram)
+    with pytest.raises(DataError, match="statistics of tensor 'y' hold no range"):
+        CalibrationStatistics().of("y").need(Range)
+
+
+def test_the_bytes_of_evidence_are_those_of_its_arrays() -> None:
+    one = observe({"x": np.float32(range(100))}, [Request("x", "histogram")], sample="a")
+    assert 200 <= sys.getsizeof(one) < 100_000
+    assert sys.getsizeof(one) > sys.getsizeof(CalibrationStatistics())
+
+
+GROUPED_SAMPLES = [
+    {"x": np.random.default_rng(seed).normal(0, 1 + seed, (3, 4)).astype(np.float32)} for seed in range(11)
+]
+PLACES = ([0, 4, 8], [2, 6], [1, 3, 5, 7, 9, 10])
+REQUESTS = (Request("y", "range"), Request.of("y", "histogram", elements=100), Request("y", "channel-means", 1))
+CHANNELS = (Request("y", "channel-ranges", 1),)
+
+
+@pytest.fixture
+def grouped_model(tmp_path: Path) -> Path:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "g", [x], [y])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def groups(grouped_model: Path) -> Grouped:
+    found = Grouped()
+    found.observe(grouped_model, [Subset(GROUPED_SAMPLES, places) for places in PLACES], REQUESTS, CHANNELS)
+    return found
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        GROUPED_SAMPLES,
+        Subset(GROUPED_SAMPLES, range(11)),
+        Subset(GROUPED_SAMPLES, [0, 2, 4, 6, 8]),
+        Subset(GROUPED_SAMPLES, PLACES[2]),
+    ],
+)
+def test_sums_of_groups_are_what_a_run_of_their_own_shows(
+    grouped_model: Path, groups: Grouped, asked: SampleSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = REQUESTS[::-1]
+    whole = collect(grouped_model, asked, wanted)
+    monkeypatch.setattr(collecting, "collect", None)
+    found = groups.collected(grouped_model, asked, wanted)
+    assert found == whole
+    assert list(found.statistics) == list(wanted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "requests"),
+    [
+        (Subset(GROUPED_SAMPLES, [0, 4]), REQUESTS),
+        (Subset(GROUPED_SAMPLES, [0, 1, 4, 8]), REQUESTS),
+        (GROUPED_SAMPLES[:5], REQUESTS),
+        (GROUPED_SAMPLES, CHANNELS),
+    ],
+)
+def test_other_samples_and_requests_are_run(
+    grouped_model: Path, groups: Grouped, asked: SampleSource, requests: Sequence[Request]
+) -> None:
+    assert groups.collected(grouped_model, asked, requests) == collect(grouped_model, asked, requests)
+
+
+def test_of_each_part_is_known_what_was_wanted_apart(grouped_model: Path, groups: Grouped) -> None:
+    asked = [Subset(GROUPED_SAMPLES, PLACES[2]), Subset(GROUPED_SAMPLES, []), Subset(GROUPED_SAMPLES, PLACES[0])]
+    found = groups.parts(asked, CHANNELS)
+    assert found == {
+        place: tuple(collect(grouped_model, part, CHANNELS) for part in parts_of(asked[place])) for place in (0, 2)
+    }
+    assert groups.parts([asked[0], Subset(GROUPED_SAMPLES, [0, 4])], CHANNELS) == {0: found[0]}
+    assert not groups.parts(asked, REQUESTS)
+    assert not Grouped().parts(asked, CHANNELS)
+
+
+def test_progress_counts_samples_and_an_error_names_the_one_among_all(grouped_model: Path) -> None:
+    told: list[tuple[int, int]] = []
+    Grouped().observe(
+        grouped_model,
+        [Subset(GROUPED_SAMPLES, places) for places in PLACES],
+        REQUESTS,
+        (),
+        lambda *at: told.append(at),
+    )
+    assert told[-1] == (11, 11)
+    broken = [*GROUPED_SAMPLES[:9], {"x": np.full((3, 4), np.nan, np.float32)}, GROUPED_SAMPLES[10]]
+    with pytest.raises(DataError, match="9"):
+        Grouped().observe(grouped_model, [Subset(broken, places) for places in PLACES], REQUESTS, ())
+
+
+def test_a_group_may_be_empty(grouped_model: Path) -> None:
+    found = Grouped()
+    found.observe(grouped_model, [Subset(GROUPED_SAMPLES, range(11)), Subset(GROUPED_SAMPLES, [])], REQUESTS, CHANNELS)
+    assert found.collected(grouped_model, GROUPED_SAMPLES, REQUESTS) == collect(
+        grouped_model, GROUPED_SAMPLES, REQUESTS
+    )
+
+
+MASKED = np.concatenate([np.linspace(-1, 1, 500), np.full(100, -1e4)])
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [([1.0, 2.0], ""), ([], "empty"), ([0.0], "all zero"), ([2.0, 2.0], "constant"), (MASKED, "masked with -10000")],
+)
+def test_a_tensor_has_a_note_where_there_is_something_to_know(values: list[float], note: str) -> None:
+    found = described(evidence({"x": np.float32(values)}, "range", "histogram"))
+    one = found["tensors"]["x"]
+    assert (found["samples"], one["note"], one["elements"]) == (1, note, len(values))
+    assert (one["percentile"][0] is None) == (len(values) == 0)
+
+
+def test_kinds_say_what_they_hold() -> None:
+    requests = [Request("x", kind, 1) for kind in ("channel-means", "channel-ranges")]
+    one = described(observe({"x": np.ones((2, 3), np.float32)}, requests))["tensors"]["x"]
+    assert one["note"] == "means of 3 channels; ranges of 3 channels"
+    assert one["minimum"] is one["percentile"][0] is None
+
+
+ONES = np.ones((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": ONES.astype(np.float64)},
+        {"x": ONES.reshape(3, 2)},
+        {"y": ONES},
+        {"x": ONES, "y": ONES},
+        {"x": ONES * np.float32(1 + 2**-23)},
+        {"x": np.ones((2, 3), ml_dtypes.bfloat16)},
+        {},
+    ],
+    ids=str,
+)
+def test_samples_of_other_content_have_another_digest(other: dict[str, np.ndarray]) -> None:
+    assert sample_digest(other) != sample_digest({"x": ONES})
+
+
+def test_samples_of_equal_content_have_one_digest() -> None:
+    assert sample_digest({"x": np.asfortranarray(ONES)}) == sample_digest({"x": ONES})
+    assert sample_digest({"a": ONES, "b": ONES[:1]}) == sample_digest({"b": ONES[:1], "a": ONES})
+    texts = {"x": np.array(["a", "bc"])}
+    assert sample_digest(texts) == sample_digest({"x": texts["x"].astype(object)})
+    assert sample_digest(texts) != sample_digest({"x": np.array(["a", "bd"])})
+
+
+def saved_statistics(path: Path, weight: float) -> Path:
+    w = numpy_helper.from_array(np.full((64, 64), weight, np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 64]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    onnx.save(helper.make_model(graph), path, save_as_external_data=True, location="w.data")
+    return path
+
+
+def test_a_model_is_its_file_and_its_external_data(tmp_path: Path) -> None:
+    paths = []
+    for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        (tmp_path / name).mkdir()
+        paths.append(saved_statistics(tmp_path / name / "m.onnx", weight))
+    first, same, other = map(model_digest, paths)
+    assert first == same != other
+    assert paths[0].read_bytes() == paths[2].read_bytes()
+    proto = onnx.load(paths[0], load_external_data=False)
+    assert model_digest(proto) == model_digest(onnx.load(paths[1], load_external_data=False))
+
+
+IF = """(bool c, float[64,64] x) => (float[64,64] y) {
+    y = If (c) <then_branch = t () => (float[64,64] a) { a = Neg (x) }, else_branch = e () => (float[64,64] w) {}>
+}"""
+
+
+def saved_with_a_body(path: Path, weight: float, *, constant: bool) -> Path:
+    """Write a model whose body gives a weight that lies in a file: a constant of a node, or an initializer."""
+    path.parent.mkdir()
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> main {IF}')
+    body = model.graph.node[0].attribute[1].g
+    w = numpy_helper.from_array(np.full((64, 64), weight, np.float32), "w")
+    if constant:
+        body.node.append(helper.make_node("Constant", [], ["w"], value=w))
+    else:
+        body.initializer.append(w)
+    save(read_model(model), path, external_data=True)
+    return path
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_weights_of_bodies_are_content(constant: bool, tmp_path: Path) -> None:
+    paths = [saved_with_a_body(tmp_path / str(weight) / "m.onnx", weight, constant=constant) for weight in (1.0, 2.0)]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert model_digest(paths[0]) != model_digest(paths[1])
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_content_is_the_same_wherever_it_lies(constant: bool, tmp_path: Path) -> None:
+    path = saved_with_a_body(tmp_path / "m" / "m.onnx", 1.0, constant=constant)
+    save(load(path), path.with_name("renamed.onnx"), external_data=True)
+    save(load(path), path.with_name("inline.onnx"), external_data=False)
+    paths = [path.with_name(f"{name}.onnx") for name in ("m", "renamed", "inline")]
+    assert len({file.read_bytes() for file in paths}) == 3
+    assert len({*map(model_digest, paths), model_digest(onnx.load(paths[2]))}) == 1
+
+
+@pytest.mark.parametrize(
+    ("data_type", "values", "raw"),
+    [
+        (TensorProto.FLOAT, [0.5, 1.5, 2.5], np.float32([0.5, 1.5, 2.5])),
+        (TensorProto.FLOAT16, [0.5, 1.5, 2.5], np.float16([0.5, 1.5, 2.5])),
+        (TensorProto.INT64, [1, 2, 3], np.int64([1, 2, 3])),
+        (TensorProto.BOOL, [True, False, False], np.array([True, False, False])),
+        (TensorProto.INT4, [1, 2, 3], np.uint8([0x21, 0x03])),
+    ],
+)
+def test_content_is_the_same_however_it_is_written(data_type: int, values: list[Any], raw: np.ndarray) -> None:
+    def key(stored: onnx.TensorProto) -> str:
+        return model_digest(helper.make_model(helper.make_graph([], "g", [], [], [stored])))
+
+    typed, other = (helper.make_tensor("w", data_type, [3], given) for given in (values, values[::-1]))
+    assert not typed.raw_data
+    assert key(helper.make_tensor("w", data_type, [3], raw.tobytes(), raw=True)) == key(typed) != key(other)
+
+
+def test_texts_are_content() -> None:
+    def key(*texts: str) -> str:
+        stored = helper.make_tensor("w", TensorProto.STRING, [2], [text.encode() for text in texts])
+        return model_digest(helper.make_model(helper.make_graph([], "g", [], [], [stored])))
+
+    assert key("a", "bc") == key("a", "bc")
+    assert len({key("a", "bc"), key("ab", "c"), key("abc", "")}) == 3
+
+
+def test_weights_in_files_are_not_all_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    stored = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[1 << 28], data_location=TensorProto.EXTERNAL)
+    stored.external_data.add(key="location", value="w.data")
+    onnx.save(helper.make_model(helper.make_graph([], "g", [], [], [stored])), path)
+    with (tmp_path / "w.data").open("wb") as file:
+        file.truncate(1 << 28)
+    code = """if True:
+        import resource, sys
+        from pathlib import Path
+        from onnxq.calibration.provenance import model_digest
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        model_digest(Path(sys.argv[1]))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    # In KiB.
+    assert int(ran.stdout) < 1 << 16
+
+
+def test_the_opset_and_what_is_written_about_a_model_are_not_its_content(tmp_path: Path) -> None:
+    model = onnx.load(saved_statistics(tmp_path / "m.onnx", 1.0))
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    other.opset_import[0].version += 1
+    other.producer_name = other.doc_string = other.graph.node[0].doc_string = "another"
+    other.graph.value_info.add(name="inner")
+    assert model_digest(other) == model_digest(model)
+    other.graph.node[0].attribute.append(helper.make_attribute("a", 1))
+    assert model_digest(other) != model_digest(model)
+
+
+def test_external_data_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = saved_statistics(tmp_path / "m.onnx", 1.0)
+    (tmp_path / "w.data").unlink()
+    with pytest.raises(ModelError, match=r"'w' keeps its data in 'w.data', but .* cannot be found; put that file"):
+        model_digest(path)
+
+
+def test_a_file_is_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"1")
+    assert file_digest(tmp_path / "a") == file_digest(tmp_path / "b")
+    (tmp_path / "b").write_bytes(b"2")
+    assert file_digest(tmp_path / "a") != file_digest(tmp_path / "b")
+    with pytest.raises(ModelError, match="c cannot be read: No such file"):
+        file_digest(tmp_path / "c")
+
+
+def test_nothing_known_is_taken_from_the_other() -> None:
+    known = Provenance("m", "r 1")
+    assert known.merge(known) == known.merge(Provenance()) == Provenance().merge(known) == known
+
+
+def test_a_model_that_nobody_asked_for_is_that_of_the_other() -> None:
+    known, same = Provenance("m", "r 1", ("x86_64 avx2",)), Provenance("", "r 1", ("x86_64 avx2",))
+    assert known.merge(same) == same.merge(known) == known
+
+
+def test_machines_are_united() -> None:
+    a, b = (Provenance("m", "r", (machine,)) for machine in ("x86_64 avx2", "aarch64 sve"))
+    assert a.merge(b) == b.merge(a) == Provenance("m", "r", ("aarch64 sve", "x86_64 avx2"))
+    assert instruction_set().split()[0] == platform.machine()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Provenance("n", "r 1"), "of model m and of model n cannot be merged"),
+        (Provenance("m", "r 2"), "Statistics of r 1 and of r 2 cannot be merged"),
+    ],
+)
+def test_what_does_not_belong_together_is_not_merged(other: Provenance, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Provenance("m", "r 1").merge(other)
+
+
+IMAGES = MODELS / "data" / "calib.npz"
+ONE = {"x": np.zeros((4, 32), np.float32)}
+
+
+def test_a_path_or_samples_alone_stand_for_all_of_them() -> None:
+    for given in ("calib", Path("calib"), [ONE], (sample for sample in [ONE])):
+        assert Data.of(given).calibration is given
+    data = Data("calib", limit=3)
+    assert Data.of(data) is data
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"calibration": ONE}, r"the samples are one dictionary, expected a list of them, .* write \[sample\]"),
+        ({"calibration": 3}, "the samples are of type int, expected a path or dictionaries of arrays by input name"),
+        ({"calibration": b"calib"}, "the samples are of type bytes, expected a path"),
+        ({"calibration": [], "validation": 3}, "the samples are of type int"),
+        ({"calibration": [], "limit": 0}, "the limit of samples is 0, expected 1 or more"),
+        ({"calibration": [], "limit": True}, "the limit of samples is True of type bool, expected a whole number"),
+        ({"calibration": [], "images": 224}, r"images is 224 of type int, expected a preset's name, or ImageOptions"),
+        ({"calibration": [], "images": "imagnet"}, "images is 'imagnet', expected one of .*; did you mean 'imagenet'"),
+        ({"calibration": [], "chain": 3}, "the chain is 3 of type int, expected 'stateN=state'"),
+        ({"calibration": [], "chain": "stateN"}, "Chain 'stateN' is not OUTPUT=INPUT"),
+        ({"calibration": [], "statistics": 3}, r"statistics is 3 of type int, expected what calibrate\(\)"),
+    ],
+)
+def test_what_no_sample_can_be_is_refused(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(OnnxqError, match=sentence):
+        Data(**given)  # type: ignore[arg-type]
+
+
+def test_texts_stand_for_what_they_are_on_the_command_line(tmp_path: Path) -> None:
+    evidence = calibrate(MODELS / "gru.onnx", Data(IMAGES, limit=2))
+    save_statistics(evidence, tmp_path / "s.npz")
+    data = Data(IMAGES, images="imagenet", chain=["aN=a", "bN=b"], statistics=tmp_path / "s.npz")
+    assert data.image_options == IMAGE_PRESETS["imagenet"]
+    assert data.chained == Data(IMAGES, chain={"aN": "a", "bN": "b"}).chained == {"aN": "a", "bN": "b"}
+    assert data.evidence == evidence
+    assert (Data(IMAGES).image_options, Data(IMAGES).chained, Data(IMAGES).evidence) == (
+        None,
+        {},
+        None,
+    )
+
+
+def test_a_mistake_in_the_validation_is_told_as_one_in_the_samples(perceptron) -> None:
+    with pytest.raises(DataError, match="input"):
+        quantize(perceptron, Data([ONE], [{"other": ONE["x"]}]))
+
+
+def test_the_result_is_judged_by_the_validation(perceptron, quantize_to, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    calm, wild = ([{"x": factor * generator.standard_normal((4, 32), np.float32)}] for factor in (1, 100))
+    seen, unseen = (
+        quantize_to(perceptron, tmp_path / "q.onnx", samples=Data(calm, validation)).report
+        for validation in (None, wild * 3)
+    )
+    # Equal ones judge once.
+    assert (seen.agreement.samples, unseen.agreement.samples) == (1, 1)
+    assert seen.plan == unseen.plan
+    assert unseen.agreement.worst_sqnr < 10 < seen.agreement.worst_sqnr

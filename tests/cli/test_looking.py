@@ -1,0 +1,234 @@
+"""Commands that look inside: bench, compare, diff, explain, inspect, portability and sensitivity."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+from conftest import MODELS as COMPARE_MODELS
+from conftest import MODELS as EXPLAIN_MODELS
+from conftest import MODELS as INSPECT_MODELS
+from conftest import MODELS as PORTABILITY_MODELS
+from conftest import MODELS as SENSITIVITY_MODELS
+
+from cli.commands import CALIB, MODELS, invoke
+from onnxq.cli.main import cli
+from onnxq.config.scheme import Mode
+from onnxq.errors import EngineError, ModelError, OutputError
+from onnxq.planning.plan import Plan
+from onnxq.planning.plan_file import save_plan
+from onnxq.runtime.sessions import runtime_version
+
+
+def bench(*arguments: str) -> str:
+    models = [MODELS / "mobilenet.onnx"] * 2
+    options = ("--data", MODELS / "data" / "test.npz", "--latency-seconds", 0, "--threads", 1)
+    done = invoke("bench", *models, *options, *arguments)
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_bench_prints_times_conditions_and_a_verdict() -> None:
+    text = " ".join(bench("--limit", "3").split())
+    assert "onnxruntime" in text
+    assert "medians of 12 runs of each model by turns, loaded 12 times, on 3 samples with 1 thread" in text
+    assert "mobilenet.onnx is " in text
+    assert "with 95 % confidence" in text
+
+
+def test_bench_prints_json() -> None:
+    plain = json.loads(bench("--json"))
+    assert plain["samples"] == 8
+    assert plain["latency"]["rounds"] == 12
+    assert plain["latency"]["interval"][0] <= plain["speed"] <= plain["latency"]["interval"][1]
+
+
+def test_bench_runs_on_another_engine() -> None:
+    plain = json.loads(bench("--limit", "1", "--json", "--engine", f"python:{sys.executable}"))
+    assert plain["runtime"] == plain["latency"]["engine"] == runtime_version()
+
+
+def test_an_engine_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(EngineError, match="engine 'openvina' is not one of"):
+        bench("--engine", "openvina")
+
+
+def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    invoke(
+        "quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--latency-seconds", 0
+    )
+    options = ("--data", CALIB, "--limit", 16)
+    assert "logits" in invoke("compare", COMPARE_MODELS / "gru.onnx", output, *options).stdout
+    figures = json.loads(invoke("compare", COMPARE_MODELS / "gru.onnx", output, *options, "--json").stdout)
+    assert figures["samples"] == 16
+    assert 20 < figures["outputs"][0]["sqnr"] < 100
+    same = json.loads(
+        invoke("compare", COMPARE_MODELS / "gru.onnx", COMPARE_MODELS / "gru.onnx", *options, "--json").stdout
+    )
+    assert same["outputs"][0] | {"sqnr": None, "agreement": 1.0, "largest_error": 0.0} == same["outputs"][0]
+
+
+@pytest.mark.parametrize(("wanted", "code"), [(20, 0), (90, 3)])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_wanted_fidelity_makes_it_a_check(wanted: int, code: int, form: tuple[str, ...], tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    options = ("--limit", 4, "--latency-seconds", 0, "--search", "off", "--accuracy", "off")
+    invoke("quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
+    asked = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, *form)
+    done = CliRunner().invoke(cli, [str(one) for one in (*asked, "--min-sqnr", wanted)])
+    assert done.exit_code == code
+    assert "logits" in done.stdout
+    assert ("output logits has" in done.stderr and "expected 90 dB or more" in done.stderr) is bool(code)
+
+
+def test_compare_runs_the_candidate_on_another_engine() -> None:
+    options = ("--data", CALIB, "--limit", 4, "--json", "--engine", "onnx-reference")
+    figures = json.loads(
+        invoke("compare", COMPARE_MODELS / "resnet.onnx", COMPARE_MODELS / "resnet.onnx", *options).stdout
+    )
+    assert 80 < figures["outputs"][0]["sqnr"] < 200
+
+
+def test_layers_are_told_in_a_table_and_as_json(tmp_path: Path) -> None:
+    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    options = ("--limit", 4, "--latency-seconds", 0, "--accuracy", "off", "--report", report)
+    invoke("quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
+    asked = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, "--layers")
+    table = invoke(*asked, "--report", report).stdout
+    for word in ("isolated", "accumulated", "/gru/GRU_output_0", "storage", "Layers, on 4 samples"):
+        assert word in table
+    figures = json.loads(invoke(*asked, "--json").stdout)
+    assert [one["name"] for one in figures["outputs"]] == ["logits"]
+    last = figures["layers"][-1]
+    assert (last["tensor"], len(last["worst"])) == ("logits", 3)
+    assert abs(last["accumulated"] - figures["outputs"][0]["sqnr"]) < 0.1
+
+
+def test_a_report_without_layers_is_refused() -> None:
+    both = (COMPARE_MODELS / "gru.onnx", COMPARE_MODELS / "gru.onnx")
+    told = invoke("compare", *both, "--data", CALIB, "--report", "report.json")
+    assert (told.exit_code, told.stdout) == (2, "")
+
+
+def test_a_comparison_is_a_page(tmp_path: Path) -> None:
+    model, page = COMPARE_MODELS / "gru.onnx", tmp_path / "page.html"
+    invoke("compare", model, model, "--data", CALIB, "--limit", 4, "--html", page)
+    assert "All outputs are equal, on 4 samples" in page.read_text(encoding="utf-8")
+    with pytest.raises(OutputError, match="gru"):
+        invoke("compare", model, model, "--data", CALIB, "--html", model)
+
+
+def test_nodes_that_are_treated_otherwise_are_told_one_a_line(plan: Plan, tmp_path: Path) -> None:
+    stored = [
+        replace(one, mode=Mode.STORAGE, reason="too slow") if one.node == "stem" else one for one in plan.decisions
+    ]
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    save_plan(plan, first)
+    save_plan(replace(plan, decisions=tuple(stored)), second)
+    assert invoke("diff", first, first).stdout == f"{first} and {first} treat all nodes the same\n"
+    assert json.loads(invoke("diff", first, first, "--json").stdout) == []
+    assert invoke("diff", first, second).stdout == "stem\tstatic int8-narrow\tstorage int8-narrow\ttoo slow\n"
+    assert [one["name"] for one in json.loads(invoke("diff", first, second, "--json").stdout)] == ["stem"]
+
+
+GRU = EXPLAIN_MODELS / "gru.onnx"
+QUICK = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0)
+
+
+def test_a_float_model_is_told_without_samples_and_with_them() -> None:
+    assert "storage: " in invoke("explain", GRU, "/gru/GRU").stdout
+    told = json.loads(invoke("explain", GRU, "/gru/GRU", *QUICK, "--json").stdout)
+    assert (told["op_type"], told["mode"]) == ("GRU", "storage")
+    assert [one["op_type"] for one in told["kernels"]] == ["GRU"]
+
+
+def test_a_quantized_model_is_told_with_its_report(tmp_path: Path) -> None:
+    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    invoke("quantize", EXPLAIN_MODELS / "resnet.onnx", *QUICK, "--search", "off", "-o", output, "--report", report)
+    told = invoke("explain", output, "/3/Add", "--report", report).stdout
+    for word in ("static: ", "QLinearAdd", "from /2/Relu", "uint8, range", "to /3/Relu_1"):
+        assert word in told
+    assert invoke("explain", output, "/3/Add").exit_code == 2
+
+
+@pytest.mark.parametrize("options", [("--report", "report.json", *QUICK), ("--top", 3)])
+def test_wrong_options_are_refused(options: tuple[object, ...]) -> None:
+    told = invoke("explain", GRU, "/gru/GRU", *options)
+    assert (told.exit_code, told.stdout) == (2, "")
+
+
+def test_unknown_nodes_are_told_before_anything_is_measured() -> None:
+    with pytest.raises(ModelError, match="did you mean '/gru/GRU'"):
+        invoke("explain", GRU, "/gru/GRY", *QUICK)
+
+
+def test_the_shell_completes_nodes() -> None:
+    completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["explain", str(GRU)], "/gru/GR")
+    assert [one.value for one in completed] == ["/gru/GRU", "/gru/GRU_1"]
+    assert ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["explain", "none.onnx"], "/") == []
+
+
+def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    invoke(
+        "quantize", INSPECT_MODELS / "resnet.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--latency-seconds", 0
+    )
+    before = json.loads(invoke("inspect", INSPECT_MODELS / "resnet.onnx", "--json").stdout)
+    after = json.loads(invoke("inspect", output, "--json").stdout)
+    assert (before["quantized"], after["quantized"]) == (False, True)
+    assert {weight["weight"] for weight in before["weights"]} == {"float"}
+    assert {weight["weight"] for weight in after["weights"]} == {"int8"}
+    assert all(weight["scales"] == weight["shape"][0] for weight in after["weights"] if weight["op_type"] == "Conv")
+    assert after["scheme"] == "int8"
+    assert "Weights" in invoke("inspect", output).stdout
+
+
+def test_portability_prints_a_table_and_json() -> None:
+    model = PORTABILITY_MODELS / "resnet.onnx"
+    options = ("--data", CALIB, "--float", model, "--limit", 2, "--latency-seconds", 0.01)
+    engines = ("--engine", "onnx-reference", "--engine", f"python:{sys.executable}")
+    text = invoke("portability", model, *options, *engines).stdout
+    assert text.count("agrees") == 2
+    [port] = json.loads(invoke("portability", model, *options, *engines[:2], "--json").stdout)
+    assert (port["engine"], port["agrees"], port["fault"]) == ("onnx-reference", True, "")
+    assert 80 < port["float_sqnr"] < 200
+    assert port["speed"] > 0
+
+
+def test_engines_that_are_installed_are_found() -> None:
+    found = json.loads(
+        invoke("portability", PORTABILITY_MODELS / "resnet.onnx", "--latency-seconds", 0, "--json").stdout
+    )
+    assert {"onnxruntime", "onnx-reference"} <= {port["engine"] for port in found}
+
+
+OPTIONS = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0.1)
+
+
+def test_tables_and_json_hold_every_tensor_and_node(tmp_path: Path) -> None:
+    told = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *OPTIONS, "-o", tmp_path / "costs.json")
+    for word in ("/gru/GRU", "storage int8-narrow", "dB at the worst output", "4 samples"):
+        assert word in told.stdout
+    figures = json.loads((tmp_path / "costs.json").read_text())
+    assert (figures["scheme"], figures["target"], figures["samples"]) == ("int8", "onnxruntime-cpu", 4)
+    assert {one["node"] for one in figures["nodes"]} >= {"/gru/GRU", "/Gather"}
+
+
+def test_rows_are_sorted_and_cut() -> None:
+    shown = invoke(
+        "sensitivity", SENSITIVITY_MODELS / "gru.onnx", *OPTIONS, "--sort", "time", "--top", 1, "--json"
+    ).stdout
+    (slowest,) = json.loads(shown)["nodes"]
+    assert slowest["op_type"] == "GRU"
+
+
+@pytest.mark.parametrize("options", [(), ("--calib", CALIB, "--top", 0), ("--calib", CALIB, "--sort", "noisy")])
+def test_wrong_options_of_sensitivity_are_refused(options: tuple[object, ...]) -> None:
+    told = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *options)
+    assert (told.exit_code, told.stdout) == (2, "")
